@@ -1,0 +1,92 @@
+"""Environments as actors: processes whose methods return futures, and a vector facade over them.
+
+The names below are loaded when they are first used, so that ``import envactors`` costs next to nothing and a
+worker never loads the caller's half.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future as Future
+    from concurrent.futures import as_completed as as_completed
+    from concurrent.futures import wait as wait
+
+    from envactors.actor.future import ActorFuture as ActorFuture
+    from envactors.actor.handle import spawn as spawn
+    from envactors.actor.supervisor import ActorState as ActorState
+    from envactors.arrays.specs import ArraySpec as ArraySpec
+    from envactors.backends.process import ProcessBackend as ProcessBackend
+    from envactors.errors import ActorClosedError as ActorClosedError
+    from envactors.errors import ActorDiedError as ActorDiedError
+    from envactors.errors import ActorError as ActorError
+    from envactors.errors import ActorStartError as ActorStartError
+    from envactors.errors import ActorTimeoutError as ActorTimeoutError
+    from envactors.errors import AlreadyPendingError as AlreadyPendingError
+    from envactors.errors import EnvActorsError as EnvActorsError
+    from envactors.errors import NothingPendingError as NothingPendingError
+    from envactors.errors import RemoteTraceback as RemoteTraceback
+    from envactors.errors import RestartsExhaustedError as RestartsExhaustedError
+    from envactors.errors import SerializationError as SerializationError
+    from envactors.errors import SpaceMismatchError as SpaceMismatchError
+    from envactors.errors import VectorEnvError as VectorEnvError
+    from envactors.errors import VectorInputError as VectorInputError
+    from envactors.errors import VectorStepError as VectorStepError
+    from envactors.errors import VectorTimeoutError as VectorTimeoutError
+    from envactors.options import Deadlines as Deadlines
+    from envactors.options import RestartPolicy as RestartPolicy
+    from envactors.vector.batch import Batch as Batch
+    from envactors.vector.batch import EnvStep as EnvStep
+    from envactors.vector.facade import VectorEnv as VectorEnv
+    from envactors.worker.context import ActorContext as ActorContext
+    from envactors.worker.context import current_actor as current_actor
+
+_HOMES = {
+    "concurrent.futures": ("Future", "as_completed", "wait"),
+    "envactors.actor.future": ("ActorFuture",),
+    "envactors.actor.handle": ("spawn",),
+    "envactors.actor.supervisor": ("ActorState",),
+    "envactors.arrays.specs": ("ArraySpec",),
+    "envactors.backends.process": ("ProcessBackend",),
+    "envactors.errors": (
+        "ActorClosedError",
+        "ActorDiedError",
+        "ActorError",
+        "ActorStartError",
+        "ActorTimeoutError",
+        "AlreadyPendingError",
+        "EnvActorsError",
+        "NothingPendingError",
+        "RemoteTraceback",
+        "RestartsExhaustedError",
+        "SerializationError",
+        "SpaceMismatchError",
+        "VectorEnvError",
+        "VectorInputError",
+        "VectorStepError",
+        "VectorTimeoutError",
+    ),
+    "envactors.options": ("Deadlines", "RestartPolicy"),
+    "envactors.vector.batch": ("Batch", "EnvStep"),
+    "envactors.vector.facade": ("VectorEnv",),
+    "envactors.worker.context": ("ActorContext", "current_actor"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 # one list of names, not two
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'envactors' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,99 @@
+"""The future of one call: the standard library's, with a deadline outside and a way to end a running call."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from typing import TYPE_CHECKING, Any
+
+from envactors.system import remaining
+
+if TYPE_CHECKING:
+    from envactors.actor.supervisor import Supervisor
+
+_SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
+
+
+class ActorFuture(concurrent.futures.Future[Any]):
+    """The result of one call, a real `concurrent.futures.Future`.
+
+    Waiting for it with a timeout ends the waiting, never the call. Its callbacks run in a thread of the
+    library's own, where they may wait for other calls.
+    """
+
+    def __init__(self, supervisor: Supervisor, keep: object) -> None:
+        super().__init__()
+        self._supervisor = supervisor
+        # An actor lives while a future of it is unfinished: this is what keeps its handle.
+        self._keep: object | None = keep
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The call's result.
+
+        Args:
+            timeout: How long to wait, in seconds; None waits until the call ends.
+
+        Raises:
+            concurrent.futures.TimeoutError: The waiting ended; the call goes on.
+            concurrent.futures.CancelledError: The call was cancelled.
+            Exception: What the env raised, or the `ActorError` that ended the call.
+        """
+        return super().result(self._await(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The exception that the call ended with, None where it did not; waits like `result`."""
+        return super().exception(self._await(timeout))
+
+    def cancel(self) -> bool:
+        """Takes the call out of the queue; False once it runs or has ended."""
+        return self._supervisor.cancel(self)
+
+    def abort(self) -> bool:
+        """Ends the call: a queued one is cancelled, a running one ended by replacing its process.
+
+        The replacement is not counted as a restart. A call that was running raises
+        ``ActorDiedError(aborted=True)``, whatever retries it had.
+
+        Returns:
+            False when the call has ended already.
+        """
+        return self._supervisor.abort(self)
+
+    def settled(self) -> bool:
+        """Like ``done``, without taking a lock."""
+        return self._state in _SETTLED
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:  # noqa: ARG002 # for heirs
+        """Gives the future its outcome, once; a second outcome is left out.
+
+        Args:
+            value: The call's result.
+            error: What it ended with instead, or None.
+            incarnation: Where the outcome comes from.
+        """
+        if self.settled():
+            return
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)
+        self._keep = None
+
+    def discard(self) -> None:
+        """Marks a call that was taken out of the queue as cancelled, for those that wait too."""
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        self._keep = None
+
+    def _await(self, timeout: float | None) -> float | None:
+        if self._state in _SETTLED:
+            return timeout
+        self._supervisor.check_owner()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._supervisor.reactor.pump(self.settled, deadline)
+        return remaining(deadline)
+
+    def _invoke_callbacks(self) -> None:
+        # A callback may wait for another call: never in the thread that reads the replies.
+        if self._done_callbacks:  # type: ignore[attr-defined] # typeshed leaves it out
+            self._supervisor.reactor.errands.submit(super()._invoke_callbacks)  # type: ignore[misc]

@@ -1,0 +1,137 @@
+"""One process of an actor: its channel, what it prints, and what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from envactors.actor.output import Output
+from envactors.actor.reactor import Reactor
+from envactors.backends.base import ExitStatus, Worker
+from envactors.system import READABLE, WRITABLE, is_disconnect, unread_by_peer
+from envactors.wire.channel import ChannelCorruptError
+from envactors.wire.messages import Frame
+
+
+class Obituary(NamedTuple):
+    """What is known of a process that has ended.
+
+    Attributes:
+        pid: Its process id, None where no process came to be.
+        status: How it ended.
+        stderr_tail: The last lines of its stderr.
+        stacks: What it told of its stacks.
+        unread: Whether it left the last request unread, so that it never began it.
+        refusal: Why no process came to be.
+    """
+
+    pid: int | None = None
+    status: ExitStatus = ExitStatus(None, None)
+    stderr_tail: str = ""
+    stacks: str = ""
+    unread: bool = False
+    refusal: BaseException | None = None
+
+
+class Incarnation:
+    """A worker that is being waited for.
+
+    Args:
+        worker: The worker.
+        name: The actor's name.
+        reactor: What waits for it.
+        on_channel: Called in any one thread when the channel has something, or room.
+        on_death: Called in the reactor's thread once the process has ended.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        name: str,
+        reactor: Reactor,
+        on_channel: Callable[[int], None],
+        on_death: Callable[[Incarnation], None],
+    ) -> None:
+        self._worker = worker
+        self._reactor = reactor
+        self._reset_by_peer = False
+        self.pid = worker.pid
+        self.stdout = Output(worker.stdout, name, "stdout", reactor.errands.submit)
+        self.stderr = Output(worker.stderr, name, "stderr", reactor.errands.submit)
+        for output in (self.stdout, self.stderr):
+            reactor.watch(output.fd, self._reader(output))
+        reactor.watch_channel(worker.channel.fileno(), on_channel)
+        reactor.watch(worker.sentinel, lambda _mask: on_death(self))
+
+    def kill(self) -> None:
+        self._worker.kill()
+
+    def ask_stacks(self) -> None:
+        self._worker.ask_stacks()
+
+    def send(self, frame: Frame) -> None:
+        """Sends a frame; what does not fit at once follows when there is room."""
+        channel = self._worker.channel
+        try:
+            channel.send(frame)
+        except OSError as error:
+            self._check_disconnect(error)
+            return
+        if channel.backlog:
+            self._reactor.want_write(channel.fileno(), True)
+
+    def advance(self, mask: int) -> list[Frame] | None:
+        """Writes and reads as much as the channel lets; None when there will be nothing to read any more."""
+        channel = self._worker.channel
+        if mask & WRITABLE:
+            try:
+                channel.flush()
+            except OSError as error:
+                self._check_disconnect(error)
+            if not channel.backlog:
+                self._reactor.want_write(channel.fileno(), False)
+        if not mask & READABLE:
+            return []
+        frames: list[Frame] | None
+        try:
+            frames = channel.receive()
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            self._check_disconnect(error)
+            frames = None
+        except ChannelCorruptError:
+            self.kill()
+            frames = None
+        if frames is None:
+            self._reactor.unwatch_channel(channel.fileno())
+        return frames
+
+    def bury(self) -> tuple[list[Frame], Obituary]:
+        """Takes in everything that a dead process left, and frees its descriptors."""
+        worker, reactor = self._worker, self._reactor
+        frames: list[Frame] = []
+        while more := self.advance(READABLE):
+            frames += more
+        unread = worker.channel.backlog or self._reset_by_peer or unread_by_peer(worker.channel.socket)
+        for output in (self.stdout, self.stderr):
+            output.finish()
+            reactor.unwatch(output.fd)
+        reactor.unwatch(worker.sentinel)
+        reactor.unwatch_channel(worker.channel.fileno())
+        stacks = worker.stacks()
+        status = worker.reap()
+        return frames, Obituary(worker.pid, status, self.stderr.tail, stacks, unread)
+
+    def _reader(self, output: Output) -> Callable[[int], None]:
+        def read(_mask: int) -> None:
+            if not output.read():
+                self._reactor.unwatch(output.fd)
+
+        return read
+
+    def _check_disconnect(self, error: OSError) -> None:
+        if not is_disconnect(error):
+            raise error
+        if isinstance(error, ConnectionResetError):
+            self._reset_by_peer = True

@@ -1,0 +1,213 @@
+"""The one place that waits: for replies, output, deaths and the next deadline together.
+
+Two pollers, one inside the other:
+
+    replies ── every actor's channel, and a bell to wake whoever polls it
+    outer ──── replies, sentinels, outputs, and a bell for new deadlines and posted jobs
+
+The reactor's thread sleeps in ``outer``. A thread that waits for a result takes ``replies`` over for as long
+as it waits (`Reactor.pump`): it masks ``replies`` in ``outer`` and reads there itself, which saves the switch
+to the reactor's thread and back. Deaths and deadlines always stay with the reactor's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from envactors.actor.errands import Errands
+from envactors.system import Doorbell, Poller, remaining
+
+_log = logging.getLogger("envactors")
+_NEVER = float("inf")
+
+
+class Timed(Protocol):
+    """Something with deadlines."""
+
+    def next_timer(self) -> float:
+        """The time (`time.monotonic`) of its next deadline, infinity for none."""
+
+    def on_timer(self, now: float) -> None:
+        """Acts on the deadlines that have passed."""
+
+
+class Reactor:
+    """Waits, in a thread of its own or in that of a caller who waits.
+
+    Args:
+        timed: Those whose deadlines it watches; read anew each time.
+        errands: Where users' code runs.
+    """
+
+    def __init__(self, timed: Callable[[], Iterable[Timed]], errands: Errands) -> None:
+        self.errands = errands
+        self._timed = timed
+        self._outer, self._replies = Poller(), Poller()
+        self._bell, self._nudge = Doorbell(), Doorbell()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._generation = 0
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._wake_at = _NEVER
+        self._pump_lock = threading.Lock()
+        self._pumping: int | None = None
+        self._stopping = False
+        self._closed = False
+        self._outer.add(self._replies.fileno())
+        self._outer.add(self._bell.fileno())
+        self._replies.add(self._nudge.fileno())
+        self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # Descriptors -----------------------------------------------------------------------------------------
+
+    def watch(self, fd: int, handler: Callable[[int], None]) -> None:
+        """Calls ``handler(mask)`` in the reactor's thread when ``fd`` becomes readable."""
+        self._handlers[fd] = handler
+        self._outer.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Forgets a descriptor of `watch`."""
+        if self._handlers.pop(fd, None) is not None:
+            self._generation += 1
+            self._outer.remove(fd)
+
+    def watch_channel(self, fd: int, handler: Callable[[int], None]) -> None:
+        """Calls ``handler(mask)`` in whichever thread reads replies; it must bear being called for nothing."""
+        self._handlers[fd] = handler
+        self._replies.add(fd)
+
+    def unwatch_channel(self, fd: int) -> None:
+        """Forgets a descriptor of `watch_channel`."""
+        if self._handlers.pop(fd, None) is not None:
+            self._replies.remove(fd)
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Says whether a channel also waits for room to write."""
+        self._replies.watch(fd, writable=wanted)
+
+    # From other threads ----------------------------------------------------------------------------------
+
+    def note_timer(self, when: float) -> None:
+        """Says that a deadline was set; wakes the reactor only if it would sleep past it."""
+        if when < self._wake_at:
+            self._bell.ring()
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Runs a function in the reactor's thread soon; takes no lock, so that finalizers may call it."""
+        self._jobs.append(job)
+        self._bell.ring()
+
+    def nudge(self) -> None:
+        """Makes a thread that pumps look again at what it waits for."""
+        pumping = self._pumping
+        if pumping is not None and pumping != threading.get_ident():
+            self._nudge.ring()
+
+    def pump(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Reads replies in this thread until ``done()`` or the deadline (`time.monotonic`).
+
+        Returns:
+            False when another thread reads already, or nobody does any more; then wait in another way.
+        """
+        if not self._pump_lock.acquire(blocking=False):
+            return False
+        try:
+            if self._closed:
+                return False
+            self._pumping = threading.get_ident()
+            self._outer.watch(self._replies.fileno(), readable=False)
+            while not done():
+                events = self._replies.poll(remaining(deadline))
+                if not events:
+                    break
+                self._handle(events)
+            return True
+        finally:
+            if not self._closed:
+                self._outer.watch(self._replies.fileno(), readable=True)
+            self._pumping = None
+            self._pump_lock.release()
+
+    def wait(self, done: Callable[[], bool], condition: threading.Condition, deadline: float | None) -> bool:
+        """Waits until ``done()`` or the deadline, reading replies if no other thread does.
+
+        Args:
+            done: What is waited for; becomes true in a thread that then notifies ``condition``.
+            condition: To sleep on while another thread reads.
+            deadline: A time of `time.monotonic`, None for none.
+
+        Returns:
+            Whether ``done()``.
+        """
+        while not done():
+            if not self.pump(done, deadline):
+                with condition:
+                    condition.wait_for(done, remaining(deadline))
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return done()
+
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """Makes the reactor's thread end; returns at once."""
+        self._stopping = True
+        self._bell.ring()
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    # The reactor's thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception:
+                _log.exception("envactors' reactor goes on after an error in one of its handlers")
+        with self._pump_lock:
+            self._closed = True
+            for closable in (self._outer, self._replies, self._bell, self._nudge):
+                closable.close()
+
+    def _turn(self) -> None:
+        self._wake_at = _NEVER  # while awake every new deadline rings, so that none falls between two looks
+        timed = list(self._timed())
+        wake_at = min((one.next_timer() for one in timed), default=_NEVER)
+        self._wake_at = wake_at
+        events = [] if self._jobs else self._outer.poll(None if wake_at == _NEVER else remaining(wake_at))
+        self._wake_at = _NEVER
+        self._handle(events)
+        while self._jobs:
+            self._jobs.popleft()()
+        now = time.monotonic()
+        for one in timed:
+            if one.next_timer() <= now:
+                one.on_timer(now)
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        generation = self._generation
+        for fd, mask in events:
+            if generation != self._generation:
+                # A descriptor was forgotten meanwhile and its number may be another's; the rest will be told again.
+                return
+            if fd == self._bell.fileno():
+                self._bell.clear()
+            elif fd == self._nudge.fileno():
+                self._nudge.clear()
+            elif fd == self._replies.fileno():
+                if self._pump_lock.acquire(blocking=False):
+                    try:
+                        self._handle(self._replies.poll(0))
+                    finally:
+                        self._pump_lock.release()
+            elif (handler := self._handlers.get(fd)) is not None:
+                handler(mask)

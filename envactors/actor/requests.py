@@ -1,0 +1,118 @@
+"""The calls of one actor: which one runs, which ones wait, in which order. No processes, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from envactors.actor.future import ActorFuture
+
+
+class Request:
+    """One call on its way.
+
+    Attributes:
+        kind: The kind of its frame; None for a renewal, which sends none.
+        payload: The pickled message.
+        method: What is called, for errors.
+        index: The index of the env that is called, for errors.
+        timeout: Its deadline in seconds, None for none.
+        retries: How many deaths and deadlines it still survives.
+        future: Whoever waits for it.
+        call_id: Its number, from when it was added.
+        started: When it was last sent (`time.monotonic`), 0 when it never was.
+    """
+
+    __slots__ = (
+        "call_id",
+        "future",
+        "index",
+        "kind",
+        "method",
+        "payload",
+        "retries",
+        "started",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        kind: int | None,
+        payload: bytes,
+        method: str,
+        index: int,
+        timeout: float | None,
+        retries: int,
+        future: ActorFuture,
+    ) -> None:
+        self.kind = kind
+        self.payload = payload
+        self.method = method
+        self.index = index
+        self.timeout = timeout
+        self.retries = retries
+        self.future = future
+        self.call_id = 0
+        self.started = 0.0
+
+
+class RequestTable:
+    """At most one running request, the others in order."""
+
+    def __init__(self) -> None:
+        self.running: Request | None = None
+        self._queue: deque[Request] = deque()
+        self._last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, request: Request) -> None:
+        """Queues a request and numbers it."""
+        self._last_id += 1
+        request.call_id = self._last_id
+        self._queue.append(request)
+
+    def start(self) -> Request | None:
+        """Makes the first in the queue the running one; None when nothing waits or something runs."""
+        if self.running is not None or not self._queue:
+            return None
+        # Marked first and unqueued second: an interrupt in between leaves it in both, never in none.
+        self.running = self._queue[0]
+        return self._queue.popleft()
+
+    def finish(self, call_id: int) -> Request | None:
+        """Takes out the running request if it has this number; None says that the reply is stale."""
+        request = self.running
+        if request is None or request.call_id != call_id:
+            return None
+        self.running = None
+        return request
+
+    def interrupt(self) -> Request | None:
+        """Takes out the running request, whatever it is."""
+        request, self.running = self.running, None
+        if request is not None and self._queue and self._queue[0] is request:
+            self._queue.popleft()
+        return request
+
+    def put_back(self, request: Request) -> None:
+        """Puts a request that shall run again before all others."""
+        self._queue.appendleft(request)
+
+    def restore(self, request: Request) -> None:
+        """Puts a request that `drain` gave out back where it was."""
+        self._queue.append(request)
+
+    def withdraw(self, future: ActorFuture, *, retry: bool = False) -> Request | None:
+        """Takes out a request that waits and never ran, or with ``retry`` one that waits to run again."""
+        for request in self._queue:
+            if request.future is future and (request.started > 0.0) is retry:
+                self._queue.remove(request)
+                return request
+        return None
+
+    def drain(self) -> list[Request]:
+        """Empties the queue and gives what was in it."""
+        waiting = list(self._queue)
+        self._queue.clear()
+        return waiting

@@ -1,0 +1,741 @@
+"""One actor as the parent sees it: what it was asked, what became of its processes, what follows.
+
+Events come in from four sides: callers' threads (`ask`, `cancel`, `kill` ...), the launcher (`_launch`), whoever
+reads replies (`_on_channel`) and the reactor's thread (`_on_death`, `on_timer`). Each takes the lock, changes
+the state, and leaves the outcomes for `_deliver`, which settles futures without the lock.
+
+    LAUNCHING ──started──▶ LIVE ──CLOSE sent──▶ STOPPING ─┐
+        ▲                   │ deadline, abort, kill       │
+        │                   ▼                             ▼
+     BACKOFF ◀──crash─── ENDING ────────death──────▶ DEAD, CLOSED or LAUNCHING
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from envactors.actor import engine as engines
+from envactors.actor.future import ActorFuture
+from envactors.actor.incarnation import Incarnation, Obituary
+from envactors.actor.policy import restart_delay
+from envactors.actor.requests import Request, RequestTable
+from envactors.backends.base import Backend
+from envactors.errors import (
+    ActorClosedError,
+    ActorDiedError,
+    ActorError,
+    ActorStartError,
+    ActorTimeoutError,
+    RestartsExhaustedError,
+    SerializationError,
+    describe_status,
+    twin,
+)
+from envactors.options import Deadlines, RestartPolicy
+from envactors.wire.messages import Failure, Fault, Frame, Kind, Start
+from envactors.wire.pickling import dumps, loads, unpack_failure
+
+# How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
+_STACKS_GRACE = 0.2
+# How long a worker whose channel has ended may take to end by itself, in seconds.
+_EXIT_GRACE = 0.5
+# How long a killed worker may take to be gone, in seconds.
+_KILL_GRACE = 0.9
+_START_CALL_ID = 0
+
+
+class ActorState(enum.Enum):
+    """What an actor is doing."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    RENEWING = "renewing"
+    DEAD = "dead"
+    CLOSED = "closed"
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorStats:
+    """Counts over an actor's life.
+
+    Attributes:
+        completed: Calls that returned or raised.
+        failed: Calls that a death, a deadline or an abort ended.
+        restarts: Processes that replaced a lost one.
+        stale_replies: Replies that matched no running call and were dropped.
+        queued: Calls that wait now.
+        last_failure: The last process's death or the last failed start, None where there was none.
+    """
+
+    completed: int
+    failed: int
+    restarts: int
+    stale_replies: int
+    queued: int
+    last_failure: ActorError | None
+
+
+class _Phase(enum.Enum):
+    LAUNCHING = enum.auto()
+    LIVE = enum.auto()
+    STOPPING = enum.auto()
+    ENDING = enum.auto()
+    BACKOFF = enum.auto()
+    DEAD = enum.auto()
+    CLOSED = enum.auto()
+
+
+class _Verdict(enum.Enum):
+    """Why the parent itself ends a process."""
+
+    TIMEOUT = enum.auto()
+    ABORT = enum.auto()
+    RENEW = enum.auto()
+    CLOSE = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What an actor is made of."""
+
+    name: str
+    backend: Backend
+    start: Start
+    deadlines: Deadlines
+    restart: RestartPolicy
+    env_vars: Mapping[str, str]
+
+
+class _Outcome(NamedTuple):
+    """A call that has ended: by a reply, or by an error of the parent's own."""
+
+    request: Request
+    frame: Frame | None
+    error: ActorError | None
+
+
+class Supervisor:
+    """The parent's half of one actor."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.owner_pid = os.getpid()
+        self.incarnation = 0
+        self._start_payload = dumps(tuple(plan.start))
+        self._lock = threading.RLock()
+        self._table = RequestTable()
+        self._phase = _Phase.LAUNCHING
+        self._process: Incarnation | None = None
+        self._started = False
+        self._verdict: _Verdict | None = None
+        self._start_failure: ActorStartError | None = None
+        self._final: ActorError | None = None
+        self._closing = False
+        self._closed = threading.Event()
+        self._timers: dict[str, float] = {}
+        self._losses: deque[tuple[float, ActorError]] = deque()
+        # None stands for the end of the actor, after everything else.
+        self._outcomes: deque[_Outcome | None] = deque()
+        self._completed = self._failed = self._restarts = self._stale = 0
+        self._engine = engines.join(self)
+        self.reactor = self._engine.reactor
+        with self._lock:
+            self._begin_launch()
+
+    # Looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def state(self) -> ActorState:
+        with self._lock:
+            phase, running = self._phase, self._table.running
+            if phase is _Phase.CLOSED or (phase is _Phase.ENDING and self._verdict is _Verdict.CLOSE):
+                return ActorState.CLOSED
+            if phase is _Phase.DEAD:
+                return ActorState.DEAD
+            if phase is _Phase.LAUNCHING and self.incarnation == 0:
+                return ActorState.STARTING
+            if phase in (_Phase.LAUNCHING, _Phase.BACKOFF) or (running is not None and running.kind is None):
+                return ActorState.RENEWING
+            return ActorState.IDLE if running is None else ActorState.BUSY
+
+    def stats(self) -> ActorStats:
+        with self._lock:
+            last = self._losses[-1][1] if self._losses else None
+            return ActorStats(self._completed, self._failed, self._restarts, self._stale, len(self._table), last)
+
+    # Asking ----------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        kind: Kind,
+        message: tuple[Any, ...],
+        future: ActorFuture,
+        method: str,
+        env: int = 0,
+        timeout: float | None = None,
+        retries: int = 0,
+    ) -> None:
+        """Queues a call.
+
+        Args:
+            kind: The kind of the message.
+            message: One of `envactors.wire.messages`.
+            future: Gets the outcome.
+            method: What the call is, for deadlines and errors.
+            env: The position of the env within the actor.
+            timeout: A deadline in seconds in place of the actor's own.
+            retries: How many deaths and deadlines the call survives.
+
+        Raises:
+            ActorClosedError: The actor was closed, or belongs to another process.
+        """
+        self.check_owner()
+        index = self.plan.start.first + env
+        try:
+            payload = dumps(tuple(message))
+        except Exception as error:
+            failure = SerializationError(
+                f"the arguments of {method} for {self._who(index, self.pid)} cannot be pickled: {error!r}",
+                **self._where(index, self.pid, method, None),
+            )
+            failure.__cause__ = error
+            future.settle(None, failure, self.incarnation)
+            return
+        if timeout is None:
+            timeout = self.plan.deadlines.of(method)
+        self._submit(Request(kind, payload, method, index, timeout, retries, future))
+
+    def renew(self, future: ActorFuture) -> None:
+        """Queues the replacement of the process; the future gets the new incarnation."""
+        self.check_owner()
+        self._submit(Request(None, dumps(()), "renew", self.plan.start.first, None, 0, future))
+
+    def _submit(self, request: Request) -> None:
+        try:
+            with self._lock:
+                if self._closing:
+                    raise ActorClosedError(
+                        f"{request.method} was asked of {self._who(request.index, None)}, which is closed",
+                        **self._where(request.index, None, request.method, None),
+                    )
+                self._table.add(request)
+                if self._phase is _Phase.DEAD:
+                    self._settle_dead()
+                else:
+                    self._dispatch()
+        except ActorClosedError:
+            raise
+        except BaseException:
+            self._torn()
+            raise
+        if self._outcomes:
+            self._deliver()
+
+    def cancel(self, future: ActorFuture) -> bool:
+        self.check_owner()
+        with self._lock:
+            request = self._table.withdraw(future)
+        if request is not None:
+            future.discard()
+        return future.cancelled()
+
+    def abort(self, future: ActorFuture) -> bool:
+        if self.cancel(future):
+            return True
+        with self._lock:
+            if future.settled():
+                return False
+            running = self._table.running
+            if running is not None and running.future is future:
+                running.retries = 0
+                self._replace()
+            elif (waiting := self._table.withdraw(future, retry=True)) is not None:
+                self._fail(waiting, self._death_error(Obituary(), waiting, aborted=True))
+            else:
+                return False
+        self._deliver()
+        return True
+
+    def kill(self, restart: bool) -> None:
+        """Ends the process now; see `envactors.actor.handle.ActorHandle.kill`."""
+        self.check_owner()
+        with self._lock:
+            if self._phase is _Phase.CLOSED:
+                return
+            if not restart:
+                self._closing = True
+                self._end(_Verdict.CLOSE)
+            elif not self._closing:
+                self._replace()
+        self._deliver()
+
+    def begin_close(self, timeout: float | None) -> None:
+        """Lets what is queued run and the env close, for ``timeout`` seconds; then ends the process."""
+        with self._lock:
+            if self._phase is _Phase.CLOSED:
+                return
+            patience = self._close_patience(timeout)
+            if patience is not None:
+                when = time.monotonic() + patience
+                self._set_timer("close", min(when, self._timers.get("close", when)))
+            if not self._closing:
+                self._closing = True
+                if self._phase in (_Phase.DEAD, _Phase.BACKOFF):
+                    self._end(_Verdict.CLOSE)
+                else:
+                    first = self.plan.start.first
+                    self._table.add(Request(Kind.CLOSE, dumps(()), "close", first, None, 0, ActorFuture(self, None)))
+                    self._dispatch()
+        self._deliver()
+
+    def wait_closed(self, timeout: float | None) -> None:
+        """Waits until the process has ended; not in the reactor's thread, which is what ends it."""
+        if self.reactor.is_current_thread():
+            return
+        patience = self._close_patience(timeout)
+        self._closed.wait(None if patience is None else patience + _KILL_GRACE)
+        self._engine.linger()
+
+    def check_owner(self) -> None:
+        """Refuses to go on in a process that inherited the actor by a fork.
+
+        Raises:
+            ActorClosedError: This is not the process that made the actor.
+        """
+        if os.getpid() != self.owner_pid:
+            raise ActorClosedError(
+                f"actor {self.plan.name!r} belongs to process {self.owner_pid} and this is process {os.getpid()}, a "
+                "fork of it: make an actor here, or send the call to where the actor is",
+                actor=self.plan.name,
+            )
+
+    def _close_patience(self, timeout: float | None) -> float | None:
+        return self.plan.deadlines.close if timeout is None else timeout
+
+    def abandon(self) -> None:
+        """Closes without waiting; for finalizers: takes no lock."""
+        if os.getpid() == self.owner_pid and not self._engine.ended:
+            self.reactor.post(lambda: self.begin_close(None))
+
+    # Deadlines -------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float:
+        return min(self._timers.copy().values(), default=float("inf"))
+
+    def on_timer(self, now: float) -> None:
+        with self._lock:
+            for name in [name for name, when in self._timers.items() if when <= now]:
+                self._timers.pop(name, None)
+                if name == "backoff":
+                    self._restarts += 1
+                    self._relaunch()
+                elif name == "close":
+                    self._end(_Verdict.CLOSE)
+                elif name == "kill" and self._process is not None:
+                    self._process.kill()
+                elif name == "call" and self._phase in (_Phase.LAUNCHING, _Phase.LIVE):
+                    self._phase, self._verdict = _Phase.ENDING, _Verdict.TIMEOUT
+                    if self._process is not None:
+                        self._process.ask_stacks()
+                        self._set_timer("kill", now + _STACKS_GRACE)
+        self._deliver()
+
+    def _set_timer(self, name: str, when: float) -> None:
+        self._timers[name] = when
+        self.reactor.note_timer(when)
+
+    # Starting --------------------------------------------------------------------------------------------
+
+    def _begin_launch(self) -> None:
+        self._phase, self._started = _Phase.LAUNCHING, False
+        if self.plan.deadlines.start is not None:
+            self._set_timer("call", time.monotonic() + self.plan.deadlines.start)
+        self._engine.launcher.submit(self._launch)
+
+    def _relaunch(self) -> None:
+        self._timers.pop("backoff", None)
+        self.incarnation += 1
+        self._begin_launch()
+
+    def _launch(self) -> None:
+        """Runs in the launcher's thread, once for each `_begin_launch`."""
+        worker, refusal = None, None
+        if self._phase is _Phase.LAUNCHING:
+            try:
+                worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars)
+            except Exception as error:
+                refusal = error
+        with self._lock:
+            if worker is None:
+                self._lose(Obituary(refusal=refusal))
+            else:
+                self._process = Incarnation(worker, self.plan.name, self.reactor, self._on_channel, self._on_death)
+                if self._phase is _Phase.LAUNCHING:
+                    self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
+                else:
+                    self._process.kill()
+        self._deliver()
+
+    def _on_started(self, frame: Frame) -> None:
+        if frame.kind == Kind.FAILED:
+            failure = Failure(*loads(frame.payload))
+            first = self.plan.start.first
+            cause = unpack_failure(failure)
+            self._start_failure = ActorStartError(
+                f"the factory of {self._who(first, self.pid)} raised {failure.text}"
+                + ("" if cause is not None else f"\n{failure.traceback}"),
+                **self._where(first, self.pid, None, None),
+            )
+            self._start_failure.__cause__ = cause
+            self._phase = _Phase.ENDING
+            if self._process is not None:
+                self._process.kill()
+            return
+        self._timers.pop("call", None)
+        self._phase, self._started = _Phase.LIVE, True
+        renewal = self._table.interrupt()
+        if renewal is not None:
+            self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
+        self._dispatch()
+
+    # Calling ---------------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Starts the next call where the process is free for one."""
+        if self._phase is not _Phase.LIVE and self._phase is not _Phase.DEAD:
+            return
+        request = self._table.start()
+        if request is None:
+            return
+        if request.started == 0.0:
+            request.future.set_running_or_notify_cancel()
+        request.started = time.monotonic()
+        if self._phase is _Phase.DEAD:
+            self._relaunch()
+            return
+        kind = request.kind
+        if kind is None or kind == Kind.CLOSE:
+            self._phase = _Phase.STOPPING
+            self._verdict = _Verdict.RENEW if kind is None else _Verdict.CLOSE
+            if kind is None and self.plan.deadlines.close is not None:
+                self._set_timer("kill", request.started + self.plan.deadlines.close)
+            kind = Kind.CLOSE
+        elif request.timeout is not None:
+            self._set_timer("call", request.started + request.timeout)
+        assert self._process is not None, "a live actor has a process"
+        self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload))
+
+    def _on_channel(self, mask: int) -> None:
+        try:
+            with self._lock:
+                if self._process is None:
+                    return
+                frames = self._process.advance(mask)
+                if frames is None and self._phase is not _Phase.STOPPING:
+                    # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
+                    self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
+                for frame in frames or ():
+                    self._on_frame(frame)
+        except BaseException:
+            self._torn()
+            raise
+        self._deliver()
+
+    def _on_frame(self, frame: Frame) -> None:
+        running = self._table.running
+        if frame.incarnation != self.incarnation:
+            self._stale += 1
+        elif frame.call_id == _START_CALL_ID and self._phase is _Phase.LAUNCHING:
+            self._on_started(frame)
+        elif running is None or frame.call_id != running.call_id or self._phase is _Phase.ENDING:
+            self._stale += 1
+        elif frame.kind == Kind.RESETTING:
+            self._timers.pop("call", None)
+            deadline = self.plan.deadlines.of("reset")
+            if deadline is not None:
+                running.timeout = deadline
+                self._set_timer("call", time.monotonic() + deadline)
+        elif self._phase is _Phase.LIVE:
+            self._table.finish(frame.call_id)
+            self._timers.pop("call", None)
+            self._completed += 1
+            self._outcomes.append(_Outcome(running, frame, None))
+            self._dispatch()
+
+    # Ending ----------------------------------------------------------------------------------------------
+
+    def _end(self, verdict: _Verdict) -> None:
+        """Ends the process, or what is about to become one, for a reason of the parent's own."""
+        coming = self._phase in (_Phase.LAUNCHING, _Phase.ENDING) and self._process is None
+        self._phase, self._verdict = _Phase.ENDING, verdict
+        if self._process is not None:
+            self._process.kill()
+        elif not coming:
+            self._lose(Obituary())
+
+    def _replace(self) -> None:
+        """Ends the process and has another; not counted."""
+        if self._phase is _Phase.DEAD:
+            self._relaunch()
+        elif self._phase is not _Phase.CLOSED and self._verdict is not _Verdict.CLOSE:
+            self._end(_Verdict.ABORT)
+
+    def _torn(self) -> None:
+        """After an interrupt in the middle of a change: what the process was told is unknown, so it goes."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+
+    def _on_death(self, process: Incarnation) -> None:
+        with self._lock:
+            if self._process is not process:
+                return
+            frames, obituary = process.bury()
+            for frame in frames:
+                self._on_frame(frame)
+            self._process = None
+            self._lose(obituary)
+        self._deliver()
+
+    def _lose(self, obituary: Obituary) -> None:
+        """Decides what follows from the end of a process."""
+        verdict, self._verdict = self._verdict, None
+        for name in ("call", "kill", "backoff"):
+            self._timers.pop(name, None)
+        running = self._table.interrupt()
+        if self._closing:
+            self._finish(running, obituary, verdict)
+        elif verdict is _Verdict.RENEW or verdict is _Verdict.ABORT:
+            if running is not None and verdict is _Verdict.RENEW:
+                self._table.running = running
+            elif running is not None:
+                self._fail(running, self._death_error(obituary, running, aborted=True))
+            self._relaunch()
+        else:
+            self._lose_counted(obituary, verdict, running)
+
+    def _lose_counted(self, obituary: Obituary, verdict: _Verdict | None, running: Request | None) -> None:
+        timed_out = verdict is _Verdict.TIMEOUT
+        if self._started:
+            error = self._death_error(obituary, running, timed_out=timed_out)
+        else:
+            error = self._start_error(obituary, timed_out)
+        if running is not None:
+            if running.kind is None:
+                self._table.running = running  # a renewal waits for the next process
+            elif self._started and obituary.unread and not timed_out:
+                self._table.put_back(running)
+            elif running.retries > 0:
+                running.retries -= 1
+                self._table.put_back(running)
+            else:
+                self._fail(running, error)
+        now = time.monotonic()
+        policy = self.plan.restart
+        while self._losses and now - self._losses[0][0] >= policy.window:
+            self._losses.popleft()
+        delay = restart_delay(policy, [when for when, _ in self._losses], now)
+        self._losses.append((now, error))
+        if delay is not None:
+            self._phase = _Phase.BACKOFF
+            self._set_timer("backoff", now + delay)
+            return
+        self._final = self._give_up_error(error)
+        self._phase = _Phase.DEAD
+        renewal = self._table.interrupt()
+        if renewal is not None:
+            self._fail(renewal, twin(self._final))
+        self._settle_dead()
+
+    def _settle_dead(self) -> None:
+        """Fails what waits for a dead actor, up to a renewal, which revives it."""
+        assert self._final is not None, "a dead actor has a reason"
+        for request in self._table.drain():
+            if self._phase is _Phase.DEAD and request.kind is not None:
+                self._fail(request, twin(self._final))
+            else:
+                self._table.restore(request)
+                self._dispatch()
+
+    def _finish(self, running: Request | None, obituary: Obituary, verdict: _Verdict | None) -> None:
+        """The end of a closed actor: whatever is left fails, everything is freed."""
+        aborted = verdict is not None
+        left = [request for request in (running, *self._table.drain()) if request is not None]
+        for request in left:
+            if request.kind == Kind.CLOSE:
+                self._outcomes.append(_Outcome(request, Frame(Kind.RESULT, 0, 0, dumps(None)), None))
+            else:
+                self._fail(request, self._death_error(obituary, request, aborted=aborted))
+        self._timers.clear()
+        self._phase = _Phase.CLOSED
+        self._outcomes.append(None)
+
+    # Outcomes --------------------------------------------------------------------------------------------
+
+    def _fail(self, request: Request, error: ActorError) -> None:
+        self._failed += 1
+        self._outcomes.append(_Outcome(request, None, error))
+
+    def _deliver(self) -> None:
+        """Settles futures; called without the lock, by whoever changed the state."""
+        while self._outcomes:
+            try:
+                outcome = self._outcomes.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                if outcome is None:
+                    self._closed.set()
+                    self._engine.release(self)
+                    continue
+                request, frame, error = outcome
+                value: Any = None
+                failure: BaseException | None = error
+                incarnation = self.incarnation
+                if frame is not None:
+                    incarnation = frame.incarnation
+                    value, failure = self._decode(request, frame)
+                request.future.settle(value, failure, incarnation)
+            except BaseException:
+                self._outcomes.appendleft(outcome)
+                raise
+            self.reactor.nudge()
+
+    def _decode(self, request: Request, frame: Frame) -> tuple[Any, BaseException | None]:
+        index, call = request.index, request.method
+        where = self._where(index, self.pid, call, request.call_id)
+        try:
+            content = loads(frame.payload)
+            if frame.kind == Kind.RESULT:
+                return content, None
+            failure = Failure(*content)
+        except Exception as error:
+            lost = SerializationError(
+                f"the result of {call} from {self._who(index, self.pid)} cannot be unpickled: {error!r}", **where
+            )
+            lost.__cause__ = error
+            return None, lost
+        cause = unpack_failure(failure)
+        if failure.fault == Fault.RAISED and cause is not None:
+            return None, cause
+        what = {
+            Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
+            Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
+            Fault.RESULT: f"the result of {call} cannot be pickled",
+        }[failure.fault]
+        mangled = SerializationError(
+            f"{what}, {self._who(index, self.pid)}: {failure.text}\n{failure.traceback}", **where
+        )
+        mangled.__cause__ = cause
+        return None, mangled
+
+    # Words -----------------------------------------------------------------------------------------------
+
+    def _who(self, index: int, pid: int | None) -> str:
+        process = "" if pid is None else f"pid {pid}, "
+        return f"actor {self.plan.name!r} (env {index}, {process}incarnation {self.incarnation})"
+
+    def _where(self, index: int, pid: int | None, method: str | None, call_id: int | None) -> dict[str, Any]:
+        return {
+            "actor": self.plan.name,
+            "index": index,
+            "pid": pid,
+            "incarnation": self.incarnation,
+            "method": method,
+            "call_id": call_id,
+        }
+
+    def _death_error(
+        self, obituary: Obituary, request: Request | None, *, aborted: bool = False, timed_out: bool = False
+    ) -> ActorError:
+        index = self.plan.start.first if request is None else request.index
+        call, call_id = (None, None) if request is None else (request.method, request.call_id)
+        where = self._where(index, obituary.pid, call, call_id)
+        who = self._who(index, obituary.pid)
+        if request is None:
+            running = "while idle"
+        elif request.started == 0.0:
+            running = f"before {call} (call {call_id}) could run"
+        else:
+            running = f"in {call} (call {call_id}) after {time.monotonic() - request.started:.3f} s"
+        if timed_out and request is not None:
+            return ActorTimeoutError(
+                f"{who} passed its deadline of {request.timeout} s {running}{_appendix(obituary)}",
+                timeout=request.timeout,
+                stacks=obituary.stacks,
+                stderr_tail=obituary.stderr_tail,
+                **where,
+            )
+        ended = "was ended on purpose" if aborted else f"died with {describe_status(*obituary.status)}"
+        return ActorDiedError(
+            f"{who} {ended} {running}{_appendix(obituary)}",
+            exitcode=obituary.status.exitcode,
+            signal=obituary.status.signal,
+            stderr_tail=obituary.stderr_tail,
+            aborted=aborted,
+            **where,
+        )
+
+    def _start_error(self, obituary: Obituary, timed_out: bool) -> ActorStartError:
+        index = self.plan.start.first
+        where = self._where(index, obituary.pid, None, None)
+        error, self._start_failure = self._start_failure, None
+        if error is not None:
+            error.stderr_tail = obituary.stderr_tail
+            return error
+        who = self._who(index, obituary.pid)
+        cause: BaseException | None = obituary.refusal
+        if timed_out:
+            seconds = self.plan.deadlines.start
+            what = f"was not ready within its start deadline of {seconds} s"
+            cause = ActorTimeoutError(
+                f"{who} {what}",
+                timeout=seconds,
+                stacks=obituary.stacks,
+                stderr_tail=obituary.stderr_tail,
+                **where,
+            )
+        elif obituary.refusal is not None:
+            what = f"could not be started: {obituary.refusal!r}"
+        else:
+            what = f"died with {describe_status(*obituary.status)} before its env was made"
+        error = ActorStartError(
+            f"{who} {what}{_appendix(obituary)}",
+            exitcode=obituary.status.exitcode,
+            signal=obituary.status.signal,
+            stderr_tail=obituary.stderr_tail,
+            **where,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _give_up_error(self, last: ActorError) -> ActorError:
+        policy = self.plan.restart
+        if policy.max_restarts == 0:
+            return last
+        error = RestartsExhaustedError(
+            f"{self._who(self.plan.start.first, None)} was lost {len(self._losses)} times within {policy.window} s, "
+            f"and {policy.max_restarts} restarts are allowed; the last time: {last}",
+            causes=[twin(loss) for _, loss in self._losses],
+            **self._where(self.plan.start.first, None, None, None),
+        )
+        error.__cause__ = last
+        return error
+
+
+def _appendix(obituary: Obituary) -> str:
+    stacks = f"\nits stacks:\n{obituary.stacks.rstrip()}" if obituary.stacks else ""
+    return stacks + (f"\nthe end of its stderr:\n{obituary.stderr_tail}" if obituary.stderr_tail else "")

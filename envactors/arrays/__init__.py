@@ -1,0 +1,1 @@
+"""Nested specs and batching, on NumPy alone."""

@@ -1,0 +1,216 @@
+"""What values look like: `ArraySpec`, nested in dicts and tuples.
+
+A space of Gymnasium (or of anything alike) becomes a spec by its shape and its class's name; neither
+Gymnasium nor any other framework is imported for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.errors import SpaceMismatchError
+
+_ARRAY_KINDS = "biufc"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArraySpec:
+    """The shape and dtype of an array.
+
+    Attributes:
+        shape: Of one env's value, without the axis of the envs.
+        dtype: ``object`` stands for values that cannot be batched; a batch of them is a list.
+        low: The least value, or None.
+        high: The greatest value, or None.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    low: npt.NDArray[Any] | None = None
+    high: npt.NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @property
+    def batchable(self) -> bool:
+        return self.dtype.kind in _ARRAY_KINDS
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ArraySpec):
+            return NotImplemented
+        return (
+            self.shape == other.shape
+            and self.dtype == other.dtype
+            and np.array_equal(self.low, other.low)  # type: ignore[arg-type] # None compares as it should
+            and np.array_equal(self.high, other.high)  # type: ignore[arg-type]
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+
+Spec: TypeAlias = "ArraySpec | dict[str, Any] | tuple[Any, ...]"
+
+OBJECT = ArraySpec((), np.dtype(object))
+
+
+def spec_of_space(space: Any) -> Spec:
+    """Makes the spec of a space: Dict and Tuple nest, what has a shape and a number's dtype is an array."""
+    names = {base.__name__ for base in type(space).__mro__}
+    if "Dict" in names:
+        return {key: spec_of_space(inner) for key, inner in space.spaces.items()}
+    if "Tuple" in names:
+        return tuple(spec_of_space(inner) for inner in space.spaces)
+    shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+    if shape is None or dtype is None or np.dtype(dtype).kind not in _ARRAY_KINDS:
+        return OBJECT
+    low, high = _bounds(space)
+    return ArraySpec(tuple(shape), np.dtype(dtype), low, high)
+
+
+def _bounds(space: Any) -> tuple[Any, Any]:
+    if hasattr(space, "low") and hasattr(space, "high"):
+        return np.asarray(space.low), np.asarray(space.high)
+    if hasattr(space, "nvec"):
+        starts = np.asarray(getattr(space, "start", 0))
+        return np.broadcast_to(starts, np.shape(space.nvec)), starts + np.asarray(space.nvec) - 1
+    if hasattr(space, "n") and space.shape == ():
+        start = int(getattr(space, "start", 0))
+        return np.asarray(start), np.asarray(start + int(space.n) - 1)
+    return None, None
+
+
+def spec_of_value(value: Any) -> Spec:
+    """Makes the spec of a value that came without a space."""
+    if isinstance(value, Mapping):
+        return {key: spec_of_value(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(spec_of_value(inner) for inner in value)
+    if isinstance(value, (np.ndarray, np.generic, bool, int, float, complex)):
+        array = np.asarray(value)
+        if array.dtype.kind in _ARRAY_KINDS:
+            return ArraySpec(array.shape, array.dtype)
+    return OBJECT
+
+
+def conform(spec: Spec, value: Any, what: str) -> Any:
+    """Gives a value the dtype of its spec.
+
+    Args:
+        spec: The spec.
+        value: The value; what already fits is not copied.
+        what: What the value is, for the error.
+
+    Raises:
+        SpaceMismatchError: Another structure, another shape, or a dtype that does not cast to the spec's within
+            its kind (floats never become integers).
+    """
+    if isinstance(spec, ArraySpec):
+        if not spec.batchable:
+            return value
+        if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
+            return value
+        return _as_array(spec, value, spec.shape, what)
+    if isinstance(spec, dict):
+        if not isinstance(value, Mapping) or value.keys() != spec.keys():
+            given = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+            raise SpaceMismatchError(f"{what} is {given}: expected a dict with the keys {sorted(map(str, spec))}")
+        return {key: conform(inner, value[key], f"{what}[{key!r}]") for key, inner in spec.items()}
+    if not isinstance(value, (tuple, list)) or len(value) != len(spec):
+        given = f"{len(value)} values" if isinstance(value, (tuple, list)) else type(value).__name__
+        raise SpaceMismatchError(f"{what} is {given}: expected a tuple of {len(spec)}")
+    return tuple(conform(inner, value[i], f"{what}[{i}]") for i, inner in enumerate(spec))
+
+
+def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
+    """Splits a batch into one value an env, checked against the spec.
+
+    A batch is an array with the envs along axis 0 in each leaf (a dict of arrays for a dict spec, a tuple of
+    arrays for a tuple spec), or a list with one value an env.
+
+    Args:
+        spec: The spec of one env's value; None where it is not known, then anything with a length will do.
+        values: The batch.
+        count: How many envs it is for.
+        what: What the values are, for the error.
+
+    Raises:
+        SpaceMismatchError: Another number, structure, shape or dtype than expected.
+    """
+    if isinstance(spec, ArraySpec) and spec.batchable:
+        return _split_array(spec, values, count, what)
+    if isinstance(spec, dict) and isinstance(values, Mapping):
+        if values.keys() != spec.keys():
+            raise SpaceMismatchError(
+                f"{what} have the keys {sorted(map(str, values))}: expected {sorted(map(str, spec))}"
+            )
+        columns = {key: split_batch(inner, values[key], count, f"{what}[{key!r}]") for key, inner in spec.items()}
+        return [{key: column[i] for key, column in columns.items()} for i in range(count)]
+    if isinstance(spec, tuple) and isinstance(values, tuple):
+        if len(values) != len(spec):
+            raise SpaceMismatchError(f"{what} are a tuple of {len(values)}: expected {len(spec)} arrays")
+        rows = [split_batch(inner, values[k], count, f"{what}[{k}]") for k, inner in enumerate(spec)]
+        return [tuple(row[i] for row in rows) for i in range(count)]
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
+        raise SpaceMismatchError(f"{what} are {type(values).__name__}: expected a sequence of {count}, one an env")
+    if len(values) != count:
+        raise SpaceMismatchError(f"{len(values)} {what} for {count} envs: expected one an env")
+    if spec is None:
+        return list(values)
+    return [conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+
+
+def _split_array(spec: ArraySpec, values: Any, count: int, what: str) -> npt.NDArray[Any]:
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
+        raise SpaceMismatchError(f"{what} are {values!r}: expected {count} of shape {spec.shape}, one an env")
+    if len(values) != count:
+        raise SpaceMismatchError(f"{len(values)} {what} for {count} envs: expected one an env")
+    return _as_array(spec, values, (count, *spec.shape), what)
+
+
+def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # ragged
+        raise SpaceMismatchError(f"{what} is no array: expected shape {shape}, dtype {spec.dtype}") from error
+    if array.shape != shape:
+        raise SpaceMismatchError(f"{what} has shape {array.shape}: expected {shape}, dtype {spec.dtype}")
+    if array.dtype != spec.dtype:
+        if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            raise SpaceMismatchError(f"{what} has dtype {array.dtype}: expected {spec.dtype}, shape {shape}")
+        array = array.astype(spec.dtype)
+    return array
+
+
+def stack(spec: Spec, values: Sequence[Any]) -> Any:
+    """Batches conforming values leaf by leaf, along a new axis 0; values that cannot be batched become a list."""
+    if isinstance(spec, dict):
+        return {key: stack(inner, [value[key] for value in values]) for key, inner in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(stack(inner, [value[k] for value in values]) for k, inner in enumerate(spec))
+    if not spec.batchable:
+        return list(values)
+    batch = np.empty((len(values), *spec.shape), spec.dtype)
+    for i, value in enumerate(values):
+        batch[i] = value
+    return batch
+
+
+def batches_alike(one: Spec | None, other: Spec | None) -> bool:
+    """Whether values of two specs go into one batch: same structure, shapes and dtypes, whatever the bounds."""
+    return bool(_outline(one) == _outline(other))
+
+
+def _outline(spec: Spec | None) -> Any:
+    if isinstance(spec, dict):
+        return {key: _outline(inner) for key, inner in spec.items()}
+    if isinstance(spec, tuple):
+        return [_outline(inner) for inner in spec]
+    return None if spec is None else (spec.shape, spec.dtype.str)

@@ -1,0 +1,290 @@
+"""Every error of the library.
+
+    EnvActorsError(Exception)
+    ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id
+    │   ├── ActorStartError           the factory raised, or the start deadline passed
+    │   ├── ActorDiedError            .exitcode .signal .stderr_tail .aborted
+    │   ├── ActorTimeoutError         .timeout .stacks .stderr_tail
+    │   ├── ActorClosedError
+    │   ├── RestartsExhaustedError    .causes
+    │   └── SerializationError        arguments or results that cannot be pickled or unpickled
+    └── VectorEnvError
+        ├── VectorInputError          also a ValueError: refused before anything was sent
+        │   └── SpaceMismatchError
+        ├── VectorStepError           .failures .batch
+        ├── VectorTimeoutError
+        ├── AlreadyPendingError
+        └── NothingPendingError
+
+The attributes are plain keyword arguments kept in ``__dict__``, which is what makes every error pickle
+with the default reduction.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+if sys.version_info >= (3, 11):
+    _AnyTimeoutError = TimeoutError
+else:
+
+    class _AnyTimeoutError(concurrent.futures.TimeoutError, TimeoutError):
+        """Both of Python 3.10's time-outs, which are one class since 3.11."""
+
+
+class EnvActorsError(Exception):
+    """The root of every error raised by envactors itself."""
+
+
+class RemoteTraceback(Exception):  # noqa: N818 # it is no error of its own
+    """The worker's traceback as text; the ``__cause__`` of an exception that an env raised."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class ActorError(EnvActorsError):
+    """Something happened to one actor.
+
+    Attributes:
+        actor: The actor's name.
+        index: The env's index (0 for a lone actor).
+        pid: The process id of the incarnation it happened to, None where there was no process.
+        incarnation: The incarnation it happened to.
+        method: The call that was running or asked for, None when the actor was idle.
+        call_id: That call's id, None when the actor was idle.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        actor: str | None = None,
+        index: int | None = None,
+        pid: int | None = None,
+        incarnation: int | None = None,
+        method: str | None = None,
+        call_id: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.index = index
+        self.pid = pid
+        self.incarnation = incarnation
+        self.method = method
+        self.call_id = call_id
+
+
+class ActorStartError(ActorError):
+    """No env came to be: the factory raised (see ``__cause__``), died, or took longer than the start deadline.
+
+    Attributes:
+        exitcode: The exit code where the process ended by itself.
+        signal: The signal's number where one ended the process.
+        stderr_tail: The last lines of the worker's stderr.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        exitcode: int | None = None,
+        signal: int | None = None,
+        stderr_tail: str = "",
+        **where: Any,
+    ) -> None:
+        super().__init__(message, **where)
+        self.exitcode = exitcode
+        self.signal = signal
+        self.stderr_tail = stderr_tail
+
+
+class ActorDiedError(ActorError):
+    """The process ended.
+
+    Attributes:
+        exitcode: The exit code where the process ended by itself.
+        signal: The signal's number where one ended the process.
+        stderr_tail: The last lines of the worker's stderr.
+        aborted: True when it was ended on purpose (``kill``, ``abort``, the end of ``close``'s patience).
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        exitcode: int | None = None,
+        signal: int | None = None,
+        stderr_tail: str = "",
+        aborted: bool = False,
+        **where: Any,
+    ) -> None:
+        super().__init__(message, **where)
+        self.exitcode = exitcode
+        self.signal = signal
+        self.stderr_tail = stderr_tail
+        self.aborted = aborted
+
+
+class ActorTimeoutError(ActorError, _AnyTimeoutError):
+    """A deadline passed and the process was ended for it.
+
+    Attributes:
+        timeout: The deadline that passed, in seconds.
+        stacks: The stacks of the worker's threads when it passed; empty where the worker could not give them.
+        stderr_tail: The last lines of the worker's stderr.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        timeout: float | None = None,
+        stacks: str = "",
+        stderr_tail: str = "",
+        **where: Any,
+    ) -> None:
+        super().__init__(message, **where)
+        self.timeout = timeout
+        self.stacks = stacks
+        self.stderr_tail = stderr_tail
+
+
+class ActorClosedError(ActorError):
+    """The actor was closed or killed, or belongs to another process."""
+
+
+class RestartsExhaustedError(ActorError):
+    """The restart policy's allowance is spent.
+
+    Attributes:
+        causes: The error of each process that was lost, in order.
+    """
+
+    def __init__(self, message: str = "", *, causes: Sequence[ActorError] = (), **where: Any) -> None:
+        super().__init__(message, **where)
+        self.causes = list(causes)
+
+
+class SerializationError(ActorError):
+    """Arguments or a result that cannot be pickled or unpickled; only that call fails."""
+
+
+class VectorEnvError(EnvActorsError):
+    """Something happened to a vector env."""
+
+
+class VectorInputError(VectorEnvError, ValueError):
+    """An argument that does not fit; nothing was sent, nothing changed."""
+
+
+class SpaceMismatchError(VectorInputError):
+    """Values that do not have the shape or dtype of their spec, or envs whose specs differ."""
+
+
+class VectorStepError(VectorEnvError):
+    """Some envs failed; raised from the first failure.
+
+    Attributes:
+        failures: The exception of each env that failed, by env id.
+        batch: The other envs' results, an `envactors.Batch`.
+    """
+
+    def __init__(
+        self, message: str = "", *, failures: Mapping[int, BaseException] | None = None, batch: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
+        self.batch = batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The failures are the envs' own exceptions, which need not survive a reduction that calls __init__.
+        packed = {env_id: reduce_exception(failure) for env_id, failure in self.failures.items()}
+        return _rebuild_step_error, (self.args, packed, self.batch)
+
+
+class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
+    """The waiting ended before the results came; nothing was killed, nothing is lost, ``recv`` hands them out."""
+
+
+class AlreadyPendingError(VectorEnvError):
+    """An env that still owes a result was asked for another."""
+
+
+class NothingPendingError(VectorEnvError):
+    """A result was asked for while nothing was under way."""
+
+
+def describe_status(exitcode: int | None, signal: int | None) -> str:
+    """Says in words how a process ended."""
+    if signal is not None:
+        import signal as signals
+
+        try:
+            name = signals.Signals(signal).name
+        except ValueError:
+            name = "a real-time signal"
+        return f"signal {signal} ({name})"
+    return "an unknown status" if exitcode is None else f"exit code {exitcode}"
+
+
+def twin(error: ActorError) -> ActorError:
+    """Copies an error, so that two futures never share one exception and its traceback."""
+    copy: ActorError = error.__class__.__new__(error.__class__, *error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+def reduce_exception(error: BaseException) -> tuple[Any, ...]:
+    """Reduces an exception to parts from which `rebuild_exception` makes its like without calling ``__init__``.
+
+    An exception class with a reduction of its own (``__reduce__`` or ``__reduce_ex__`` written in Python) is
+    left to it: its author said how it travels.
+
+    Returns:
+        A reduction as `pickle` wants it.
+    """
+    kind = type(error)
+    if _defines(kind, "__reduce__") or _defines(kind, "__reduce_ex__"):
+        reduced = error.__reduce_ex__(5)
+        return reduced if isinstance(reduced, tuple) else (type(error), error.args)
+    reduced = error.__reduce__()
+    assert isinstance(reduced, tuple), "builtin exceptions reduce to tuples"
+    return rebuild_exception, (kind, reduced[1], reduced[2] if len(reduced) > 2 else None)
+
+
+def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> BaseException:
+    """Makes an exception from its parts; the builtin base sets its C fields, the class's own ``__init__`` stays out."""
+    error: BaseException = kind.__new__(kind, *args)
+    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    builtin.__init__(error, *args)  # type: ignore[misc] # the point: an __init__ further down must not run
+    if state:
+        error.__setstate__(state)
+    return error
+
+
+def _defines(kind: type[BaseException], name: str) -> bool:
+    owner = next(base for base in kind.__mro__ if name in base.__dict__)
+    return owner.__module__ != "builtins"
+
+
+def _rebuild_step_error(args: tuple[Any, ...], packed: dict[int, tuple[Any, ...]], batch: Any) -> VectorStepError:
+    failures = {env_id: _apply(reduction) for env_id, reduction in packed.items()}
+    return VectorStepError(*args, failures=failures, batch=batch)
+
+
+def _apply(reduction: tuple[Any, ...]) -> BaseException:
+    error: BaseException = reduction[0](*reduction[1])
+    if len(reduction) > 2 and reduction[2]:
+        error.__setstate__(reduction[2])
+    return error

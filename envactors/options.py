@@ -1,0 +1,80 @@
+"""What users choose for an actor: frozen values, checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Deadlines:
+    """How long a worker may take, in seconds; enforced from outside by ending the process.
+
+    A deadline counts from the moment the worker could start the call. None means no deadline.
+
+    Attributes:
+        start: For starting the process and running the factory.
+        call: For every method.
+        reset: For ``reset`` (also one done by autoreset), in place of ``call``.
+        step: For ``step``, in place of ``call``.
+        close: For the env's ``close`` and the end of its process.
+
+    Raises:
+        ValueError: A deadline that is negative or not a number.
+    """
+
+    start: float | None = 60.0
+    call: float | None = None
+    reset: float | None = None
+    step: float | None = None
+    close: float | None = 5.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_timeout(getattr(self, field.name), f"Deadlines({field.name}=...)")
+
+    def of(self, method: str) -> float | None:
+        """The deadline of a method in seconds, None where it has none."""
+        if method == "step" and self.step is not None:
+            return self.step
+        if method == "reset" and self.reset is not None:
+            return self.reset
+        return self.call
+
+
+@dataclasses.dataclass(frozen=True)
+class RestartPolicy:
+    """When a lost process is replaced.
+
+    Attributes:
+        max_restarts: How many restarts are allowed in any ``window``; 0 means that a death is the end.
+        window: In seconds.
+        backoff: The wait before the first restart in a window, in seconds; each further one doubles it.
+        backoff_max: The longest wait, in seconds.
+
+    Raises:
+        ValueError: A value that is negative or not a number.
+    """
+
+    max_restarts: int = 3
+    window: float = 600.0
+    backoff: float = 0.1
+    backoff_max: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+                raise ValueError(f"RestartPolicy({field.name}={value!r}): expected a number >= 0")
+
+
+def check_timeout(value: float | None, what: str) -> None:
+    """Refuses what cannot be a time-out.
+
+    Raises:
+        ValueError: Negative, not a number, or of another type.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+        raise ValueError(f"{what} is {value!r}: expected seconds >= 0, or None for no limit")

@@ -1,0 +1,1 @@
+"""The facade: batches over handles and their futures."""

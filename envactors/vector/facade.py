@@ -1,0 +1,471 @@
+"""Many envs as one: `VectorEnv` composes the futures of its actors into batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorHandle, close_all, launch
+from envactors.actor.supervisor import ActorStats
+from envactors.arrays.specs import Spec, batches_alike, conform, spec_of_value, split_batch, stack
+from envactors.backends.base import Backend
+from envactors.errors import (
+    ActorClosedError,
+    AlreadyPendingError,
+    NothingPendingError,
+    SpaceMismatchError,
+    VectorInputError,
+    VectorStepError,
+    VectorTimeoutError,
+)
+from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.vector.batch import Batch, EnvStep
+from envactors.vector.slot import Autoreset, EnvFuture, Slot
+from envactors.wire.messages import Describe, Description, Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorStats:
+    """Counts over a vector env's life.
+
+    Attributes:
+        steps: Steps of each env.
+        episodes: Episodes that ended, of each env.
+        actors: The counts of each actor.
+    """
+
+    steps: list[int]
+    episodes: list[int]
+    actors: list[ActorStats]
+
+
+class VectorEnv:
+    """Steps many envs as one, each in an actor of its own.
+
+    The constructor waits until every env is made and says what its values look like. One thread at a time uses
+    a vector env.
+
+    Args:
+        factories: One callable an env, without arguments; run in the workers. The envs have Gymnasium's
+            ``reset(seed=, options=) -> (obs, info)`` and
+            ``step(action) -> (obs, reward, terminated, truncated, info)``.
+        autoreset: What happens at the end of an episode. ``"next_step"``: the next step resets, ignores its
+            action, and has reward 0. ``"same_step"``: the ending step resets, and carries the last observation
+            and info as ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: nothing, the env must
+            be reset by hand. (Gymnasium's ``AutoresetMode``.)
+        on_failure: ``"raise"``: an env's failure is raised as `VectorStepError`.
+        deadlines: How long things may take.
+        restart: When a lost process is replaced.
+        env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
+        backend: Where the actors live.
+
+    Raises:
+        ActorStartError: An env could not be made.
+        SpaceMismatchError: The envs' values do not go into one batch.
+    """
+
+    def __init__(
+        self,
+        factories: Iterable[Callable[[], Any]],
+        *,
+        autoreset: Autoreset = "next_step",
+        on_failure: str = "raise",
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        backend: str | Backend = "process",
+    ) -> None:
+        factories = list(factories)
+        if not factories:
+            raise VectorInputError("no factories: expected one callable an env, and at least one")
+        if autoreset not in get_args(Autoreset):
+            raise VectorInputError(f"autoreset is {autoreset!r}: expected one of {get_args(Autoreset)}")
+        if on_failure != "raise":
+            raise VectorInputError(f"on_failure is {on_failure!r}: expected 'raise'")
+        self._arrived: dict[int, EnvFuture] = {}
+        self._arrival = threading.Condition()
+        self._is_closed = False
+        self.actors: list[ActorHandle] = []
+        try:
+            for i, (factory, variables) in enumerate(zip(factories, _one_each(env_vars, len(factories)), strict=True)):
+                actor = launch(
+                    [factory],
+                    name=f"env-{i}",
+                    first=i,
+                    backend=backend,
+                    deadlines=deadlines,
+                    restart=restart,
+                    env_vars=variables,
+                )
+                self.actors.append(actor)
+            self._slots = [Slot(i, actor, 0, autoreset) for i, actor in enumerate(self.actors)]
+            self._learn_specs()
+        except BaseException:
+            self.close(0)
+            raise
+
+    def _learn_specs(self) -> None:
+        futures = []
+        for slot in self._slots:
+            future = ActorFuture(slot.handle._supervisor, slot.handle._lifeline)
+            slot.handle._supervisor.ask(Kind.DESCRIBE, Describe(0), future, "describe")
+            futures.append(future)
+        descriptions = [Description(*value) for value in _results(futures)]
+        first = descriptions[0]
+        for i, other in enumerate(descriptions):
+            for what in ("observation", "action", "reward"):
+                ours, theirs = getattr(first, what), getattr(other, what)
+                if not batches_alike(ours, theirs):
+                    raise SpaceMismatchError(
+                        f"the {what} spec of env {i} is {theirs}: expected that of env 0, {ours}; envs of one vector "
+                        "have values of one shape and dtype"
+                    )
+        self._observation_spec: Spec | None = first.observation
+        self._learnt_from_values = first.observation is None
+        self._action_spec: Spec | None = first.action
+        self._reward_spec: Spec = first.reward
+        self.metadata = first.metadata
+        self.render_mode = first.render_mode
+
+    # Looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs there are."""
+        return len(self._slots)
+
+    @property
+    def observation_spec(self) -> Spec | None:
+        """One env's observation: its space's, or learnt from the first reset where it has none (None before)."""
+        return self._observation_spec
+
+    @property
+    def action_spec(self) -> Spec | None:
+        """One env's action; None where the envs have no action space, and then actions are not checked."""
+        return self._action_spec
+
+    @property
+    def reward_spec(self) -> Spec:
+        """One env's reward: float64, a scalar unless the env has a ``reward_space``."""
+        return self._reward_spec
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, env_id: int) -> ActorHandle:
+        """The handle of an env."""
+        return self._slots[operator.index(env_id)].handle
+
+    def stats(self) -> VectorStats:
+        """Counts over the vector env's life."""
+        return VectorStats(
+            [slot.steps for slot in self._slots],
+            [slot.episodes for slot in self._slots],
+            [actor.stats() for actor in self.actors],
+        )
+
+    # Stepping --------------------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        env_ids: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Resets envs side by side.
+
+        Args:
+            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one (or None) for each env given.
+            options: Passed to each env's ``reset``.
+            env_ids: Which envs, in this order; None for all.
+            timeout: How long to wait, in seconds.
+
+        Returns:
+            ``(obs, infos)``: the observations batched per leaf with the envs along axis 0, each env's own dict.
+
+        Raises:
+            VectorTimeoutError: The waiting ended; ``recv`` hands the results out, with reward 0.
+            VectorStepError: Some envs failed.
+            AlreadyPendingError: An env still owes a result.
+            VectorInputError: Wrong ids or seeds.
+        """
+        slots = self._select(env_ids)
+        check_timeout(timeout, "reset(timeout=...)")
+        seeds = _seeds(seed, [slot.env_id for slot in slots])
+        self._check_free(slots)
+        for slot, one in zip(slots, seeds, strict=True):
+            slot.reset(one, options, self._collect)
+        batch = self._gather(slots, timeout, "reset")
+        return batch.obs, batch.infos
+
+    def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> Any:
+        """Steps envs side by side and waits for all of them.
+
+        Args:
+            actions: Per leaf of the action spec an array with the envs along axis 0, or a list of one action an
+                env; without an action spec any sequence.
+            env_ids: Which envs, in the order of the actions; None for all.
+            timeout: How long to wait, in seconds; killing is what ``deadlines`` are for.
+
+        Returns:
+            ``(obs, rewards, terminated, truncated, infos)`` in the order of ``env_ids``: observations batched per
+            leaf, rewards float64, flags bool, each env's own dict.
+
+        Raises:
+            VectorTimeoutError: The waiting ended; nothing is lost, ``recv`` hands the results out.
+            VectorStepError: Some envs failed; the other results are in ``.batch``.
+            AlreadyPendingError: An env still owes a result.
+            VectorInputError: Wrong ids or actions, or an env that needs a reset first.
+        """
+        slots = self._select(env_ids)
+        check_timeout(timeout, "step(timeout=...)")
+        self._start(slots, actions, self._collect)
+        batch = self._gather(slots, timeout, "step")
+        return batch[1:6]
+
+    def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Starts steps and returns at once; `recv` hands the results out. Arguments and errors as for `step`."""
+        self._start(self._select(env_ids), actions, self._collect)
+
+    def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
+        """Starts steps and gives a future for each; they never appear in `recv`.
+
+        Arguments and errors as for `step`.
+
+        Returns:
+            Futures of `EnvStep`, in the order of ``env_ids``, made for `envactors.as_completed`.
+        """
+        return self._start(self._select(env_ids), actions, None)
+
+    def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
+        """Takes results of `send` (and of timed-out `step` and `reset`) in the order of their completion.
+
+        Args:
+            min_envs: How many to wait for; None (and any number beyond it): all that are under way.
+            max_envs: How many to take at most.
+            timeout: How long to wait, in seconds; then what is ready is returned, and nothing is lost.
+
+        Raises:
+            NothingPendingError: Nothing is under way.
+            VectorStepError: An env failed; raised at once, with what is ready in ``.batch``.
+            VectorInputError: ``min_envs`` or ``max_envs`` make no sense.
+        """
+        self._check_open()
+        check_timeout(timeout, "recv(timeout=...)")
+        for name, value in (("min_envs", min_envs), ("max_envs", max_envs)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
+        if max_envs is not None and min_envs is not None and max_envs < min_envs:
+            raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
+        owed = sum(1 for slot in self._slots if slot.owed is not None and slot.owed.collected)
+        if owed == 0:
+            raise NothingPendingError("recv with nothing under way: send actions first")
+        wanted = owed if min_envs is None else min(min_envs, owed)
+        arrived = self._arrived
+        self._wait(lambda: len(arrived) >= wanted or any(future.failed for future in tuple(arrived.values())), timeout)
+        ready = list(arrived.values())
+        failed = [future for future in ready if future.failed]
+        fine = [future for future in ready if not future.failed][:max_envs]
+        return self._hand_out([*fine, *failed], "recv")
+
+    def _start(self, slots: list[Slot], actions: Any, arrived: Callable[[EnvFuture], None] | None) -> list[EnvFuture]:
+        self._check_free(slots)
+        for slot in slots:
+            if slot.needs_reset:
+                raise VectorInputError(f"env {slot.env_id} was asked to step: it needs a reset first")
+        split = split_batch(self._action_spec, actions, len(slots), "actions")
+        return [slot.step(action, arrived) for slot, action in zip(slots, split, strict=True)]
+
+    # Collecting ------------------------------------------------------------------------------------------
+
+    def _collect(self, future: EnvFuture) -> None:
+        """Takes in a result; runs in whichever thread reads replies."""
+        with self._arrival:
+            self._arrived[future.env_id] = future
+            self._arrival.notify_all()
+
+    def _wait(self, done: Callable[[], bool], timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return self.actors[0]._supervisor.reactor.wait(done, self._arrival, deadline)
+
+    def _gather(self, slots: list[Slot], timeout: float | None, what: str) -> Batch:
+        arrived = self._arrived
+        if not self._wait(lambda: all(slot.env_id in arrived for slot in slots), timeout):
+            late = [slot.env_id for slot in slots if slot.env_id not in arrived]
+            raise VectorTimeoutError(
+                f"{what} waited {timeout} s and the results of the envs {late} have not come; nothing is lost, recv "
+                "hands all of them out"
+            )
+        return self._hand_out([arrived[slot.env_id] for slot in slots], what)
+
+    def _hand_out(self, futures: list[EnvFuture], what: str) -> Batch:
+        steps: list[EnvStep] = []
+        failures: dict[int, BaseException] = {}
+        for future in futures:
+            del self._arrived[future.env_id]
+            self._slots[future.env_id].owed = None
+            error = future.exception()
+            if error is None:
+                steps.append(future.result())
+            else:
+                failures[future.env_id] = error
+        batch = self._batch(steps)
+        if failures:
+            first_id, first = next(iter(failures.items()))
+            raise VectorStepError(
+                f"{len(failures)} of {len(futures)} envs failed in {what}; env {first_id}: {type(first).__name__}: "
+                f"{first}",
+                failures=failures,
+                batch=batch,
+            ) from first
+        return batch
+
+    def _batch(self, steps: list[EnvStep]) -> Batch:
+        observations = [step.obs for step in steps]
+        if self._learnt_from_values and steps:
+            if self._observation_spec is None:
+                self._observation_spec = spec_of_value(observations[0])
+            spec = self._observation_spec
+            observations = [conform(spec, step.obs, f"the observation of env {step.env_id}") for step in steps]
+        obs = observations if self._observation_spec is None else stack(self._observation_spec, observations)
+        return Batch(
+            np.array([step.env_id for step in steps], np.int64),
+            obs,
+            stack(self._reward_spec, [step.reward for step in steps]),
+            np.array([step.terminated for step in steps], np.bool_),
+            np.array([step.truncated for step in steps], np.bool_),
+            [step.info for step in steps],
+            np.array([step.incarnation for step in steps], np.int64),
+        )
+
+    # Calling ---------------------------------------------------------------------------------------------
+
+    def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
+        """Calls a method of envs side by side.
+
+        Args:
+            method: The method's name.
+            *args: Its arguments.
+            env_ids: Which envs, in this order; None for all.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            One value an env.
+
+        Raises:
+            Exception: What the first env that failed raised, after all have answered.
+        """
+        return _results([slot.handle.call(method, *args, **kwargs) for slot in self._select(env_ids)])
+
+    def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
+        """Reads an attribute of envs; one value an env."""
+        return _results([slot.handle.get(name) for slot in self._select(env_ids)])
+
+    def set_attr(self, name: str, values: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Writes an attribute of envs.
+
+        Args:
+            name: The attribute's name.
+            values: A list or tuple has one value an env; anything else goes to all.
+            env_ids: Which envs, in this order; None for all.
+
+        Raises:
+            VectorInputError: A list or tuple of another length.
+        """
+        slots = self._select(env_ids)
+        each = list(values) if isinstance(values, (list, tuple)) else [values] * len(slots)
+        if len(each) != len(slots):
+            raise VectorInputError(f"set_attr({name!r}): {len(each)} values for {len(slots)} envs: expected one an env")
+        _results([slot.handle.set(name, value) for slot, value in zip(slots, each, strict=True)])
+
+    def render(self) -> list[Any]:
+        """The frames of all envs, as their ``render`` gives them."""
+        return self.call("render")
+
+    # Closing ---------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = None) -> None:
+        """Closes the envs and ends their processes, side by side; may be called again.
+
+        Args:
+            timeout: How long that may take before what is left is killed, in seconds; None: the close deadline.
+        """
+        check_timeout(timeout, "close(timeout=...)")
+        self._is_closed = True
+        close_all([actor._supervisor for actor in self.actors], timeout)
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<VectorEnv of {len(self.actors)} envs{', closed' if self._is_closed else ''}>"
+
+    # Checking --------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ActorClosedError("this vector env is closed: make another")
+
+    def _select(self, env_ids: Iterable[int] | None) -> list[Slot]:
+        self._check_open()
+        if env_ids is None:
+            return self._slots
+        ids = []
+        for one in env_ids:
+            if isinstance(one, (bool, np.bool_)) or not isinstance(one, (int, np.integer)):
+                raise VectorInputError(f"env_ids has {one!r}: expected ints from 0 to {self.num_envs - 1}")
+            if not 0 <= one < self.num_envs:
+                raise VectorInputError(f"env_ids has {one}: expected ids from 0 to {self.num_envs - 1}")
+            ids.append(int(one))
+        if len(set(ids)) != len(ids):
+            raise VectorInputError(f"env_ids is {ids}: expected each id once")
+        return [self._slots[i] for i in ids]
+
+    def _check_free(self, slots: list[Slot]) -> None:
+        owing = [slot.env_id for slot in slots if slot.owed is not None]
+        if owing:
+            raise AlreadyPendingError(
+                f"the envs {owing} still owe a result: take it with recv (or from its future) before the next request"
+            )
+
+
+def _results(futures: list[ActorFuture]) -> list[Any]:
+    """The results of all; where some failed, all are waited for and the first failure is raised."""
+    failures = [future.exception() for future in futures]
+    for failure in failures:
+        if failure is not None:
+            raise failure
+    return [future.result() for future in futures]
+
+
+def _seeds(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
+    if seed is None:
+        return [None] * len(env_ids)
+    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
+        return [int(seed) + env_id for env_id in env_ids]
+    if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
+        raise VectorInputError(f"seed is {seed!r}: expected an int, a sequence of ints, or None")
+    if len(seed) != len(env_ids):
+        raise VectorInputError(f"{len(seed)} seeds for {len(env_ids)} envs: expected one an env")
+    return [None if one is None else operator.index(one) for one in seed]
+
+
+def _one_each(
+    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None, count: int
+) -> Sequence[Mapping[str, str] | None]:
+    if env_vars is None or isinstance(env_vars, Mapping):
+        return [env_vars] * count
+    if len(env_vars) != count:
+        raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {count} actors: expected one an actor")
+    return env_vars

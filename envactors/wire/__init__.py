@@ -1,0 +1,1 @@
+"""The vocabulary between the two halves: messages, pickling with its fallbacks, channels."""

@@ -1,0 +1,146 @@
+"""Every message that travels between an actor and its worker.
+
+A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the
+named tuples below. The header is readable without the payload, so that a payload that cannot be unpickled
+fails its own call and no other.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+
+class Kind(enum.IntEnum):
+    """What a frame says; requests first, then replies."""
+
+    START = 1
+    CALL = 2
+    GET = 3
+    SET = 4
+    DESCRIBE = 5
+    RESET = 6
+    STEP = 7
+    CLOSE = 8
+
+    RESULT = 16
+    FAILED = 17
+    RESETTING = 18
+
+
+class Frame(NamedTuple):
+    """One message as it travels."""
+
+    kind: int
+    incarnation: int
+    call_id: int
+    payload: bytes | bytearray | memoryview
+
+
+class Start(NamedTuple):
+    """Make the envs. ``first`` is the index of the first of them."""
+
+    name: str
+    first: int
+    factories: list[bytes]
+
+
+class Call(NamedTuple):
+    """Call a method of an env."""
+
+    env: int
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Get(NamedTuple):
+    """Read an attribute of an env."""
+
+    env: int
+    name: str
+
+
+class Set(NamedTuple):
+    """Write an attribute of an env."""
+
+    env: int
+    name: str
+    value: Any
+
+
+class Describe(NamedTuple):
+    """Say what an env's observations, actions and rewards look like."""
+
+    env: int
+
+
+class Reset(NamedTuple):
+    """Reset an env; without ``seed``, a new incarnation's first reset takes one that follows from ``root_seed``."""
+
+    env: int
+    seed: int | None
+    options: dict[str, Any] | None
+    root_seed: int | None
+
+
+class Step(NamedTuple):
+    """Step an env; with ``autoreset`` an episode that ends is reset within the step."""
+
+    env: int
+    action: Any
+    autoreset: bool
+    root_seed: int | None
+
+
+class Close(NamedTuple):
+    """Close the envs and end."""
+
+
+class Fault(enum.IntEnum):
+    """Where a call failed."""
+
+    RAISED = 0
+    ARGUMENTS = 1
+    RESULT = 2
+
+
+class Failure(NamedTuple):
+    """A call that failed: the pickled exception (None where it does not pickle) and what can always be said."""
+
+    fault: Fault
+    pickled: bytes | None
+    text: str
+    traceback: str
+
+
+class Description(NamedTuple):
+    """What an env's values look like; a spec that is None is learnt from the first value."""
+
+    observation: Any
+    action: Any
+    reward: Any
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+class Transition(NamedTuple):
+    """The result of `Reset` (with reward 0 and no flags) and `Step`."""
+
+    obs: Any
+    reward: Any
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+REQUESTS: dict[int, Any] = {
+    Kind.START: Start,
+    Kind.CALL: Call,
+    Kind.GET: Get,
+    Kind.SET: Set,
+    Kind.DESCRIBE: Describe,
+    Kind.RESET: Reset,
+    Kind.STEP: Step,
+    Kind.CLOSE: Close,
+}

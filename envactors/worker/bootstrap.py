@@ -1,0 +1,66 @@
+"""The first steps of a worker process: signals, output, evidence, the parent's death."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple
+
+from envactors import system
+from envactors.wire.channel import Channel
+from envactors.worker.main import serve
+
+
+class Descriptors(NamedTuple):
+    """The descriptors that a worker gets from its parent."""
+
+    channel: int
+    stdout: int
+    stderr: int
+    stacks: int
+
+
+class Passage:
+    """Carries descriptors into a process that is being started, whatever its start method."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._descriptors = descriptors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, tuple(DupFd(fd) for fd in self._descriptors)
+
+
+def _arrive(*passed: Any) -> Descriptors:
+    return Descriptors(*(descriptor.detach() for descriptor in passed))
+
+
+def run(descriptors: Descriptors, parent_pid: int) -> None:
+    """Runs a worker in this process until it is told to end.
+
+    Args:
+        descriptors: What the parent passed.
+        parent_pid: The parent's process id; without that parent the worker ends itself.
+    """
+    system.die_with_parent(parent_pid)
+    # A session of its own: Ctrl-C in the caller's terminal reaches the caller, who decides.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    _redirect(descriptors)
+    faulthandler.enable()
+    faulthandler.register(system.STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)
+    with socket.socket(fileno=descriptors.channel) as sock:
+        sock.setblocking(True)
+        serve(Channel(sock))
+
+
+def _redirect(descriptors: Descriptors) -> None:
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
+    for source, target in ((descriptors.stdout, 1), (descriptors.stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)

@@ -1,0 +1,187 @@
+"""The envs of one worker, and what can be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
+from envactors.wire.messages import Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
+from envactors.wire.pickling import loads
+from envactors.worker.context import ActorContext, enter
+
+_MISSING = object()
+
+
+class NotResetError(Exception):
+    """A step of an env that this incarnation has not reset."""
+
+
+class Seat:
+    """One env and what its host knows of it."""
+
+    def __init__(self, env: Any, index: int) -> None:
+        self.env = env
+        self.index = index
+        self.spec: Spec | None = None
+        self.was_reset = False
+
+
+class Host:
+    """Runs the envs of one worker.
+
+    Args:
+        start: What to make.
+        incarnation: Which of the actor's processes this is.
+        resetting: Called when a step goes over into a reset, which has a deadline of its own.
+    """
+
+    def __init__(self, start: Start, incarnation: int, resetting: Callable[[], None]) -> None:
+        self._name = start.name
+        self._incarnation = incarnation
+        self._resetting = resetting
+        self._seats: list[Seat] = []
+        for offset, factory in enumerate(start.factories):
+            index = start.first + offset
+            enter(ActorContext(self._name, index, incarnation))
+            self._seats.append(Seat(loads(factory)(), index))
+
+    def _enter(self, position: int) -> Seat:
+        seat = self._seats[position]
+        enter(ActorContext(self._name, seat.index, self._incarnation))
+        return seat
+
+    def call(self, message: Call) -> Any:
+        """Calls a method of an env."""
+        env = self._enter(message.env).env
+        return find(env, message.method)(*message.args, **message.kwargs)
+
+    def get(self, message: Get) -> Any:
+        """Reads an attribute of an env."""
+        return find(self._enter(message.env).env, message.name)
+
+    def set(self, message: Set) -> None:
+        """Writes an attribute of an env."""
+        env = self._enter(message.env).env
+        setter = getattr(env, "set_wrapper_attr", None)
+        if callable(setter):
+            setter(message.name, message.value)
+        else:
+            setattr(env, message.name, message.value)
+
+    def describe(self, message: Describe) -> Description:
+        """Says what an env's values look like, as far as its spaces tell."""
+        seat = self._enter(message.env)
+        env = seat.env
+        observation, action, reward = (
+            _space_spec(env, name) for name in ("observation_space", "action_space", "reward_space")
+        )
+        seat.spec = observation
+        metadata = getattr(env, "metadata", None)
+        render_mode = getattr(env, "render_mode", None)
+        return Description(
+            observation,
+            action,
+            reward or ArraySpec((), np.dtype(np.float64)),
+            dict(metadata) if isinstance(metadata, dict) else {},
+            render_mode if isinstance(render_mode, str) else None,
+        )
+
+    def reset(self, message: Reset) -> Transition:
+        """Resets an env."""
+        seat = self._enter(message.env)
+        obs, info = self._reset(seat, message.seed, message.options, message.root_seed)
+        return Transition(obs, 0.0, False, False, info)
+
+    def step(self, message: Step) -> Transition:
+        """Steps an env; with autoreset an ended episode's successor is begun (Gymnasium's ``SAME_STEP``)."""
+        seat = self._enter(message.env)
+        if not seat.was_reset:
+            raise NotResetError
+        result = seat.env.step(message.action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise TypeError(
+                f"step of env {seat.index} returned {_shape_of(result)}: "
+                "expected (obs, reward, terminated, truncated, info)"
+            )
+        obs, reward, terminated, truncated, info = result
+        obs = self._conform(seat, obs)
+        terminated, truncated = bool(terminated), bool(truncated)
+        if message.autoreset and (terminated or truncated):
+            self._resetting()
+            first, reset_info = self._reset(seat, None, None, message.root_seed)
+            obs, info = first, {**reset_info, "final_obs": obs, "final_info": info}
+        return Transition(obs, reward if type(reward) is float else _as_reward(reward), terminated, truncated, info)
+
+    def close(self, _message: Close) -> None:
+        """Closes the envs, all of them even if some raise.
+
+        Raises:
+            Exception: The first that an env's ``close`` raised.
+        """
+        first: Exception | None = None
+        for position in range(len(self._seats)):
+            closer = getattr(self._enter(position).env, "close", None)
+            try:
+                if callable(closer):
+                    closer()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _reset(
+        self, seat: Seat, seed: int | None, options: dict[str, Any] | None, root_seed: int | None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is None and root_seed is not None and self._incarnation > 0 and not seat.was_reset:
+            seed = renewed_seed(root_seed, self._incarnation)
+        kwargs = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        result = seat.env.reset(**kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"reset of env {seat.index} returned {_shape_of(result)}: expected (obs, info)")
+        seat.was_reset = True
+        return self._conform(seat, result[0]), result[1]
+
+    def _conform(self, seat: Seat, obs: Any) -> Any:
+        if seat.spec is None:
+            seat.spec = spec_of_value(obs)
+        return conform(seat.spec, obs, f"the observation of env {seat.index}")
+
+
+def find(env: Any, name: str) -> Any:
+    """Finds an attribute of an env, also one that Gymnasium's wrappers hide.
+
+    Raises:
+        AttributeError: Neither the env nor one that it wraps has it.
+    """
+    value = getattr(env, name, _MISSING)
+    if value is not _MISSING:
+        return value
+    getter = getattr(env, "get_wrapper_attr", None)
+    if callable(getter):
+        return getter(name)
+    return getattr(env, name)
+
+
+def renewed_seed(root_seed: int, incarnation: int) -> int:
+    """The seed of a renewed env's first reset: distinct for each incarnation, the same in every run."""
+    return int(np.random.SeedSequence(root_seed, spawn_key=(incarnation,)).generate_state(1)[0])
+
+
+def _space_spec(env: Any, name: str) -> Spec | None:
+    space = getattr(env, name, None)
+    if space is None:
+        return None
+    spec = spec_of_space(space)
+    return None if spec is OBJECT and not hasattr(space, "sample") else spec
+
+
+def _as_reward(reward: Any) -> Any:
+    array = np.asarray(reward, dtype=np.float64)
+    return float(array) if array.ndim == 0 else array
+
+
+def _shape_of(result: Any) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__

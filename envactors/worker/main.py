@@ -1,0 +1,84 @@
+"""The worker's life: read a request, run it, answer; end when told to or when the channel does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from envactors.wire.channel import Channel
+from envactors.wire.messages import REQUESTS, Failure, Fault, Frame, Kind
+from envactors.wire.pickling import dumps, loads, pack_failure
+from envactors.worker.host import Host
+
+
+def serve(channel: Channel) -> None:
+    """Answers requests until the parent closes or is gone.
+
+    Args:
+        channel: The worker's end, which blocks.
+    """
+    try:
+        _Server(channel).run()
+    except OSError:
+        # The parent is gone or has given this process up: there is nobody left to tell.
+        return
+
+
+class _Server:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._host: Host | None = None
+        self._incarnation = 0
+        self._call_id = 0
+
+    def run(self) -> None:
+        while (frames := self._channel.receive()) is not None:
+            for frame in frames:
+                self._incarnation, self._call_id = frame.incarnation, frame.call_id
+                self._answer(*self._execute(frame))
+                if frame.kind == Kind.CLOSE:
+                    return
+
+    def _execute(self, frame: Frame) -> tuple[Kind, bytes]:
+        """Runs one request and gives its reply; whatever it raises fails this request alone."""
+        try:
+            message = REQUESTS[frame.kind](*loads(frame.payload))
+        except BaseException as error:
+            return self._failed(error, Fault.ARGUMENTS)
+        try:
+            result = self._handler(frame.kind)(message)
+        except BaseException as error:
+            return self._failed(error, Fault.RAISED)
+        try:
+            return Kind.RESULT, dumps(result)
+        except BaseException as error:
+            return self._failed(error, Fault.RESULT)
+
+    def _start(self, message: Any) -> None:
+        self._host = Host(message, self._incarnation, self._resetting)
+
+    def _handler(self, kind: int) -> Callable[[Any], Any]:
+        if kind == Kind.START:
+            return self._start
+        host = self._host
+        assert host is not None, "the first request is always START"
+        handlers: dict[int, Callable[[Any], Any]] = {
+            Kind.CALL: host.call,
+            Kind.GET: host.get,
+            Kind.SET: host.set,
+            Kind.DESCRIBE: host.describe,
+            Kind.RESET: host.reset,
+            Kind.STEP: host.step,
+            Kind.CLOSE: host.close,
+        }
+        return handlers[kind]
+
+    def _resetting(self) -> None:
+        self._answer(Kind.RESETTING, b"")
+
+    def _failed(self, error: BaseException, fault: Fault) -> tuple[Kind, bytes]:
+        failure: Failure = pack_failure(error, fault)
+        return Kind.FAILED, dumps(tuple(failure))
+
+    def _answer(self, kind: Kind, payload: bytes) -> None:
+        self._channel.send(Frame(kind, self._incarnation, self._call_id, payload))
