@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import termios
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -60,23 +61,30 @@ class Poller:
 
 
 class Doorbell:
-    """Wakes whoever polls it; rings add up to one."""
+    """Wakes whoever polls it; rings add up to one, and after `close` they do nothing."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closed = False
+        # A closed descriptor's number may soon be another's. Reentrant, since finalizers ring too.
+        self._lock = threading.RLock()
 
     def fileno(self) -> int:
         return self._fd
 
     def ring(self) -> None:
-        os.eventfd_write(self._fd, 1)
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        os.close(self._fd)
+        with self._lock:
+            self._closed = True
+            os.close(self._fd)
 
 
 class ProcessWatch:

@@ -1,0 +1,52 @@
+"""What every test shares: nothing may be left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import threading
+import time
+from pathlib import Path
+
+import loky.backend.resource_tracker
+import psutil
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def helper_processes():
+    """Starts the processes that stay until the caller ends, so that they count as having been there."""
+    loky.backend.resource_tracker.ensure_running()
+    multiprocessing.resource_tracker.ensure_running()
+
+
+def inventory() -> dict[str, object]:
+    """What this process holds: descriptors, threads, children, shared memory."""
+    me = psutil.Process()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "children": sorted(child.pid for child in me.children(recursive=True)),
+        "shm": sorted(path.name for path in Path("/dev/shm").iterdir()),
+    }
+
+
+def settled_inventory(wanted: dict[str, object], patience: float = 10.0) -> dict[str, object]:
+    """The inventory once it is as wanted, or as it is when patience ends."""
+    deadline = time.monotonic() + patience
+    while True:
+        gc.collect()
+        now = inventory()
+        if now == wanted or time.monotonic() > deadline:
+            return now
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(helper_processes):
+    """Every test: as many descriptors, threads, processes and shared memory entries as before."""
+    gc.collect()
+    before = inventory()
+    yield
+    assert settled_inventory(before) == before

@@ -1,0 +1,414 @@
+"""Workers that die, hang and lie: real kills, real hangs (promises 1, 2, 3, 8, 16)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SOON, Counter, is_gone, wait_for_path, wait_until
+
+import envactors as ea
+
+MANY = ea.RestartPolicy(max_restarts=20, backoff=0.0)
+NEVER = ea.RestartPolicy(max_restarts=0)
+
+
+def timed(function):
+    begun = time.monotonic()
+    try:
+        return function(), time.monotonic() - begun
+    except Exception as error:
+        return error, time.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "exitcode", "signum"),
+    [
+        ("die", (signal.SIGKILL,), None, signal.SIGKILL),
+        ("segfault", (), None, signal.SIGSEGV),
+        ("exit_now", (3,), 3, None),
+        ("die", (signal.SIGTERM,), None, signal.SIGTERM),
+    ],
+)
+def test_a_death_in_a_call_fails_it_within_a_second(method, args, exitcode, signum):
+    with ea.spawn(Counter, name="mortal", restart=MANY) as actor, ea.spawn(Counter) as sibling:
+        sibling.add().result(SOON)
+        actor.complain("first words", "last words").result(SOON)
+        pid = actor.pid
+        future, queued = actor.call(method, *args), actor.add()
+        error, took = timed(future.result)
+        assert isinstance(error, ea.ActorDiedError)
+        assert took < 1.0
+        assert (error.exitcode, error.signal, error.aborted) == (exitcode, signum, False)
+        assert (error.actor, error.index, error.pid, error.incarnation) == ("mortal", 0, pid, 0)
+        assert error.method == method
+        assert error.call_id == 2
+        assert "first words\nlast words" in error.stderr_tail
+        if signum == signal.SIGSEGV:
+            assert "Segmentation fault" in error.stderr_tail
+            assert "in segfault" in error.stderr_tail
+        assert queued.result(SOON) == 1
+        assert sibling.add().result(SOON) == 2
+        assert actor.stats().restarts == 1
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "exit", "segfault"])
+def test_a_factory_that_fails(how):
+    def factory():
+        if how == "raise":
+            raise LookupError("no such ROM")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "exit":
+            os._exit(9)
+        ctypes.string_at(0)
+
+    with ea.spawn(factory, name="stillborn") as actor:
+        error, took = timed(actor.anything().result)
+        assert isinstance(error, ea.ActorStartError)
+        assert took < 5.0  # an interpreter starts meanwhile
+        assert error.actor == "stillborn"
+        if how == "raise":
+            assert isinstance(error.__cause__, LookupError)
+            assert isinstance(error.__cause__.__cause__, ea.RemoteTraceback)
+        else:
+            expected = {"kill": (None, 9), "exit": (9, None), "segfault": (None, 11)}[how]
+            assert (error.exitcode, error.signal) == expected
+        assert actor.state is ea.ActorState.DEAD
+        with pytest.raises(ea.ActorStartError):
+            actor.anything().result(SOON)
+
+
+def test_a_failed_start_is_retried_counted_and_listed():
+    def factory():
+        raise LookupError("never")
+
+    policy = ea.RestartPolicy(max_restarts=2, backoff=0.0)
+    with ea.spawn(factory, restart=policy) as actor:
+        with pytest.raises(ea.RestartsExhaustedError) as caught:
+            actor.anything().result(SOON)
+        assert [type(cause) for cause in caught.value.causes] == [ea.ActorStartError] * 3
+        assert [cause.incarnation for cause in caught.value.causes] == [0, 1, 2]
+        assert actor.stats().restarts == 2
+
+
+def test_a_start_that_works_at_the_second_try(tmp_path):
+    mark = str(tmp_path / "mark")
+
+    def factory():
+        env = Counter()
+        env.die_unless(mark)
+        return env
+
+    with ea.spawn(factory, restart=MANY) as actor:
+        assert actor.add().result(SOON) == 1
+        assert actor.incarnation == 1
+
+
+def test_a_death_while_idle_is_noticed_and_fails_no_call():
+    with ea.spawn(Counter, restart=MANY) as actor:
+        actor.add(5).result(SOON)
+        os.kill(actor.pid, signal.SIGKILL)
+        wait_until(lambda: actor.incarnation == 1, patience=1.0)
+        assert actor.add().result(SOON) == 1
+        for expected in (2, 3, 4):
+            os.kill(actor.pid, signal.SIGKILL)
+            assert actor.add().result(SOON) == 1, "the call was not begun: it runs on the new incarnation"
+            assert actor.incarnation == expected
+
+
+def test_without_restarts_a_death_while_idle_is_the_error_of_later_calls():
+    with ea.spawn(Counter, restart=NEVER) as actor:
+        actor.add().result(SOON)
+        os.kill(actor.pid, signal.SIGKILL)
+        wait_until(lambda: actor.state is ea.ActorState.DEAD, patience=1.0)
+        with pytest.raises(ea.ActorDiedError) as caught:
+            actor.add().result(SOON)
+        assert caught.value.signal == signal.SIGKILL
+        actor.renew().result(SOON)
+        assert actor.add().result(SOON) == 1
+        assert actor.incarnation == 1
+
+
+def test_queued_calls_of_a_dead_actor_fail_and_those_after_a_renewal_run(tmp_path):
+    touched = tmp_path / "touched"
+    with ea.spawn(Counter, restart=NEVER) as actor:
+        running = actor.hang_in_c(str(touched))
+        queued, renewal, after = actor.add(), actor.renew(), actor.add()
+        wait_for_path(touched)
+        os.kill(actor.pid, signal.SIGKILL)
+        for future in (running, queued):
+            with pytest.raises(ea.ActorDiedError):
+                future.result(SOON)
+        assert renewal.result(SOON) == 1
+        assert after.result(SOON) == 1
+
+
+def test_restarts_are_exhausted_and_every_cause_is_listed():
+    with ea.spawn(Counter, restart=ea.RestartPolicy(max_restarts=2, backoff=0.0)) as actor:
+        for code in (1, 2):
+            with pytest.raises(ea.ActorDiedError):
+                actor.exit_now(code).result(SOON)
+        with pytest.raises(ea.ActorDiedError):
+            actor.exit_now(3).result(SOON)
+        with pytest.raises(ea.RestartsExhaustedError) as caught:
+            actor.add().result(SOON)
+        assert [cause.exitcode for cause in caught.value.causes] == [1, 2, 3]
+        assert actor.state is ea.ActorState.DEAD
+
+
+def test_no_call_runs_twice_unless_it_asked(tmp_path):
+    log, mark = tmp_path / "log", str(tmp_path / "mark")
+
+    class Env(Counter):
+        def log_and_die_unless(self, mark):
+            self.touch(str(log))
+            return self.die_unless(mark)
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        with pytest.raises(ea.ActorDiedError):
+            actor.log_and_die_unless(mark).result(SOON)
+        assert log.read_text() == "x"
+        Path(mark).unlink()
+        first, second = actor.options(retries=1).log_and_die_unless(mark), actor.add()
+        assert first.result(SOON) == "alive"
+        assert second.result(SOON) == 1
+        assert log.read_text() == "xxx"
+        with pytest.raises(ea.ActorDiedError):
+            actor.options(retries=2).exit_now(4).result(SOON)
+        wait_until(lambda: actor.stats().restarts == 2 + 3)
+        with pytest.raises(ValueError, match="only once"):
+            actor.options(retries=5).fail(ValueError, "only once").result(SOON)
+
+
+@pytest.mark.parametrize("hang", ["sleep", "C", "SIGSTOP"])
+def test_a_deadline_is_enforced_from_outside(hang):
+    with ea.spawn(Counter, restart=MANY, deadlines=ea.Deadlines(call=0.5)) as actor:
+        actor.add().result(SOON)
+        pid = actor.pid
+        if hang == "SIGSTOP":
+            os.kill(pid, signal.SIGSTOP)
+        call = {"sleep": lambda: actor.sleep(60), "C": actor.hang_in_c, "SIGSTOP": actor.add}[hang]
+        future = call()
+        error, took = timed(future.result)
+        assert isinstance(error, ea.ActorTimeoutError)
+        assert isinstance(error, TimeoutError)
+        assert 0.5 <= took < 1.5
+        assert error.timeout == 0.5
+        assert (error.pid, error.incarnation) == (pid, 0)
+        if hang == "SIGSTOP":
+            assert error.stacks == ""
+        else:
+            assert f"in {'sleep' if hang == 'sleep' else 'hang_in_c'}" in error.stacks
+        assert is_gone(pid)
+        assert actor.add().result(SOON) == 1
+        assert actor.stats().restarts == 1
+
+
+def test_deadlines_count_from_when_the_call_could_start_and_have_their_own_for_step_and_reset():
+    class Env(Counter):
+        def step(self):
+            return self.sleep(0.3)
+
+        def reset(self):
+            return self.sleep(60)
+
+    deadlines = ea.Deadlines(call=1.0, reset=0.2)
+    with ea.spawn(Env, deadlines=deadlines, restart=MANY) as actor:
+        futures = [actor.step() for _ in range(6)]  # 1.8 s in all, each within its second
+        for future in futures:
+            assert future.result(SOON) == 0.3
+        with pytest.raises(ea.ActorTimeoutError) as caught:
+            actor.reset().result(SOON)
+        assert caught.value.timeout == 0.2
+        with pytest.raises(ea.ActorTimeoutError) as caught:
+            actor.options(timeout=0.1).step().result(SOON)
+        assert caught.value.timeout == 0.1
+
+
+def test_the_start_deadline():
+    with ea.spawn(lambda: time.sleep(60), deadlines=ea.Deadlines(start=1.0)) as actor:
+        error, took = timed(actor.anything().result)
+        assert isinstance(error, ea.ActorStartError)
+        assert 1.0 <= took < 2.0
+        assert isinstance(error.__cause__, ea.ActorTimeoutError)
+        assert "in <lambda>" in error.__cause__.stacks
+
+
+def test_a_deadline_with_retries_runs_the_call_again(tmp_path):
+    mark = tmp_path / "mark"
+
+    class Env(Counter):
+        def slow_once(self):
+            if not mark.exists():
+                mark.touch()
+                time.sleep(60)
+            return "quick"
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        assert actor.options(timeout=0.5, retries=1).slow_once().result(SOON) == "quick"
+
+
+def test_late_replies_reach_nobody():
+    """Calls that end just about when their deadline does: each result is its own call's, or an error."""
+
+    class Env(Counter):
+        def after(self, seconds, value):
+            time.sleep(seconds)
+            return value
+
+    with ea.spawn(Env, restart=ea.RestartPolicy(max_restarts=100, backoff=0.0)) as actor:
+        outcomes = {"in time": 0, "late": 0}
+        for i in range(12):
+            actor.echo(0).result(SOON)
+            try:
+                assert actor.options(timeout=0.05).after(0.02 + 0.02 * (i % 4), i).result(SOON) == i
+                outcomes["in time"] += 1
+            except ea.ActorTimeoutError:
+                outcomes["late"] += 1
+            assert actor.echo(i * 10).result(SOON) == i * 10
+        assert outcomes["late"] >= 3
+        assert outcomes["in time"] >= 3
+        assert actor.stats().stale_replies >= 1, "a reply within the grace period was dropped and counted"
+
+
+def test_a_reply_that_matches_nothing_is_dropped_and_counted():
+    class Env(Counter):
+        def forge(self):
+            """Answers calls that nobody made, over the worker's own channel."""
+            import gc
+
+            from envactors.wire.channel import Channel
+            from envactors.wire.messages import Frame, Kind
+            from envactors.wire.pickling import dumps
+
+            (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
+            for incarnation, call_id in ((0, 99), (7, 1), (7, 2)):
+                channel.send(Frame(Kind.RESULT, incarnation, call_id, dumps("forged")))
+            return "real"
+
+    with ea.spawn(Env) as actor:
+        assert actor.forge().result(SOON) == "real"
+        assert actor.add().result(SOON) == 1
+        assert actor.stats().stale_replies == 3
+
+
+def test_garbage_on_the_channel_is_a_death_and_not_a_result():
+    class Env(Counter):
+        def babble(self):
+            import gc
+
+            from envactors.wire.channel import Channel
+
+            (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
+            channel.socket.sendall(b"\xff" * 100)
+            time.sleep(60)
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        with pytest.raises(ea.ActorDiedError):
+            actor.babble().result(SOON)
+        assert actor.add().result(SOON) == 1
+
+
+def test_a_worker_that_loses_its_descriptors_is_replaced():
+    class Env(Counter):
+        def close_all(self):
+            os.closerange(3, 1000)
+            return "closed"
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        with pytest.raises(ea.ActorDiedError):
+            actor.close_all().result(SOON)
+        assert actor.add().result(SOON) == 1
+
+
+def test_a_grandchild_that_holds_the_descriptors_hides_no_death():
+    class Env(Counter):
+        def fork_and_die(self):
+            if os.fork() == 0:
+                time.sleep(3)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        actor.add().result(SOON)
+        error, took = timed(actor.fork_and_die().result)
+        assert isinstance(error, ea.ActorDiedError)
+        assert took < 1.0
+
+
+def test_big_arguments_to_a_worker_that_does_not_read_block_nobody():
+    with ea.spawn(Counter, restart=MANY) as actor:
+        actor.add().result(SOON)
+        os.kill(actor.pid, signal.SIGSTOP)
+        future, took = timed(lambda: actor.options(timeout=0.5).echo(bytes(50_000_000)))
+        assert took < 1.0
+        with pytest.raises(ea.ActorTimeoutError):
+            future.result(SOON)
+        assert actor.echo(bytes(50_000_000)).result(SOON) == bytes(50_000_000)
+
+
+@pytest.mark.parametrize("state", ["healthy", "hung", "hung in C", "stopped", "dead", "unread", "starting"])
+def test_close_returns_in_time_whatever_the_worker_does(state, tmp_path):
+    touched = tmp_path / "touched"
+    actor = ea.spawn((lambda: time.sleep(60)) if state == "starting" else Counter)
+    futures = []
+    if state != "starting":
+        actor.add().result(SOON)
+        pid = actor.pid
+    if state == "hung":
+        futures = [actor.sleep(60), actor.add()]
+    elif state == "hung in C":
+        futures = [actor.hang_in_c(str(touched)), actor.add()]
+        wait_for_path(touched)
+    elif state == "stopped":
+        os.kill(pid, signal.SIGSTOP)
+    elif state == "dead":
+        os.kill(pid, signal.SIGKILL)
+    elif state == "unread":
+        futures = [actor.echo(bytes(1_000_000)) for _ in range(50)]
+    _, took = timed(lambda: actor.close(0.5))
+    assert took < 1.5
+    assert actor.state is ea.ActorState.CLOSED
+    for future in futures:
+        assert future.done()
+        if state != "unread":
+            error = future.exception()
+            assert isinstance(error, ea.ActorDiedError)
+            assert error.aborted
+    _, took = timed(actor.close)
+    assert took < 0.1
+
+
+def test_an_idle_worker_is_never_killed_for_being_idle():
+    deadlines = ea.Deadlines(call=0.1, step=0.1, reset=0.1)
+    with ea.spawn(Counter, deadlines=deadlines) as actor:
+        pid = actor.call("pid").result(SOON)
+        time.sleep(1.0)
+        assert actor.add().result(SOON) == 1
+        assert actor.pid == pid
+
+
+def test_a_deliberate_end_is_not_a_crash():
+    with ea.spawn(Counter, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+        for _ in range(3):
+            actor.renew().result(SOON)
+            actor.kill(restart=True)
+            actor.add().result(SOON)
+        assert actor.stats().restarts == 0
+        assert actor.stats().last_failure is None
+
+
+def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
+    """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
+    for _ in range(25):
+        actors = [ea.spawn(Counter) for _ in range(8)]
+        renewals = [actor.renew() for actor in actors]
+        for renewal in renewals:
+            assert renewal.result(SOON) == 1
+        for actor in actors:
+            actor.close()
