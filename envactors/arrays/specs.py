@@ -186,7 +186,8 @@ def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) ->
         if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
             raise SpaceMismatchError(f"{what} has dtype {array.dtype}: expected {spec.dtype}, shape {shape}")
         array = array.astype(spec.dtype)
-    return array
+    scalar_or_array: npt.NDArray[Any] = array[()]  # envs know NumPy's scalars, and few expect arrays of no axes
+    return scalar_or_array
 
 
 def stack(spec: Spec, values: Sequence[Any]) -> Any:

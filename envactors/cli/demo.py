@@ -1,0 +1,160 @@
+"""``envactors demo``: learns to balance CartPole on actors, and shows them while they work."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from envactors.errors import EnvActorsError
+
+if TYPE_CHECKING:
+    from envactors.cli.reports import Reporter, Summary
+
+ENV_ID = "CartPole-v1"
+GOAL = 475.0
+EVALUATION_EPISODES = 20
+
+_MET, _MISSED, _NOT_RUN = 0, 1, 2
+_NEEDED = ("gymnasium", "rich")
+_LONGEST_EPISODE = 500
+
+_DESCRIPTION = f"""\
+Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and shows the actors and the learning
+curve while it does. The policy is linear and learnt from nothing, by the cross-entropy method with NumPy.
+Where the output is no terminal, it prints one line a generation.
+"""
+_EPILOG = f"""\
+exit status:
+  {_MET}    the mean return over {EVALUATION_EPISODES} evaluation episodes is at least {GOAL:.0f}
+  {_MISSED}    it is not
+  {_NOT_RUN}    wrong arguments, or something to install first
+  130  interrupted by Ctrl-C
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describes the command to the parser."""
+    parser = commands.add_parser(
+        "demo",
+        help="learn to balance CartPole on actors, with a live view",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--num-envs", type=_at_least(1), default=8, metavar="N", help="how many envs, one actor each (default: 8)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="decides the learning curve, whatever the number of envs up to 24 (default: 0)",
+    )
+    parser.add_argument(
+        "--generations",
+        type=_at_least(1),
+        default=60,
+        metavar="N",
+        help="learn for at most so many generations (default: 60); most seeds need about ten",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=50.0,
+        metavar="SECONDS",
+        help="stop learning in time to be through with the evaluation by then (default: 50)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: As `register` describes them.
+
+    Returns:
+        The exit status: 0 only where the goal was met.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"envactors demo needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
+        return _NOT_RUN
+    try:
+        with _reporter() as reporter:
+            summary = _learn_and_evaluate(arguments, reporter)
+        reporter.finished(summary)
+    except EnvActorsError as error:
+        print(f"envactors demo: {error}", file=sys.stderr)
+        return _MISSED
+    return _MET if summary.goal_met else _MISSED
+
+
+def make_env() -> Any:
+    """Makes one env, in its worker."""
+    import gymnasium
+
+    return gymnasium.make(ENV_ID)
+
+
+def _reporter() -> Reporter:
+    from rich.console import Console
+
+    from envactors.cli.live import LiveReporter
+    from envactors.cli.reports import PlainReporter
+
+    console = Console()
+    # Rich takes a pipe for a terminal where it is told to by the environment; a live view is of no use there.
+    can_draw = sys.stdout.isatty() and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    return LiveReporter(console, GOAL, _LONGEST_EPISODE) if can_draw else PlainReporter(sys.stdout)
+
+
+def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Summary:
+    import envactors as ea
+    from envactors.cli.learning import Budget, Evaluator, learn
+    from envactors.cli.reports import Summary
+    from envactors.cli.rollouts import Monitor, Rollouts
+
+    started = time.monotonic()
+    reporter.opened(f"{ENV_ID} on {_count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
+    reporter.phase("starting the actors")
+    # Every episode is begun by hand, with a seed of its own: its outcome does not depend on which env plays it.
+    with ea.VectorEnv([make_env] * arguments.num_envs, autoreset="disabled") as envs:
+        ready = time.monotonic()
+        monitor = Monitor(envs)
+        rollouts = Rollouts(envs, lambda done, total: reporter.tick(monitor.look, done, total))
+        budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started=started)
+        learnt = learn(rollouts, arguments.seed, arguments.generations, budget, reporter)
+        reporter.phase("evaluating the learnt policy")
+        returns = Evaluator(rollouts, arguments.seed).returns(learnt.policy, EVALUATION_EPISODES)
+        reporter.redraw(monitor.look)
+        over = time.monotonic()
+    return Summary(
+        mean_return=float(returns.mean()),
+        episodes=EVALUATION_EPISODES,
+        goal=GOAL,
+        generations=learnt.generations,
+        stopped_by=learnt.stopped_by,
+        actors=arguments.num_envs,
+        steps=rollouts.steps,
+        start_seconds=ready - started,
+        seconds=over - ready,
+    )
+
+
+def _at_least(least: int) -> Any:
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return integer
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
