@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # A caller that ends shall be gone within five seconds, hung workers or not.
 _EXIT_PATIENCE = 3.0
-_ERRANDS_PATIENCE = 1.0
+# A callback that never ends keeps its thread; nobody waits longer for it than this, in seconds.
+_LINGERING = 1.0
 
 
 class Engine:
@@ -41,15 +42,14 @@ class Engine:
             self.ended = True
             if _engine is self:
                 _engine = None
-        self.launcher.stop()
-        self.errands.stop(0)
-        self.reactor.stop()
+        for part in (self.launcher, self.errands, self.reactor):
+            part.stop()
 
     def linger(self) -> None:
         """After the last actor's end: waits until the engine's threads have ended too."""
-        if self.ended and not self.reactor.is_current_thread():
-            self.reactor.join(_ERRANDS_PATIENCE)
-            self.errands.stop(_ERRANDS_PATIENCE)
+        if self.ended:
+            for part in (self.launcher, self.errands, self.reactor):
+                part.join(_LINGERING)
 
 
 _lock = threading.Lock()

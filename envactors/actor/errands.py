@@ -31,11 +31,14 @@ class Errands:
                 return
         job()
 
-    def stop(self, timeout: float) -> None:
-        """Runs what is queued and ends the thread, or leaves it alone when it takes longer than ``timeout`` seconds."""
+    def stop(self) -> None:
+        """Makes the thread end after what is queued; returns at once."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
+
+    def join(self, timeout: float) -> None:
+        """Waits up to ``timeout`` seconds for the thread's end; not in the thread itself."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 

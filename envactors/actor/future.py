@@ -90,7 +90,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
             return timeout
         self._supervisor.check_owner()
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._supervisor.reactor.pump(self.settled, deadline)
+        self._supervisor.reactor.wait(self.settled, self._condition, deadline)
         return remaining(deadline)
 
     def _invoke_callbacks(self) -> None:

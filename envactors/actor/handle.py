@@ -9,6 +9,7 @@ from typing import Any
 
 from envactors import backends
 from envactors.actor.future import ActorFuture
+from envactors.actor.interrupts import SHIELD
 from envactors.actor.supervisor import ActorState, ActorStats, Plan, Supervisor
 from envactors.backends.base import Backend
 from envactors.errors import SerializationError
@@ -237,8 +238,9 @@ def launch(
         restart,
         _checked_env_vars(env_vars),
     )
-    supervisor = Supervisor(plan)
-    return ActorHandle(supervisor, Lifeline(supervisor))
+    with SHIELD:
+        supervisor = Supervisor(plan)
+        return ActorHandle(supervisor, Lifeline(supervisor))
 
 
 def close_all(supervisors: list[Supervisor], timeout: float | None) -> None:

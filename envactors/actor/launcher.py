@@ -26,10 +26,13 @@ class Launcher:
         self._jobs.put(job)
 
     def stop(self) -> None:
-        """Ends the thread after what is queued."""
+        """Makes the thread end after what is queued; returns at once."""
         self._jobs.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Waits up to ``timeout`` seconds for the thread's end; not in the thread itself."""
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout)
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from envactors.actor.errands import Errands
+from envactors.actor.interrupts import SHIELD
 from envactors.system import Doorbell, Poller, remaining
 
 _log = logging.getLogger("envactors")
@@ -55,6 +56,7 @@ class Reactor:
         self._wake_at = _NEVER
         self._pump_lock = threading.Lock()
         self._pumping: int | None = None
+        self._knocking: set[int] = set()
         self._stopping = False
         self._closed = False
         self._outer.add(self._replies.fileno())
@@ -111,29 +113,46 @@ class Reactor:
             self._nudge.ring()
 
     def pump(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        """Reads replies in this thread until ``done()`` or the deadline (`time.monotonic`).
+        """Reads replies in this thread until ``done()``, the deadline (`time.monotonic`) or an interrupt.
 
         Returns:
             False when another thread reads already, or nobody does any more; then wait in another way.
         """
-        if not self._pump_lock.acquire(blocking=False):
+        me = threading.get_ident()
+        if self._pumping == me:
+            # A signal handler or a finalizer waits for a result while this thread waits for another.
+            self._pump(done, deadline)
+            return True
+        # `with` rather than a trial `acquire`: no interrupt falls between the taking and the giving back. Who
+        # finds the lock taken does not wait for it; who takes it while another knocks gives it back at once.
+        self._knocking.add(me)
+        if self._pump_lock.locked():
+            self._knocking.discard(me)
             return False
-        try:
+        with self._pump_lock:
+            self._knocking.discard(me)
             if self._closed:
                 return False
-            self._pumping = threading.get_ident()
-            self._outer.watch(self._replies.fileno(), readable=False)
-            while not done():
-                events = self._replies.poll(remaining(deadline))
-                if not events:
-                    break
-                self._handle(events)
-            return True
-        finally:
-            if not self._closed:
-                self._outer.watch(self._replies.fileno(), readable=True)
-            self._pumping = None
-            self._pump_lock.release()
+            try:
+                self._pumping = me
+                self._outer.watch(self._replies.fileno(), readable=False)
+                self._pump(done, deadline)
+                self._stop_pumping()
+            except BaseException:
+                self._stop_pumping()
+                raise
+        return True
+
+    def _pump(self, done: Callable[[], bool], deadline: float | None) -> None:
+        while not done() and not SHIELD.interrupted and not self._knocking:
+            events = self._replies.poll(remaining(deadline))
+            if not events:
+                return
+            self._handle(events)
+
+    def _stop_pumping(self) -> None:
+        self._outer.watch(self._replies.fileno(), readable=True)
+        self._pumping = None
 
     def wait(self, done: Callable[[], bool], condition: threading.Condition, deadline: float | None) -> bool:
         """Waits until ``done()`` or the deadline, reading replies if no other thread does.
@@ -147,7 +166,11 @@ class Reactor:
             Whether ``done()``.
         """
         while not done():
-            if not self.pump(done, deadline):
+            with SHIELD:
+                SHIELD.wake = self._nudge.ring
+                pumped = self.pump(done, deadline)
+            # Out of the shield an interrupt that was held back is raised.
+            if not pumped:
                 with condition:
                     condition.wait_for(done, remaining(deadline))
             if deadline is not None and time.monotonic() >= deadline:
@@ -163,7 +186,9 @@ class Reactor:
         self._bell.ring()
 
     def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
+        """Waits up to ``timeout`` seconds for the thread's end; not in the thread itself."""
+        if not self.is_current_thread():
+            self._thread.join(timeout)
 
     # The reactor's thread --------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Events come in from four sides: callers' threads (`ask`, `cancel`, `kill` ...), the launcher (`_launch`), whoever
 reads replies (`_on_channel`) and the reactor's thread (`_on_death`, `on_timer`). Each takes the lock, changes
-the state, and leaves the outcomes for `_deliver`, which settles futures without the lock.
+the state, and leaves the outcomes for `deliver`, which settles futures without the lock (`_Change`).
 
     LAUNCHING ──started──▶ LIVE ──CLOSE sent──▶ STOPPING ─┐
         ▲                   │ deadline, abort, kill       │
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from envactors.actor import engine as engines
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation, Obituary
+from envactors.actor.interrupts import SHIELD
 from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
 from envactors.backends.base import Backend
@@ -122,6 +123,31 @@ class _Outcome(NamedTuple):
     error: ActorError | None
 
 
+class _Change:
+    """A change of an actor's state: with its lock, with signals held back, and what follows from it delivered."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._lock = supervisor._lock
+
+    def __enter__(self) -> None:
+        SHIELD.__enter__()
+        self._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        supervisor = self._supervisor
+        try:
+            if kind is not None and not issubclass(kind, ActorClosedError):
+                supervisor.torn()
+        finally:
+            self._lock.release()
+            try:
+                if supervisor._outcomes:
+                    supervisor.deliver()
+            finally:
+                SHIELD.__exit__()
+
+
 class Supervisor:
     """The parent's half of one actor."""
 
@@ -131,6 +157,7 @@ class Supervisor:
         self.incarnation = 0
         self._start_payload = dumps(tuple(plan.start))
         self._lock = threading.RLock()
+        self._change = _Change(self)
         self._table = RequestTable()
         self._phase = _Phase.LAUNCHING
         self._process: Incarnation | None = None
@@ -144,10 +171,11 @@ class Supervisor:
         self._losses: deque[tuple[float, ActorError]] = deque()
         # None stands for the end of the actor, after everything else.
         self._outcomes: deque[_Outcome | None] = deque()
+        self._delivering = threading.RLock()
         self._completed = self._failed = self._restarts = self._stale = 0
         self._engine = engines.join(self)
         self.reactor = self._engine.reactor
-        with self._lock:
+        with self._change:
             self._begin_launch()
 
     # Looking ---------------------------------------------------------------------------------------------
@@ -224,38 +252,29 @@ class Supervisor:
         self._submit(Request(None, dumps(()), "renew", self.plan.start.first, None, 0, future))
 
     def _submit(self, request: Request) -> None:
-        try:
-            with self._lock:
-                if self._closing:
-                    raise ActorClosedError(
-                        f"{request.method} was asked of {self._who(request.index, None)}, which is closed",
-                        **self._where(request.index, None, request.method, None),
-                    )
-                self._table.add(request)
-                if self._phase is _Phase.DEAD:
-                    self._settle_dead()
-                else:
-                    self._dispatch()
-        except ActorClosedError:
-            raise
-        except BaseException:
-            self._torn()
-            raise
-        if self._outcomes:
-            self._deliver()
+        with self._change:
+            if self._closing:
+                raise ActorClosedError(
+                    f"{request.method} was asked of {self._who(request.index, None)}, which is closed",
+                    **self._where(request.index, None, request.method, None),
+                )
+            self._table.add(request)
+            if self._phase is _Phase.DEAD:
+                self._settle_dead()
+            else:
+                self._dispatch()
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_owner()
-        with self._lock:
-            request = self._table.withdraw(future)
-        if request is not None:
-            future.discard()
+        with self._change:
+            if self._table.withdraw(future) is not None:
+                future.discard()
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
         if self.cancel(future):
             return True
-        with self._lock:
+        with self._change:
             if future.settled():
                 return False
             running = self._table.running
@@ -266,13 +285,12 @@ class Supervisor:
                 self._fail(waiting, self._death_error(Obituary(), waiting, aborted=True))
             else:
                 return False
-        self._deliver()
         return True
 
     def kill(self, restart: bool) -> None:
         """Ends the process now; see `envactors.actor.handle.ActorHandle.kill`."""
         self.check_owner()
-        with self._lock:
+        with self._change:
             if self._phase is _Phase.CLOSED:
                 return
             if not restart:
@@ -280,11 +298,10 @@ class Supervisor:
                 self._end(_Verdict.CLOSE)
             elif not self._closing:
                 self._replace()
-        self._deliver()
 
     def begin_close(self, timeout: float | None) -> None:
         """Lets what is queued run and the env close, for ``timeout`` seconds; then ends the process."""
-        with self._lock:
+        with self._change:
             if self._phase is _Phase.CLOSED:
                 return
             patience = self._close_patience(timeout)
@@ -299,7 +316,6 @@ class Supervisor:
                     first = self.plan.start.first
                     self._table.add(Request(Kind.CLOSE, dumps(()), "close", first, None, 0, ActorFuture(self, None)))
                     self._dispatch()
-        self._deliver()
 
     def wait_closed(self, timeout: float | None) -> None:
         """Waits until the process has ended; not in the reactor's thread, which is what ends it."""
@@ -336,7 +352,7 @@ class Supervisor:
         return min(self._timers.copy().values(), default=float("inf"))
 
     def on_timer(self, now: float) -> None:
-        with self._lock:
+        with self._change:
             for name in [name for name, when in self._timers.items() if when <= now]:
                 self._timers.pop(name, None)
                 if name == "backoff":
@@ -351,7 +367,6 @@ class Supervisor:
                     if self._process is not None:
                         self._process.ask_stacks()
                         self._set_timer("kill", now + _STACKS_GRACE)
-        self._deliver()
 
     def _set_timer(self, name: str, when: float) -> None:
         self._timers[name] = when
@@ -378,7 +393,7 @@ class Supervisor:
                 worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars)
             except Exception as error:
                 refusal = error
-        with self._lock:
+        with self._change:
             if worker is None:
                 self._lose(Obituary(refusal=refusal))
             else:
@@ -387,7 +402,6 @@ class Supervisor:
                     self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
                 else:
                     self._process.kill()
-        self._deliver()
 
     def _on_started(self, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
@@ -439,20 +453,15 @@ class Supervisor:
         self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload))
 
     def _on_channel(self, mask: int) -> None:
-        try:
-            with self._lock:
-                if self._process is None:
-                    return
-                frames = self._process.advance(mask)
-                if frames is None and self._phase is not _Phase.STOPPING:
-                    # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
-                    self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
-                for frame in frames or ():
-                    self._on_frame(frame)
-        except BaseException:
-            self._torn()
-            raise
-        self._deliver()
+        with self._change:
+            if self._process is None:
+                return
+            frames = self._process.advance(mask)
+            if frames is None and self._phase is not _Phase.STOPPING:
+                # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
+                self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
+            for frame in frames or ():
+                self._on_frame(frame)
 
     def _on_frame(self, frame: Frame) -> None:
         running = self._table.running
@@ -493,14 +502,13 @@ class Supervisor:
         elif self._phase is not _Phase.CLOSED and self._verdict is not _Verdict.CLOSE:
             self._end(_Verdict.ABORT)
 
-    def _torn(self) -> None:
-        """After an interrupt in the middle of a change: what the process was told is unknown, so it goes."""
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
+    def torn(self) -> None:
+        """After an error in the middle of a change: what the process was told is unknown, so it goes."""
+        if self._process is not None:
+            self._process.kill()
 
     def _on_death(self, process: Incarnation) -> None:
-        with self._lock:
+        with self._change:
             if self._process is not process:
                 return
             frames, obituary = process.bury()
@@ -508,7 +516,6 @@ class Supervisor:
                 self._on_frame(frame)
             self._process = None
             self._lose(obituary)
-        self._deliver()
 
     def _lose(self, obituary: Obituary) -> None:
         """Decides what follows from the end of a process."""
@@ -589,30 +596,29 @@ class Supervisor:
         self._failed += 1
         self._outcomes.append(_Outcome(request, None, error))
 
-    def _deliver(self) -> None:
-        """Settles futures; called without the lock, by whoever changed the state."""
-        while self._outcomes:
-            try:
-                outcome = self._outcomes.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            try:
-                if outcome is None:
-                    self._closed.set()
-                    self._engine.release(self)
-                    continue
-                request, frame, error = outcome
-                value: Any = None
-                failure: BaseException | None = error
-                incarnation = self.incarnation
-                if frame is not None:
-                    incarnation = frame.incarnation
-                    value, failure = self._decode(request, frame)
-                request.future.settle(value, failure, incarnation)
-            except BaseException:
-                self._outcomes.appendleft(outcome)
-                raise
-            self.reactor.nudge()
+    def deliver(self) -> None:
+        """Settles futures; called after a change, without the lock."""
+        try:
+            with self._delivering:
+                while self._outcomes:
+                    # Taken out last: after an interrupt it is done once more, and then finds its future settled.
+                    self._settle(self._outcomes[0])
+                    self._outcomes.popleft()
+                    self.reactor.nudge()
+        except BaseException:
+            self.reactor.post(self.deliver)
+            raise
+
+    def _settle(self, outcome: _Outcome | None) -> None:
+        if outcome is None:
+            self._closed.set()
+            self._engine.release(self)
+            return
+        request, frame, error = outcome
+        if frame is None:
+            request.future.settle(None, error, self.incarnation)
+        else:
+            request.future.settle(*self._decode(request, frame), frame.incarnation)
 
     def _decode(self, request: Request, frame: Frame) -> tuple[Any, BaseException | None]:
         index, call = request.index, request.method

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from envactors.errors import EnvActorsError
@@ -20,6 +21,7 @@ EVALUATION_EPISODES = 20
 _MET, _MISSED, _NOT_RUN = 0, 1, 2
 _NEEDED = ("gymnasium", "rich")
 _LONGEST_EPISODE = 500
+_WEIGHTS = 4  # one for each number of an observation
 
 _DESCRIPTION = f"""\
 Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and shows the actors and the learning
@@ -63,7 +65,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument(
         "--time-limit",
-        type=float,
+        type=_seconds,
         default=50.0,
         metavar="SECONDS",
         help="stop learning in time to be through with the evaluation by then (default: 50)",
@@ -115,23 +117,23 @@ def _reporter() -> Reporter:
 
 def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Summary:
     import envactors as ea
-    from envactors.cli.learning import Budget, Evaluator, learn
-    from envactors.cli.reports import Summary
+    from envactors.cli.learning import Budget, Streams, evaluate, learn
+    from envactors.cli.reports import Summary, count
     from envactors.cli.rollouts import Monitor, Rollouts
 
     started = time.monotonic()
-    reporter.opened(f"{ENV_ID} on {_count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
+    streams = Streams.of(arguments.seed)
+    reporter.opened(f"{ENV_ID} on {count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
     reporter.phase("starting the actors")
     # Every episode is begun by hand, with a seed of its own: its outcome does not depend on which env plays it.
     with ea.VectorEnv([make_env] * arguments.num_envs, autoreset="disabled") as envs:
         ready = time.monotonic()
         monitor = Monitor(envs)
         rollouts = Rollouts(envs, lambda done, total: reporter.tick(monitor.look, done, total))
-        budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started=started)
-        learnt = learn(rollouts, arguments.seed, arguments.generations, budget, reporter)
+        budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started)
+        learnt = learn(rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter)
         reporter.phase("evaluating the learnt policy")
-        returns = Evaluator(rollouts, arguments.seed).returns(learnt.policy, EVALUATION_EPISODES)
-        reporter.redraw(monitor.look)
+        returns = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation)
         over = time.monotonic()
     return Summary(
         mean_return=float(returns.mean()),
@@ -146,7 +148,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     )
 
 
-def _at_least(least: int) -> Any:
+def _at_least(least: int) -> Callable[[str], int]:
     def integer(text: str) -> int:
         value = int(text)
         if value < least:
@@ -156,5 +158,8 @@ def _at_least(least: int) -> Any:
     return integer
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value

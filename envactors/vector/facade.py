@@ -13,6 +13,7 @@ import numpy as np
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
+from envactors.actor.interrupts import SHIELD
 from envactors.actor.supervisor import ActorStats
 from envactors.arrays.specs import Spec, batches_alike, conform, spec_of_value, split_batch, stack
 from envactors.backends.base import Backend
@@ -201,8 +202,9 @@ class VectorEnv:
         check_timeout(timeout, "reset(timeout=...)")
         seeds = _seeds(seed, [slot.env_id for slot in slots])
         self._check_free(slots)
-        for slot, one in zip(slots, seeds, strict=True):
-            slot.reset(one, options, self._collect)
+        with SHIELD:
+            for slot, one in zip(slots, seeds, strict=True):
+                slot.reset(one, options, self._collect)
         batch = self._gather(slots, timeout, "reset")
         return batch.obs, batch.infos
 
@@ -282,7 +284,8 @@ class VectorEnv:
             if slot.needs_reset:
                 raise VectorInputError(f"env {slot.env_id} was asked to step: it needs a reset first")
         split = split_batch(self._action_spec, actions, len(slots), "actions")
-        return [slot.step(action, arrived) for slot, action in zip(slots, split, strict=True)]
+        with SHIELD:
+            return [slot.step(action, arrived) for slot, action in zip(slots, split, strict=True)]
 
     # Collecting ------------------------------------------------------------------------------------------
 
@@ -309,9 +312,11 @@ class VectorEnv:
     def _hand_out(self, futures: list[EnvFuture], what: str) -> Batch:
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
+        with SHIELD:
+            for future in futures:
+                del self._arrived[future.env_id]
+                self._slots[future.env_id].owed = None
         for future in futures:
-            del self._arrived[future.env_id]
-            self._slots[future.env_id].owed = None
             error = future.exception()
             if error is None:
                 steps.append(future.result())

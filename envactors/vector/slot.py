@@ -41,17 +41,18 @@ class EnvFuture(ActorFuture):
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         slot = self._slot
-        step = None
-        if error is None:
-            step = EnvStep(slot.env_id, *Transition(*value), incarnation)
-        elif isinstance(error, NotResetError):
-            error = slot.loss_while_idle(incarnation)
-        # The slot first: whoever sees the result may step on at once.
-        slot.note(step, error, self._was_reset)
-        if self._arrived is None:
-            slot.owed = None
-        super().settle(step, error, incarnation)
-        if self._arrived is not None:
+        if not self.settled():
+            step = None
+            if error is None:
+                step = EnvStep(slot.env_id, *Transition(*value), incarnation)
+            elif isinstance(error, NotResetError):
+                error = slot.loss_while_idle(incarnation)
+            # The slot first: whoever sees the result may step on at once.
+            slot.note(step, error, self._was_reset)
+            if self._arrived is None:
+                slot.owed = None
+            super().settle(step, error, incarnation)
+        if self._arrived is not None and slot.owed is self:
             self._arrived(self)
 
     def discard(self) -> None:

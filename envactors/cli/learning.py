@@ -1,0 +1,181 @@
+"""Learns a linear policy by the cross-entropy method."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.cli.reports import Generation, Reporter
+from envactors.cli.rollouts import Episode, OutOfTimeError, Policy, Rollouts
+
+_POPULATION = 24
+_ELITES = 8
+# How much of the old distribution a generation leaves in place; with less, learning is quicker and stalls more often.
+_INERTIA = 0.5
+# Added to the elites' spread against early agreement, less from one generation to the next.
+_NOISE, _NOISE_DECAY = 0.3, 0.8
+
+# A check costs almost as much as a generation: it waits until the candidates do well on the average.
+_WORTH_A_CHECK = 400.0
+_CHECK_EPISODES = 16
+# Well above the goal, since other episodes will decide whether that is met.
+_GOOD_ENOUGH = 495.0
+
+
+class Streams(NamedTuple):
+    """Random numbers, independent of each other.
+
+    Attributes:
+        candidates: For drawing candidates.
+        training: For the seeds of the candidates' episodes.
+        checks: For those of the checks.
+        evaluation: For those of the evaluation.
+    """
+
+    candidates: np.random.Generator
+    training: np.random.Generator
+    checks: np.random.Generator
+    evaluation: np.random.Generator
+
+    @classmethod
+    def of(cls, seed: int) -> Streams:
+        """The streams of a seed."""
+        return cls(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)))
+
+
+class CrossEntropy:
+    """A normal distribution of policies that moves to where the best of its samples lie.
+
+    Args:
+        size: The number of a policy's weights.
+        population: How many candidates a generation has.
+        rng: Draws them.
+    """
+
+    def __init__(self, size: int, population: int, rng: np.random.Generator) -> None:
+        self.mean: Policy = np.zeros(size)
+        self._deviation: Policy = np.ones(size)
+        self._population = population
+        self._rng = rng
+        self._noise = _NOISE
+
+    def ask(self) -> npt.NDArray[np.float64]:
+        """The candidates of a generation, one a row."""
+        return self.mean + self._deviation * self._rng.standard_normal((self._population, self.mean.size))
+
+    def tell(self, candidates: npt.NDArray[np.float64], returns: npt.NDArray[np.float64]) -> None:
+        """Moves the distribution.
+
+        Args:
+            candidates: What `ask` gave.
+            returns: Their returns.
+        """
+        elites = candidates[np.argsort(-returns, kind="stable")[:_ELITES]]
+        spread = np.sqrt(elites.var(axis=0) + self._noise**2)
+        self.mean = _INERTIA * self.mean + (1 - _INERTIA) * elites.mean(axis=0)
+        self._deviation = _INERTIA * self._deviation + (1 - _INERTIA) * spread
+        self._noise *= _NOISE_DECAY
+
+
+class Budget:
+    """Says when learning must stop so that there is time for what comes after it.
+
+    Args:
+        seconds: How long everything may take.
+        reserved_steps: The steps to be made after the learning.
+        started: When everything began, a time of `time.monotonic`.
+    """
+
+    # A rate taken from the first few steps says nothing.
+    _SETTLING = 1.0
+
+    def __init__(self, seconds: float, reserved_steps: int, started: float) -> None:
+        self._end = started + seconds
+        self._reserved_steps = reserved_steps
+        self._playing_since = time.monotonic()
+
+    def is_spent(self, steps: int) -> bool:
+        """Whether it is time to stop, after so many steps."""
+        now = time.monotonic()
+        playing = now - self._playing_since
+        reserve = self._reserved_steps * playing / max(steps, 1) if playing > self._SETTLING else 0.0
+        return now + reserve >= self._end
+
+
+@dataclasses.dataclass(frozen=True)
+class Learnt:
+    """What came of the learning.
+
+    Attributes:
+        policy: The learnt weights.
+        generations: How many generations were completed.
+        stopped_by: What ended it where the policy was not good enough yet, None where it was.
+    """
+
+    policy: Policy
+    generations: int
+    stopped_by: str | None
+
+
+def learn(
+    rollouts: Rollouts, size: int, streams: Streams, generations: int, budget: Budget, reporter: Reporter
+) -> Learnt:
+    """Learns until the policy does well on episodes that it did not learn from.
+
+    Args:
+        rollouts: Plays the episodes.
+        size: The number of a policy's weights.
+        streams: Random numbers.
+        generations: The most generations.
+        budget: The time.
+        reporter: Is told of each generation.
+
+    Returns:
+        The policy, good enough or not.
+    """
+    # With fewer candidates than envs some envs would have nothing to do.
+    method = CrossEntropy(size, max(_POPULATION, rollouts.num_envs), streams.candidates)
+    for number in range(1, generations + 1):
+        reporter.phase(f"generation {number}")
+        candidates = method.ask()
+        returns = _play(rollouts, candidates, streams.training, budget)
+        if returns is None:
+            return Learnt(method.mean, number - 1, "time limit")
+        method.tell(candidates, returns)
+        check = None
+        if returns.mean() >= _WORTH_A_CHECK:
+            reporter.phase(f"generation {number}, checking what came of it")
+            check = _play(rollouts, np.tile(method.mean, (_CHECK_EPISODES, 1)), streams.checks, budget)
+        check_return = None if check is None else float(check.mean())
+        reporter.generation(
+            Generation(number, float(returns.mean()), float(returns.max()), rollouts.steps, check_return)
+        )
+        if check_return is not None and check_return >= _GOOD_ENOUGH:
+            return Learnt(method.mean, number, None)
+    return Learnt(method.mean, generations, "number of generations")
+
+
+def evaluate(rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator) -> npt.NDArray[np.float64]:
+    """The returns of a policy in new episodes."""
+    return rollouts.play(_episodes(np.tile(policy, (episodes, 1)), seeds))
+
+
+def _play(
+    rollouts: Rollouts, policies: npt.NDArray[np.float64], seeds: np.random.Generator, budget: Budget
+) -> npt.NDArray[np.float64] | None:
+    """The return of each policy in an episode of its own; None where there was no time for all of them."""
+    try:
+        return rollouts.play(_episodes(policies, seeds), lambda: budget.is_spent(rollouts.steps))
+    except OutOfTimeError:
+        return None
+
+
+def _episodes(policies: npt.NDArray[np.float64], seeds: np.random.Generator) -> list[Episode]:
+    return [
+        Episode(policy, int(seed))
+        for policy, seed in zip(policies, seeds.integers(2**31, size=len(policies)), strict=True)
+    ]

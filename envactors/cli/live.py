@@ -1,0 +1,166 @@
+"""The live view: a table of the actors, and the learning curve beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from envactors.cli.reports import Fleet, Generation, Summary
+
+_FRAME_SECONDS = 0.12
+_STATE_STYLES = {
+    "starting": "yellow",
+    "idle": "dim",
+    "busy": "green",
+    "renewing": "magenta",
+    "dead": "bold red",
+    "closed": "dim",
+}
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_CURVE_WIDTH = 30
+_CURVE_HEIGHTS = range(8, 17)
+
+
+class LiveReporter:
+    """Draws the actors and the curve again and again, in place.
+
+    Args:
+        console: Where to draw.
+        goal: The mean return that is to be reached.
+        longest_return: The top of the curve's scale.
+    """
+
+    def __init__(self, console: Console, goal: float, longest_return: float) -> None:
+        self._console = console
+        self._goal = goal
+        self._longest_return = longest_return
+        self._live = Live(console=console, auto_refresh=False)
+        self._title = ""
+        self._phase = ""
+        self._progress = ""
+        self._fleet: Fleet | None = None
+        self._generations: list[Generation] = []
+        self._drawn = 0.0
+
+    def __enter__(self) -> LiveReporter:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def opened(self, title: str) -> None:
+        self._title = title
+
+    def phase(self, name: str) -> None:
+        self._phase, self._progress = name, ""
+        self._draw()
+
+    def tick(self, look: Callable[[], Fleet], done: int, total: int) -> None:
+        # The last frame of a phase is drawn in any case, so that what stays on the screen is complete.
+        if done < total and time.monotonic() < self._drawn + _FRAME_SECONDS:
+            return
+        self._progress = f", {done} of {total} episodes"
+        self._fleet = look()
+        self._draw()
+
+    def generation(self, generation: Generation) -> None:
+        self._generations.append(generation)
+
+    def finished(self, summary: Summary) -> None:
+        verdict, *rest = summary.lines()
+        self._console.print(Text(verdict, "bold green" if summary.goal_met else "bold red"))
+        for line in rest:
+            self._console.print(Text(line))
+
+    def frame(self) -> RenderableType:
+        """What is on the screen now."""
+        heading = Text.assemble((self._title, "bold"), "  ", (self._phase + self._progress, "cyan"))
+        if self._fleet is None:
+            return heading
+        heading.append(f"  {self._fleet.seconds:.1f} s", "dim")
+        # The table's head and foot are three lines higher than the frame and the caption of the curve.
+        height = min(max(len(self._fleet.rows) + 3, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
+        curve = curve_lines(self._generations, self._longest_return, _CURVE_WIDTH, height)
+        panel = Panel.fit(Group(*curve, self._caption()), title="return", border_style="dim")
+        return Group(heading, Columns([_table(self._fleet), panel]))
+
+    def _caption(self) -> Text:
+        if not self._generations:
+            return Text("█ mean  • best", "dim")
+        last = self._generations[-1]
+        return Text.assemble(
+            ("█", "green"), f" mean {last.mean_return:.0f}  ", ("•", "yellow"), f" best {last.best_return:.0f}  ",
+            (f"goal {self._goal:.0f}", "dim"),
+        )  # fmt: skip
+
+    def _draw(self) -> None:
+        self._live.update(self.frame(), refresh=True)
+        self._drawn = time.monotonic()
+
+
+def curve_lines(generations: list[Generation], top: float, width: int, height: int) -> list[Text]:
+    """Draws the mean return of each generation as a bar and its best return as a dot.
+
+    Args:
+        generations: The last of them are drawn where not all have room.
+        top: The return at the top of the scale.
+        width: In characters, without the scale.
+        height: In lines.
+
+    Returns:
+        The lines from the top down, with the scale on the left.
+    """
+    bar = max(1, min(3, width // max(1, len(generations))))
+    shown = generations[-(width // bar) :]
+    lines = []
+    for row in reversed(range(height)):
+        line = Text(f"{_scale_mark(row, top, height):>4} ", "dim")
+        for generation in shown:
+            filled = generation.mean_return / top * height - row
+            dotted = min(int(generation.best_return / top * height), height - 1) == row
+            line.append(*_cell(filled, dotted, bar))
+        line.pad_right(width + 5 - line.cell_len)
+        lines.append(line)
+    return lines
+
+
+def _cell(filled: float, dotted: bool, bar: int) -> tuple[str, str]:
+    if dotted and filled < 0.5:
+        return "•".center(bar), "yellow"
+    return _EIGHTHS[round(min(max(filled, 0.0), 1.0) * 8)] * max(1, bar - 1) + " " * (bar > 1), "green"
+
+
+def _scale_mark(row: int, top: float, height: int) -> str:
+    marks = {height - 1: top, height // 2: top / 2, 0: 0.0}
+    return f"{marks[row]:.0f}" if row in marks else ""
+
+
+def _table(fleet: Fleet) -> Table:
+    table = Table(border_style="dim", show_footer=True)
+    table.add_column("actor", "all")
+    table.add_column("state", min_width=8)
+    table.add_column("pid", justify="right", min_width=7)
+    table.add_column("inc.", justify="right")
+    table.add_column("steps", f"{fleet.steps:,}", justify="right", min_width=7)
+    table.add_column("steps/s", f"{fleet.steps_per_second:,.0f}", justify="right", min_width=7)
+    for row in fleet.rows:
+        table.add_row(
+            row.name,
+            Text(row.state, _STATE_STYLES.get(row.state, "")),
+            "" if row.pid is None else str(row.pid),
+            str(row.incarnation),
+            f"{row.steps:,}",
+            f"{row.steps_per_second:,.0f}",
+        )
+    return table

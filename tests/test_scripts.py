@@ -1,0 +1,276 @@
+"""envactors as scripts use it: no guard, piped, interrupted, killed (promises 14, 18, 20, 21, 24)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from helpers import run_script, wait_until
+
+UNGUARDED = """
+import os
+import envactors as ea
+
+class Env:
+    def whoami(self):
+        return os.getpid(), __name__
+
+print("top level")
+actor = ea.spawn(lambda: Env())
+pid, name = actor.whoami().result(20)
+assert pid == actor.pid != os.getpid()
+assert name == "__main__"
+actor.close()
+print("done")
+"""
+
+
+def run(arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments], capture_output=True, text=True, timeout=40, check=False, **options
+    )
+
+
+def test_a_script_without_a_guard(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    done = run([str(script)])
+    assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)
+
+
+def test_the_same_piped_to_python():
+    done = run(["-"], input=UNGUARDED)
+    assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)
+
+
+def test_a_script_that_just_ends_closes_its_envs(tmp_path):
+    done = run_script(
+        """
+        import sys, time, pathlib
+        import envactors as ea
+
+        class Env:
+            def ping(self):
+                return 1
+            def close(self):
+                pathlib.Path(sys.argv[1]).touch()
+
+        actor = ea.spawn(lambda: Env())
+        assert actor.ping().result(20) == 1
+        """,
+        str(tmp_path / "closed"),
+    )
+    # The worker has the caller's arguments, as a script's own functions would.
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert (tmp_path / "closed").exists()
+
+
+def test_a_script_that_ends_with_hung_actors_ends_soon():
+    begun = time.monotonic()
+    done = run_script(
+        """
+        import collections, itertools, time
+        import envactors as ea
+
+        class Env:
+            def ready(self):
+                return True
+            def hang(self):
+                collections.deque(itertools.repeat(0), maxlen=0)
+            def sleep(self):
+                time.sleep(100)
+
+        actors = [ea.spawn(Env) for _ in range(3)]
+        [a.ready().result(20) for a in actors]
+        futures = [actors[0].hang(), actors[1].sleep()]
+        """
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert time.monotonic() - begun < 10
+
+
+def start(code: str, **options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+HANGING = """
+    import collections, itertools, json, time
+    import envactors as ea
+
+    class Env:
+        def ready(self):
+            return True
+        def sleep(self):
+            time.sleep(100)
+        def hang_in_c(self):
+            collections.deque(itertools.repeat(0), maxlen=0)
+
+    actors = [ea.spawn(lambda: Env()) for _ in range(3)]
+    [actor.ready().result(20) for actor in actors]
+    futures = [actors[0].hang_in_c(), actors[1].sleep()]
+    time.sleep(0.2)
+    print(json.dumps([actor.pid for actor in actors]), flush=True)
+    futures[0].result()
+"""
+
+
+@pytest.mark.parametrize("also", ["caller only", "workers stopped"])
+def test_when_the_caller_is_killed_everything_is_gone(also):
+    caller = start(HANGING)
+    pids = json.loads(caller.stdout.readline())
+    family = [psutil.Process(caller.pid), *psutil.Process(caller.pid).children(recursive=True)]
+    assert {*pids} <= {process.pid for process in family}
+    if also == "workers stopped":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    os.kill(caller.pid, signal.SIGKILL)
+    caller.communicate(timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_ctrl_c_gives_one_traceback_and_a_quick_end():
+    caller = start(HANGING)
+    pids = json.loads(caller.stdout.readline())
+    begun = time.monotonic()
+    os.killpg(caller.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
+    out, err = caller.communicate(timeout=20)
+    assert time.monotonic() - begun < 5
+    assert caller.returncode != 0
+    assert out == ""
+    assert err.count("Traceback (most recent call last)") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_ctrl_c_while_workers_start():
+    caller = start(
+        """
+        import envactors as ea, time
+        actors = [ea.spawn(lambda: object()) for _ in range(8)]
+        print("spawned", flush=True)
+        time.sleep(100)
+        """
+    )
+    caller.stdout.readline()
+    begun = time.monotonic()
+    os.killpg(caller.pid, signal.SIGINT)
+    _, err = caller.communicate(timeout=20)
+    assert time.monotonic() - begun < 5
+    assert err.count("Traceback (most recent call last)") == 1
+
+
+def test_an_interrupt_while_waiting_leaves_the_actors_usable():
+    """A notebook's user stops a cell and goes on: no result is mixed up, nothing hangs."""
+    done = run_script(
+        """
+        import os, signal, threading, time
+        import envactors as ea
+
+        class Env:
+            def echo(self, value):
+                return value
+
+        main = threading.main_thread().ident
+        with ea.spawn(Env, restart=ea.RestartPolicy(max_restarts=10**6, backoff=0.0)) as actor:
+            actor.echo(0).result(20)
+            interrupts = wrong = 0
+            for round in range(60):
+                timer = threading.Timer(0.001 + 0.0003 * (round % 20), signal.pthread_kill, (main, signal.SIGINT))
+                try:
+                    timer.start()
+                    i = 0
+                    while True:
+                        i += 1
+                        wrong += actor.echo((round, i)).result(20) != (round, i)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                timer.join()
+                try:
+                    outcome = actor.echo(("after", round)).result(20)
+                    wrong += outcome != ("after", round)
+                except ea.ActorDiedError:
+                    pass  # interrupted half-way through a change: the process was replaced
+                assert actor.echo("fine").result(20) == "fine"
+        print(interrupts, wrong)
+        """,
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == ["60", "0"]
+
+
+def test_importing_is_light():
+    measure = """
+        import sys, time
+        begun = time.perf_counter()
+        import {0}
+        print(time.perf_counter() - begun)
+        assert not {{"gymnasium", "torch", "loky"}} & sys.modules.keys()
+    """
+
+    def seconds(module):
+        return statistics.median(float(run_script(measure.format(module)).stdout) for _ in range(5))
+
+    assert seconds("envactors") < 2.5 * seconds("numpy")
+
+
+def test_a_worker_never_loads_the_callers_half():
+    done = run_script(
+        """
+        import sys
+        import envactors as ea
+
+        class Env:
+            def modules(self):
+                return [name for name in sys.modules if name.startswith(("envactors.actor", "envactors.vector",
+                        "envactors.backends", "gymnasium", "torch"))]
+
+        with ea.spawn(Env) as actor:
+            print(actor.modules().result(20))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_public_names_are_those_that_are_documented():
+    import envactors as ea
+
+    for name in ea.__all__:
+        assert getattr(ea, name) is not None
+        assert name in dir(ea)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ea.nothing  # noqa: B018
+    assert ea.Future.__module__.startswith("concurrent.futures")
+
+
+def test_torch_in_use_in_the_caller():
+    torch = pytest.importorskip("torch")
+    import envactors as ea
+
+    torch.set_num_threads(2)
+    torch.rand(500, 500) @ torch.rand(500, 500)
+
+    class Env:
+        def threads(self):
+            import torch
+
+            return torch.get_num_threads(), float((torch.ones(300, 300) @ torch.ones(300, 300)).sum())
+
+    with ea.spawn(Env) as actor:
+        assert actor.threads().result(50) == (1, 300.0**3)
+    assert torch.get_num_threads() == 2
