@@ -8,6 +8,10 @@ Two pollers, one inside the other:
 The reactor's thread sleeps in ``outer``. A thread that waits for a result takes ``replies`` over for as long
 as it waits (`Reactor.pump`): it masks ``replies`` in ``outer`` and reads there itself, which saves the switch
 to the reactor's thread and back. Deaths and deadlines always stay with the reactor's thread.
+
+A loop of calls and results pumps thousands of times a second, and between two pumps the reactor's thread would
+wake for replies that the caller is about to read. So after many pumps in a short time ``replies`` stays masked
+between them, and the reactor's thread looks every few milliseconds whether the loop still goes on.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ from envactors.system import Doorbell, Poller, remaining
 
 _log = logging.getLogger("envactors")
 _NEVER = float("inf")
+# What counts as a loop: so many waits in so many seconds; and how often to look whether it goes on.
+_LOOP_WAITS = 64
+_LOOP_SECONDS = 0.05
+_LOOP_BEAT = 0.002
 
 
 class Timed(Protocol):
@@ -57,6 +65,11 @@ class Reactor:
         self._pump_lock = threading.Lock()
         self._pumping: int | None = None
         self._knocking: set[int] = set()
+        self._masked = False
+        self._looping = False
+        self._waits = 0
+        self._waits_seen = 0
+        self._loop_begun = 0.0
         self._stopping = False
         self._closed = False
         self._outer.add(self._replies.fileno())
@@ -135,7 +148,8 @@ class Reactor:
                 return False
             try:
                 self._pumping = me
-                self._outer.watch(self._replies.fileno(), readable=False)
+                if not self._masked:
+                    self._mask(True)
                 self._pump(done, deadline)
                 self._stop_pumping()
             except BaseException:
@@ -151,8 +165,34 @@ class Reactor:
             self._handle(events)
 
     def _stop_pumping(self) -> None:
-        self._outer.watch(self._replies.fileno(), readable=True)
+        # In this order, and `_watch_loop` in the opposite one: at least one of the two sees what the other did.
         self._pumping = None
+        if not self._looping:
+            self._mask(False)
+
+    def _mask(self, masked: bool) -> None:
+        self._masked = masked
+        self._outer.watch(self._replies.fileno(), readable=not masked)
+
+    def _count_wait(self) -> None:
+        self._waits += 1
+        if self._waits % _LOOP_WAITS == 0:
+            now = time.monotonic()
+            if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
+                self._looping = True
+                self._bell.ring()
+            self._loop_begun = now
+
+    def _watch_loop(self) -> None:
+        """Ends a loop that has made no wait since the last look."""
+        if self._waits == self._waits_seen:
+            self._looping = False
+            if self._pumping is None and self._pump_lock.acquire(blocking=False):
+                try:
+                    self._mask(False)
+                finally:
+                    self._pump_lock.release()
+        self._waits_seen = self._waits
 
     def wait(self, done: Callable[[], bool], condition: threading.Condition, deadline: float | None) -> bool:
         """Waits until ``done()`` or the deadline, reading replies if no other thread does.
@@ -165,6 +205,7 @@ class Reactor:
         Returns:
             Whether ``done()``.
         """
+        self._count_wait()
         while not done():
             with SHIELD:
                 SHIELD.wake = self._nudge.ring
@@ -207,10 +248,14 @@ class Reactor:
         self._wake_at = _NEVER  # while awake every new deadline rings, so that none falls between two looks
         timed = list(self._timed())
         wake_at = min((one.next_timer() for one in timed), default=_NEVER)
+        if self._looping:
+            wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)
         self._wake_at = wake_at
         events = [] if self._jobs else self._outer.poll(None if wake_at == _NEVER else remaining(wake_at))
         self._wake_at = _NEVER
         self._handle(events)
+        if self._looping and not events:
+            self._watch_loop()
         while self._jobs:
             self._jobs.popleft()()
         now = time.monotonic()

@@ -22,9 +22,10 @@ class NotResetError(Exception):
 class Seat:
     """One env and what its host knows of it."""
 
-    def __init__(self, env: Any, index: int) -> None:
+    def __init__(self, env: Any, context: ActorContext) -> None:
         self.env = env
-        self.index = index
+        self.context = context
+        self.index = context.index
         self.spec: Spec | None = None
         self.was_reset = False
 
@@ -39,18 +40,17 @@ class Host:
     """
 
     def __init__(self, start: Start, incarnation: int, resetting: Callable[[], None]) -> None:
-        self._name = start.name
         self._incarnation = incarnation
         self._resetting = resetting
         self._seats: list[Seat] = []
         for offset, factory in enumerate(start.factories):
-            index = start.first + offset
-            enter(ActorContext(self._name, index, incarnation))
-            self._seats.append(Seat(loads(factory)(), index))
+            context = ActorContext(start.name, start.first + offset, incarnation)
+            enter(context)
+            self._seats.append(Seat(loads(factory)(), context))
 
     def _enter(self, position: int) -> Seat:
         seat = self._seats[position]
-        enter(ActorContext(self._name, seat.index, self._incarnation))
+        enter(seat.context)
         return seat
 
     def call(self, message: Call) -> Any:

@@ -27,7 +27,7 @@ def serve(channel: Channel) -> None:
 class _Server:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._host: Host | None = None
+        self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
         self._incarnation = 0
         self._call_id = 0
 
@@ -46,7 +46,7 @@ class _Server:
         except BaseException as error:
             return self._failed(error, Fault.ARGUMENTS)
         try:
-            result = self._handler(frame.kind)(message)
+            result = self._handlers[frame.kind](message)
         except BaseException as error:
             return self._failed(error, Fault.RAISED)
         try:
@@ -55,14 +55,8 @@ class _Server:
             return self._failed(error, Fault.RESULT)
 
     def _start(self, message: Any) -> None:
-        self._host = Host(message, self._incarnation, self._resetting)
-
-    def _handler(self, kind: int) -> Callable[[Any], Any]:
-        if kind == Kind.START:
-            return self._start
-        host = self._host
-        assert host is not None, "the first request is always START"
-        handlers: dict[int, Callable[[Any], Any]] = {
+        host = Host(message, self._incarnation, self._resetting)
+        self._handlers = {
             Kind.CALL: host.call,
             Kind.GET: host.get,
             Kind.SET: host.set,
@@ -71,7 +65,6 @@ class _Server:
             Kind.STEP: host.step,
             Kind.CLOSE: host.close,
         }
-        return handlers[kind]
 
     def _resetting(self) -> None:
         self._answer(Kind.RESETTING, b"")
