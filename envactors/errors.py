@@ -269,8 +269,16 @@ def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...], state: A
     builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
     builtin.__init__(error, *args)  # type: ignore[misc] # the point: an __init__ further down must not run
     if state:
-        error.__setstate__(state)
+        try:
+            error.__setstate__(state)
+        except Exception:  # a class that refuses assignments, such as a frozen dataclass
+            error.__dict__.update(state)
     return error
+
+
+def set_cause(error: BaseException, cause: BaseException) -> None:
+    """Sets ``__cause__``, whatever the class thinks of assignments."""
+    BaseException.__dict__["__cause__"].__set__(error, cause)
 
 
 def _defines(kind: type[BaseException], name: str) -> bool:

@@ -30,6 +30,9 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9
 
 SIGKILL = signal.SIGKILL
 
+# The system's calls refuse much longer waits; who wants one waits again. In seconds.
+LONGEST_WAIT = 1e6
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -105,6 +108,12 @@ class ProcessWatch:
         os.close(self._fd)
 
 
+def kill_session(leader: int) -> None:
+    """Ends all processes of the group that a process leads; it must not have been reaped yet."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
 def anonymous_file(name: str) -> int:
     """Makes a file that has no name and lives in memory; returns its descriptor."""
     return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -139,5 +148,5 @@ def is_disconnect(error: OSError) -> bool:
 
 
 def remaining(deadline: float | None) -> float | None:
-    """The seconds left until a time of `time.monotonic`, never negative; None for no deadline."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+    """The seconds left until a time of `time.monotonic`, from 0 to `LONGEST_WAIT`; None for no deadline."""
+    return None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)

@@ -116,6 +116,20 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
+class Frozen(Exception):
+    """An exception that refuses assignments."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"cannot assign {name}")
+
+
+class ExitsOnArrival:
+    """Ends the program of whoever unpickles it."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
 class ExplodesOnArrival:
     """Pickles well and raises when it is unpickled in a process other than the one that made it."""
 

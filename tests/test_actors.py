@@ -11,13 +11,25 @@ import gc
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
-from helpers import SOON, Counter, ExplodesOnArrival, TwoArguments, Unpicklable, is_gone, wait_for_path, wait_until
+from helpers import (
+    SOON,
+    Counter,
+    ExitsOnArrival,
+    ExplodesOnArrival,
+    Frozen,
+    TwoArguments,
+    Unpicklable,
+    is_gone,
+    wait_for_path,
+    wait_until,
+)
 
 import envactors as ea
 
@@ -359,6 +371,58 @@ def test_an_unpicklable_exception_keeps_repr_and_traceback(actor):
     with pytest.raises(ea.SerializationError, match=r"Unpicklable\('no way out'\)") as caught:
         actor.fail(Unpicklable).result(SOON)
     assert "raise kind(*args)" in str(caught.value)
+
+
+def test_hostile_results_and_exceptions_fail_their_own_call_only():
+    class Env(Counter):
+        def get_exit(self):
+            return ExitsOnArrival()
+
+    with ea.spawn(Env) as handle, ea.spawn(Counter) as other:
+        with pytest.raises(ea.SerializationError):
+            handle.get_exit().result(SOON)
+        done, _ = ea.wait([handle.get_exit()], SOON)  # unpickled in the library's thread
+        assert isinstance(done.pop().exception(), ea.SerializationError)
+        with pytest.raises(Frozen) as caught:
+            handle.fail(Frozen, "ice").result(SOON)
+        assert isinstance(caught.value.__cause__, ea.RemoteTraceback)
+        assert ea.wait([handle.add(), other.add()], SOON).not_done == set()
+
+
+def test_callbacks_that_raise_or_block_hold_up_no_other(actor):
+    first, second, last = threading.Event(), threading.Event(), threading.Event()
+    actor.add().add_done_callback(lambda _: sys.exit(3))
+    actor.add().add_done_callback(lambda _: (first.set(), second.wait(SOON), last.set()))
+    assert first.wait(SOON)
+    actor.add().add_done_callback(lambda _: second.set())  # what the one before it waits for
+    assert last.wait(SOON)
+
+
+def test_a_thread_that_waits_for_a_cancelled_call_is_woken(actor, tmp_path):
+    gate = tmp_path / "gate"
+    actor.wait_for_file(str(gate))
+    queued = actor.add()
+    timer = threading.Timer(0.1, queued.cancel)
+    timer.start()
+    begun = time.monotonic()
+    with pytest.raises(concurrent.futures.CancelledError):
+        queued.result(SOON)
+    assert time.monotonic() - begun < 2.0
+    timer.join()
+    gate.touch()
+
+
+def test_an_env_that_forks_answers_once(actor):
+    class Env(Counter):
+        def fork(self):
+            if os.fork() == 0:
+                raise LookupError("in the child")
+            os.wait()
+            return "parent"
+
+    with ea.spawn(Env) as handle:
+        assert handle.fork().result(SOON) == "parent"
+        assert [handle.add().result(SOON) for _ in range(3)] == [1, 2, 3]
 
 
 def test_an_unpicklable_factory_is_refused_before_anything_starts():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -312,6 +314,57 @@ def test_garbage_on_the_channel_is_a_death_and_not_a_result():
         with pytest.raises(ea.ActorDiedError):
             actor.babble().result(SOON)
         assert actor.add().result(SOON) == 1
+
+
+def test_a_stray_byte_on_the_channel_is_noticed_with_the_next_reply():
+    class Env(Counter):
+        def stray(self):
+            import gc
+
+            from envactors.wire.channel import Channel
+
+            (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
+            channel.socket.sendall(b"!")
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        with pytest.raises(ea.ActorDiedError):
+            actor.stray().result(SOON)
+        assert actor.add().result(SOON) == 1
+
+
+def test_deadlines_beyond_all_measure_disturb_nobody():
+    endless = ea.Deadlines(start=1e12, call=1e12, close=1e12)
+    with ea.spawn(Counter, deadlines=endless) as patient, ea.spawn(Counter, restart=MANY) as other:
+        assert patient.add().result(1e12) == 1
+        future = patient.sleep(0.5)
+        with pytest.raises(ea.ActorTimeoutError):
+            other.options(timeout=0.2).sleep(60).result(SOON)
+        assert future.result(1e12) == 0.5
+
+
+def test_what_a_worker_had_started_goes_with_it():
+    class Env(Counter):
+        def start_child(self):
+            return subprocess.Popen(["sleep", "60"]).pid
+
+    with ea.spawn(Env, restart=MANY) as actor:
+        children = [actor.start_child().result(SOON)]
+        os.kill(actor.pid, signal.SIGKILL)
+        children.append(actor.start_child().result(SOON))
+        actor.renew()
+        children.append(actor.start_child().result(SOON))
+    wait_until(lambda: all(is_gone(pid) for pid in children), patience=5)
+
+
+def test_a_thread_that_never_ends_does_not_hold_up_close():
+    class Env(Counter):
+        def start_thread(self):
+            threading.Thread(target=time.sleep, args=(60,)).start()
+
+    actor = ea.spawn(Env)
+    actor.start_thread().result(SOON)
+    _, took = timed(actor.close)
+    assert took < 3.0
 
 
 def test_a_worker_that_loses_its_descriptors_is_replaced():

@@ -158,6 +158,46 @@ def test_ctrl_c_gives_one_traceback_and_a_quick_end():
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
+def test_a_caller_that_was_stopped_itself_blames_no_worker():
+    done = run_script(
+        """
+        import os, signal, subprocess, sys, time
+        import envactors as ea
+
+        class Env:
+            def nap(self):
+                time.sleep(0.2)
+                return "awake"
+
+        with ea.spawn(Env, deadlines=ea.Deadlines(call=0.8)) as actor:
+            actor.nap().result(20)
+            stopper = subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 1.5; kill -CONT {os.getpid()}"])
+            futures = [actor.nap()]
+            print(futures[0].result(20))
+            stopper.wait()
+        """
+    )
+    assert (done.stdout, done.stderr) == ("awake\n", "")
+
+
+def test_what_workers_print_at_the_very_end_is_passed_on():
+    done = run_script(
+        """
+        import envactors as ea
+
+        class Env:
+            def ready(self):
+                return 1
+            def close(self):
+                print("good bye")
+
+        actor = ea.spawn(Env, name="a")
+        actor.ready().result(20)
+        """
+    )
+    assert (done.stdout, done.stderr) == ("[a] good bye\n", "")
+
+
 def test_ctrl_c_while_workers_start():
     caller = start(
         """

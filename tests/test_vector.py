@@ -248,6 +248,9 @@ def test_call_get_set_render_and_handles(envs):
         (lambda e: e.step([1] * 4, timeout=-1), "expected seconds"),
         (lambda e: e.reset(seed=[1, 2]), "2 seeds for 4 envs"),
         (lambda e: e.reset(seed="x"), "seed is 'x'"),
+        (lambda e: e.reset(seed=-1), "seed is -1"),
+        (lambda e: e.reset(seed=[1.5, 1, 1, 1]), "seed has 1.5"),
+        (lambda e: e.step([1], env_ids=1), "env_ids is 1"),
         (lambda e: e.recv(min_envs=-1), "min_envs=-1"),
         (lambda e: e.recv(min_envs=3, max_envs=2), "min_envs <= max_envs"),
     ],
@@ -403,6 +406,39 @@ def test_after_a_death_the_env_needs_a_reset(death):
         envs.send([3] * 3)
         batch = envs.recv()
         assert dict(zip(batch.env_ids.tolist(), batch.incarnations.tolist(), strict=True)) == {0: 0, 1: 1, 2: 0}
+
+
+def test_the_specs_hold_in_every_incarnation():
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Env(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+        value = np.zeros(4)
+        reward: object = 1.0
+
+        def reset(self, *, seed=None, options=None):
+            return self.value, {}
+
+        def step(self, action):
+            return self.value, self.reward, False, False, {}
+
+    with ea.VectorEnv([Env] * 2, restart=ea.RestartPolicy(backoff=0.0)) as envs:
+        for _ in range(2):
+            assert envs.reset()[0].dtype == np.float32
+            (future,) = envs.submit([0], env_ids=[1])
+            assert future.result(SOON).obs.dtype == np.float32
+            envs[1].set("value", np.zeros(1)).result(SOON)
+            with pytest.raises(ea.VectorStepError, match=r"shape \(1,\): expected \(4,\)"):
+                envs.step([0, 0])
+            envs[1].renew().result(SOON)
+        envs.reset()
+        for reward in (None, np.ones(2), "much"):
+            envs[1].set("reward", reward).result(SOON)
+            with pytest.raises(ea.VectorStepError, match="the reward of env 1") as caught:
+                envs.step([0, 0])
+            assert caught.value.batch.env_ids.tolist() == [0]
+        envs[1].set("reward", np.array([2.5])).result(SOON)
+        assert envs.step([0, 0])[1].tolist() == [1.0, 2.5]
 
 
 def test_a_death_in_a_reset():

@@ -1,4 +1,4 @@
-"""What all actors of a process share, from the first to the last of them: three threads and no state."""
+"""What all actors of a process share, from the first to the last of them: a few threads and no state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from envactors.actor.errands import Errands
 from envactors.actor.launcher import Launcher
 from envactors.actor.reactor import Reactor
 
@@ -22,14 +21,12 @@ _LINGERING = 1.0
 
 
 class Engine:
-    """The reactor, the launcher and the errands of one process."""
+    """The reactor and the launcher of one process."""
 
     def __init__(self) -> None:
-        self.errands = Errands()
-        self.launcher = Launcher()
         self.supervisors: set[Supervisor] = set()
-        self.reactor = Reactor(lambda: tuple(self.supervisors), self.errands)
-        self.reactor.start()
+        self.reactor = Reactor(lambda: tuple(self.supervisors))
+        self.launcher = Launcher()
         self.ended = False
 
     def release(self, supervisor: Supervisor) -> None:
@@ -42,14 +39,14 @@ class Engine:
             self.ended = True
             if _engine is self:
                 _engine = None
-        for part in (self.launcher, self.errands, self.reactor):
-            part.stop()
+        self.launcher.stop()
+        self.reactor.stop()
 
     def linger(self) -> None:
         """After the last actor's end: waits until the engine's threads have ended too."""
         if self.ended:
-            for part in (self.launcher, self.errands, self.reactor):
-                part.join(_LINGERING)
+            self.launcher.join(_LINGERING)
+            self.reactor.join(_LINGERING)
 
 
 _lock = threading.Lock()

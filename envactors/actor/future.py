@@ -6,7 +6,7 @@ import concurrent.futures
 import time
 from typing import TYPE_CHECKING, Any
 
-from envactors.system import remaining
+from envactors.actor.interrupts import SHIELD
 
 if TYPE_CHECKING:
     from envactors.actor.supervisor import Supervisor
@@ -38,11 +38,15 @@ class ActorFuture(concurrent.futures.Future[Any]):
             concurrent.futures.CancelledError: The call was cancelled.
             Exception: What the env raised, or the `ActorError` that ended the call.
         """
-        return super().result(self._await(timeout))
+        self._await(timeout)
+        with SHIELD:
+            return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The exception that the call ended with, None where it did not; waits like `result`."""
-        return super().exception(self._await(timeout))
+        self._await(timeout)
+        with SHIELD:
+            return super().exception(0)
 
     def cancel(self) -> bool:
         """Takes the call out of the queue; False once it runs or has ended."""
@@ -85,15 +89,13 @@ class ActorFuture(concurrent.futures.Future[Any]):
         self.set_running_or_notify_cancel()
         self._keep = None
 
-    def _await(self, timeout: float | None) -> float | None:
-        if self._state in _SETTLED:
-            return timeout
-        self._supervisor.check_owner()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self._supervisor.reactor.wait(self.settled, self._condition, deadline)
-        return remaining(deadline)
+    def _await(self, timeout: float | None) -> None:
+        if self._state not in _SETTLED:
+            self._supervisor.check_owner()
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self._supervisor.reactor.wait(self.settled, self, deadline)
 
     def _invoke_callbacks(self) -> None:
         # A callback may wait for another call: never in the thread that reads the replies.
         if self._done_callbacks:  # type: ignore[attr-defined] # typeshed leaves it out
-            self._supervisor.reactor.errands.submit(super()._invoke_callbacks)  # type: ignore[misc]
+            self._supervisor.reactor.callbacks.submit(super()._invoke_callbacks)  # type: ignore[misc]

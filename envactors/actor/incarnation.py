@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -42,6 +43,10 @@ class Incarnation:
         reactor: What waits for it.
         on_channel: Called in any one thread when the channel has something, or room.
         on_death: Called in the reactor's thread once the process has ended.
+
+    Attributes:
+        pid: Its process id.
+        silent: Whether nothing will come through its channel any more.
     """
 
     def __init__(
@@ -55,9 +60,10 @@ class Incarnation:
         self._worker = worker
         self._reactor = reactor
         self._reset_by_peer = False
+        self.silent = False
         self.pid = worker.pid
-        self.stdout = Output(worker.stdout, name, "stdout", reactor.errands.submit)
-        self.stderr = Output(worker.stderr, name, "stderr", reactor.errands.submit)
+        self.stdout = Output(worker.stdout, name, "stdout", reactor.printing.submit)
+        self.stderr = Output(worker.stderr, name, "stderr", reactor.printing.submit)
         for output in (self.stdout, self.stderr):
             reactor.watch(output.fd, self._reader(output))
         reactor.watch_channel(worker.channel.fileno(), on_channel)
@@ -80,8 +86,8 @@ class Incarnation:
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
 
-    def advance(self, mask: int) -> list[Frame] | None:
-        """Writes and reads as much as the channel lets; None when there will be nothing to read any more."""
+    def advance(self, mask: int) -> list[Frame]:
+        """Writes and reads once, as far as the channel lets; `silent` says when nothing will come any more."""
         channel = self._worker.channel
         if mask & WRITABLE:
             try:
@@ -92,27 +98,35 @@ class Incarnation:
                 self._reactor.want_write(channel.fileno(), False)
         if not mask & READABLE:
             return []
-        frames: list[Frame] | None
+        try:
+            return self._read()
+        except BlockingIOError:
+            return []
+
+    def _read(self) -> list[Frame]:
+        channel = self._worker.channel
+        frames: list[Frame] | None = None
         try:
             frames = channel.receive()
         except BlockingIOError:
-            return []
+            raise
         except OSError as error:
             self._check_disconnect(error)
-            frames = None
         except ChannelCorruptError:
             self.kill()
-            frames = None
         if frames is None:
+            self.silent = True
             self._reactor.unwatch_channel(channel.fileno())
+            return []
         return frames
 
     def bury(self) -> tuple[list[Frame], Obituary]:
         """Takes in everything that a dead process left, and frees its descriptors."""
         worker, reactor = self._worker, self._reactor
         frames: list[Frame] = []
-        while more := self.advance(READABLE):
-            frames += more
+        with contextlib.suppress(BlockingIOError):
+            while not self.silent:
+                frames += self._read()
         unread = worker.channel.backlog or self._reset_by_peer or unread_by_peer(worker.channel.socket)
         for output in (self.stdout, self.stderr):
             output.finish()

@@ -16,6 +16,7 @@ between them, and the reactor's thread looks every few milliseconds whether the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -50,20 +51,27 @@ class Reactor:
 
     Args:
         timed: Those whose deadlines it watches; read anew each time.
-        errands: Where users' code runs.
+
+    Attributes:
+        callbacks: Where the callbacks of futures run.
+        printing: Where what workers print is passed on.
     """
 
-    def __init__(self, timed: Callable[[], Iterable[Timed]], errands: Errands) -> None:
-        self.errands = errands
+    def __init__(self, timed: Callable[[], Iterable[Timed]]) -> None:
         self._timed = timed
-        self._outer, self._replies = Poller(), Poller()
-        self._bell, self._nudge = Doorbell(), Doorbell()
+        with contextlib.ExitStack() as undo:
+            self._outer = undo.enter_context(contextlib.closing(Poller()))
+            self._replies = undo.enter_context(contextlib.closing(Poller()))
+            self._bell = undo.enter_context(contextlib.closing(Doorbell()))
+            self._nudge = undo.enter_context(contextlib.closing(Doorbell()))
+            self._descriptors = undo.pop_all()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._generation = 0
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake_at = _NEVER
         self._pump_lock = threading.Lock()
         self._pumping: int | None = None
+        self._parked: dict[object, list[threading.Lock]] = {}
         self._knocking: set[int] = set()
         self._masked = False
         self._looping = False
@@ -75,9 +83,9 @@ class Reactor:
         self._outer.add(self._replies.fileno())
         self._outer.add(self._bell.fileno())
         self._replies.add(self._nudge.fileno())
+        self.callbacks = Errands("envactors-callbacks", elastic=True, note_timer=self.note_timer)
+        self.printing = Errands("envactors-printing", elastic=False, note_timer=self.note_timer)
         self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     # Descriptors -----------------------------------------------------------------------------------------
@@ -119,11 +127,13 @@ class Reactor:
         self._jobs.append(job)
         self._bell.ring()
 
-    def nudge(self) -> None:
-        """Makes a thread that pumps look again at what it waits for."""
+    def wake(self, key: object) -> None:
+        """Makes the threads that wait for ``key`` look again at what they wait for."""
         pumping = self._pumping
         if pumping is not None and pumping != threading.get_ident():
             self._nudge.ring()
+        for gate in self._parked.pop(key, ()):
+            gate.release()
 
     def pump(self, done: Callable[[], bool], deadline: float | None) -> bool:
         """Reads replies in this thread until ``done()``, the deadline (`time.monotonic`) or an interrupt.
@@ -194,12 +204,12 @@ class Reactor:
                     self._pump_lock.release()
         self._waits_seen = self._waits
 
-    def wait(self, done: Callable[[], bool], condition: threading.Condition, deadline: float | None) -> bool:
+    def wait(self, done: Callable[[], bool], key: object, deadline: float | None) -> bool:
         """Waits until ``done()`` or the deadline, reading replies if no other thread does.
 
         Args:
-            done: What is waited for; becomes true in a thread that then notifies ``condition``.
-            condition: To sleep on while another thread reads.
+            done: What is waited for; becomes true in a thread that then calls `wake`.
+            key: What that thread gives to `wake`.
             deadline: A time of `time.monotonic`, None for none.
 
         Returns:
@@ -212,24 +222,41 @@ class Reactor:
                 pumped = self.pump(done, deadline)
             # Out of the shield an interrupt that was held back is raised.
             if not pumped:
-                with condition:
-                    condition.wait_for(done, remaining(deadline))
+                self._park(done, key, deadline)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return done()
+
+    def _park(self, done: Callable[[], bool], key: object, deadline: float | None) -> None:
+        # A bare lock, not a condition: an interrupt ends its acquire and breaks nothing.
+        gate = threading.Lock()
+        gate.acquire()
+        gates = self._parked.setdefault(key, [])
+        gates.append(gate)
+        try:
+            if not done():
+                patience = remaining(deadline)
+                gate.acquire(timeout=-1 if patience is None else patience)
+        finally:
+            if gate in gates:
+                gates.remove(gate)
 
     def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Makes the reactor's thread end; returns at once."""
+        """Makes the threads end after what is queued; returns at once."""
         self._stopping = True
         self._bell.ring()
+        self.callbacks.stop()
+        self.printing.stop()
 
     def join(self, timeout: float) -> None:
-        """Waits up to ``timeout`` seconds for the thread's end; not in the thread itself."""
+        """Waits up to ``timeout`` seconds for each thread's end; not in the thread itself."""
         if not self.is_current_thread():
             self._thread.join(timeout)
+        self.callbacks.join(timeout)
+        self.printing.join(timeout)
 
     # The reactor's thread --------------------------------------------------------------------------------
 
@@ -237,16 +264,15 @@ class Reactor:
         while not self._stopping:
             try:
                 self._turn()
-            except Exception:
+            except BaseException:
                 _log.exception("envactors' reactor goes on after an error in one of its handlers")
         with self._pump_lock:
             self._closed = True
-            for closable in (self._outer, self._replies, self._bell, self._nudge):
-                closable.close()
+            self._descriptors.close()
 
     def _turn(self) -> None:
         self._wake_at = _NEVER  # while awake every new deadline rings, so that none falls between two looks
-        timed = list(self._timed())
+        timed = [self.callbacks, *self._timed()]
         wake_at = min((one.next_timer() for one in timed), default=_NEVER)
         if self._looping:
             wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)

@@ -40,13 +40,14 @@ from envactors.errors import (
     twin,
 )
 from envactors.options import Deadlines, RestartPolicy
+from envactors.system import LONGEST_WAIT, READABLE
 from envactors.wire.messages import Failure, Fault, Frame, Kind, Start
 from envactors.wire.pickling import dumps, loads, unpack_failure
 
 # How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
 _STACKS_GRACE = 0.2
-# How long a worker whose channel has ended may take to end by itself, in seconds.
-_EXIT_GRACE = 0.5
+# How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
+_EXIT_GRACE = 1.0
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
 _START_CALL_ID = 0
@@ -233,7 +234,8 @@ class Supervisor:
         self.check_owner()
         index = self.plan.start.first + env
         try:
-            payload = dumps(tuple(message))
+            with SHIELD:
+                payload = dumps(tuple(message))
         except Exception as error:
             failure = SerializationError(
                 f"the arguments of {method} for {self._who(index, self.pid)} cannot be pickled: {error!r}",
@@ -269,6 +271,7 @@ class Supervisor:
         with self._change:
             if self._table.withdraw(future) is not None:
                 future.discard()
+                self.reactor.wake(future)
         return future.cancelled()
 
     def abort(self, future: ActorFuture) -> bool:
@@ -322,7 +325,7 @@ class Supervisor:
         if self.reactor.is_current_thread():
             return
         patience = self._close_patience(timeout)
-        self._closed.wait(None if patience is None else patience + _KILL_GRACE)
+        self._closed.wait(None if patience is None else min(patience + _KILL_GRACE, LONGEST_WAIT))
         self._engine.linger()
 
     def check_owner(self) -> None:
@@ -353,6 +356,8 @@ class Supervisor:
 
     def on_timer(self, now: float) -> None:
         with self._change:
+            # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
+            self._receive(READABLE)
             for name in [name for name, when in self._timers.items() if when <= now]:
                 self._timers.pop(name, None)
                 if name == "backoff":
@@ -454,14 +459,16 @@ class Supervisor:
 
     def _on_channel(self, mask: int) -> None:
         with self._change:
-            if self._process is None:
-                return
-            frames = self._process.advance(mask)
-            if frames is None and self._phase is not _Phase.STOPPING:
-                # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
-                self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
-            for frame in frames or ():
-                self._on_frame(frame)
+            self._receive(mask)
+
+    def _receive(self, mask: int) -> None:
+        if self._process is None or self._process.silent:
+            return
+        for frame in self._process.advance(mask):
+            self._on_frame(frame)
+        if self._process.silent and self._phase is not _Phase.STOPPING:
+            # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
+            self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
 
     def _on_frame(self, frame: Frame) -> None:
         running = self._table.running
@@ -477,6 +484,10 @@ class Supervisor:
             if deadline is not None:
                 running.timeout = deadline
                 self._set_timer("call", time.monotonic() + deadline)
+        elif self._phase is _Phase.STOPPING:
+            # The env is closed. What may still keep its process, such as a thread that never ends, gets a moment.
+            when = time.monotonic() + _EXIT_GRACE
+            self._set_timer("kill", min(when, self._timers.get("kill", when)))
         elif self._phase is _Phase.LIVE:
             self._table.finish(frame.call_id)
             self._timers.pop("call", None)
@@ -604,7 +615,6 @@ class Supervisor:
                     # Taken out last: after an interrupt it is done once more, and then finds its future settled.
                     self._settle(self._outcomes[0])
                     self._outcomes.popleft()
-                    self.reactor.nudge()
         except BaseException:
             self.reactor.post(self.deliver)
             raise
@@ -619,6 +629,7 @@ class Supervisor:
             request.future.settle(None, error, self.incarnation)
         else:
             request.future.settle(*self._decode(request, frame), frame.incarnation)
+        self.reactor.wake(request.future)
 
     def _decode(self, request: Request, frame: Frame) -> tuple[Any, BaseException | None]:
         index, call = request.index, request.method
@@ -628,7 +639,7 @@ class Supervisor:
             if frame.kind == Kind.RESULT:
                 return content, None
             failure = Failure(*content)
-        except Exception as error:
+        except BaseException as error:  # unpickling runs any code; what it raises is this call's affair alone
             lost = SerializationError(
                 f"the result of {call} from {self._who(index, self.pid)} cannot be unpickled: {error!r}", **where
             )

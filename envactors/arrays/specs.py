@@ -145,7 +145,7 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
         SpaceMismatchError: Another number, structure, shape or dtype than expected.
     """
     if isinstance(spec, ArraySpec) and spec.batchable:
-        return _split_array(spec, values, count, what)
+        return _split_array(spec, values, count, what) if count or len(values) else []
     if isinstance(spec, dict) and isinstance(values, Mapping):
         if values.keys() != spec.keys():
             raise SpaceMismatchError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import multiprocessing.process
 import os
 import socket
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from envactors import system
 from envactors.backends.base import ExitStatus
 from envactors.wire.channel import Channel
 from envactors.worker.bootstrap import Descriptors, Passage, run
+
+_children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 _THREAD_CAPS = (
     "OMP_NUM_THREADS",
@@ -29,34 +32,40 @@ class ProcessBackend:
 
     def launch(self, name: str, env_vars: Mapping[str, str]) -> ProcessWorker:
         """Starts a worker process; see `envactors.backends.base.Backend.launch`."""
-        ours, theirs = socket.socketpair()
-        out_r, out_w = os.pipe()
-        err_r, err_w = os.pipe()
-        stacks = system.anonymous_file("envactors-stacks")
-        mine = [out_r, err_r, stacks]
-        passed = Descriptors(theirs.fileno(), out_w, err_w, stacks)
-        process = get_context("loky").Process(
-            target=run,
-            name=name,
-            args=(Passage(passed), os.getpid()),
-            env={**thread_caps(env_vars), **env_vars},
-        )
-        try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as undo:
+            sock, their_sock = socket.socketpair()
+            undo.enter_context(sock)
+            theirs.enter_context(their_sock)
+            out_r, out_w = _pipe(undo, theirs)
+            err_r, err_w = _pipe(undo, theirs)
+            stacks = system.anonymous_file("envactors-stacks")
+            undo.callback(os.close, stacks)
+            process = get_context("loky").Process(
+                target=run,
+                name=name,
+                args=(Passage(Descriptors(their_sock.fileno(), out_w, err_w, stacks)), os.getpid()),
+                env={**thread_caps(env_vars), **env_vars},
+            )
             process.start()
-            worker = ProcessWorker(process, ours, out_r, err_r, stacks)
-        except BaseException:
-            if process.pid is not None:
-                os.kill(process.pid, system.SIGKILL)
-                process.join()
-            ours.close()
-            for fd in mine:
-                os.close(fd)
-            raise
-        finally:
-            theirs.close()
-            os.close(out_w)
-            os.close(err_w)
+            undo.callback(_end, process)
+            # This backend reaps its processes itself; multiprocessing's own clean-up must not come in between.
+            _children.discard(process)
+            worker = ProcessWorker(process, sock, out_r, err_r, stacks)
+            undo.pop_all()
         return worker
+
+
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    ours.callback(os.close, reader)
+    theirs.callback(os.close, writer)
+    return reader, writer
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, system.SIGKILL)
+    process.join()
 
 
 class ProcessWorker:
@@ -89,11 +98,8 @@ class ProcessWorker:
         return os.pread(self._stacks, size, 0).decode(errors="replace")
 
     def reap(self) -> ExitStatus:
+        system.kill_session(self.pid)  # what env code has started goes with it
         code = self._process.exitcode
-        if code is None:
-            # Another thread's `multiprocessing` may be reaping it this very moment; its word is kept there.
-            code = self._process.exitcode
-        multiprocessing.active_children()  # lets multiprocessing forget a process that has ended
         self.channel.close()
         self._watch.close()
         for fd in (self.stdout, self.stderr, self._stacks):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
@@ -91,7 +90,6 @@ class VectorEnv:
         if on_failure != "raise":
             raise VectorInputError(f"on_failure is {on_failure!r}: expected 'raise'")
         self._arrived: dict[int, EnvFuture] = {}
-        self._arrival = threading.Condition()
         self._is_closed = False
         self.actors: list[ActorHandle] = []
         try:
@@ -291,13 +289,12 @@ class VectorEnv:
 
     def _collect(self, future: EnvFuture) -> None:
         """Takes in a result; runs in whichever thread reads replies."""
-        with self._arrival:
-            self._arrived[future.env_id] = future
-            self._arrival.notify_all()
+        self._arrived[future.env_id] = future
+        self.actors[0]._supervisor.reactor.wake(self)
 
     def _wait(self, done: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        return self.actors[0]._supervisor.reactor.wait(done, self._arrival, deadline)
+        return self.actors[0]._supervisor.reactor.wait(done, self, deadline)
 
     def _gather(self, slots: list[Slot], timeout: float | None, what: str) -> Batch:
         arrived = self._arrived
@@ -319,8 +316,11 @@ class VectorEnv:
         for future in futures:
             error = future.exception()
             if error is None:
-                steps.append(future.result())
-            else:
+                try:
+                    steps.append(self._conform(future.result()))
+                except SpaceMismatchError as mismatch:
+                    error = mismatch
+            if error is not None:
                 failures[future.env_id] = error
         batch = self._batch(steps)
         if failures:
@@ -333,13 +333,16 @@ class VectorEnv:
             ) from first
         return batch
 
+    def _conform(self, step: EnvStep) -> EnvStep:
+        """Checks an observation against what others have shown; workers know no more than their own env."""
+        if not self._learnt_from_values:
+            return step
+        if self._observation_spec is None:
+            self._observation_spec = spec_of_value(step.obs)
+        return step._replace(obs=conform(self._observation_spec, step.obs, f"the observation of env {step.env_id}"))
+
     def _batch(self, steps: list[EnvStep]) -> Batch:
         observations = [step.obs for step in steps]
-        if self._learnt_from_values and steps:
-            if self._observation_spec is None:
-                self._observation_spec = spec_of_value(observations[0])
-            spec = self._observation_spec
-            observations = [conform(spec, step.obs, f"the observation of env {step.env_id}") for step in steps]
         obs = observations if self._observation_spec is None else stack(self._observation_spec, observations)
         return Batch(
             np.array([step.env_id for step in steps], np.int64),
@@ -426,6 +429,8 @@ class VectorEnv:
         self._check_open()
         if env_ids is None:
             return self._slots
+        if isinstance(env_ids, (str, bytes)) or not isinstance(env_ids, Iterable):
+            raise VectorInputError(f"env_ids is {env_ids!r}: expected an iterable of ints, or None for all")
         ids = []
         for one in env_ids:
             if isinstance(one, (bool, np.bool_)) or not isinstance(one, (int, np.integer)):
@@ -457,13 +462,20 @@ def _results(futures: list[ActorFuture]) -> list[Any]:
 def _seeds(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
     if seed is None:
         return [None] * len(env_ids)
-    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
-        return [int(seed) + env_id for env_id in env_ids]
+    if _is_seed(seed):
+        return [operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
     if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
-        raise VectorInputError(f"seed is {seed!r}: expected an int, a sequence of ints, or None")
+        raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, a sequence of them, or None")
     if len(seed) != len(env_ids):
         raise VectorInputError(f"{len(seed)} seeds for {len(env_ids)} envs: expected one an env")
+    for one in seed:
+        if one is not None and not _is_seed(one):
+            raise VectorInputError(f"seed has {one!r}: expected ints >= 0, or None")
     return [None if one is None else operator.index(one) for one in seed]
+
+
+def _is_seed(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 0
 
 
 def _one_each(

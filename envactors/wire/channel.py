@@ -11,9 +11,10 @@ from envactors.wire.messages import Frame
 if TYPE_CHECKING:
     import socket
 
-_HEADER = struct.Struct("<QBIQ")
+_HEADER = struct.Struct("<HQBIQ")
+_MAGIC = 0xEA70
 _CHUNK = 1 << 16
-# Far above any real message; a longer one means that somebody else wrote into the channel.
+# Far above any real message. A longer one, or no magic number, means that somebody else wrote into the channel.
 _LONGEST = 1 << 40
 
 
@@ -50,7 +51,7 @@ class Channel:
             OSError: The other end is gone.
         """
         kind, incarnation, call_id, payload = frame
-        header = _HEADER.pack(len(payload), kind, incarnation, call_id)
+        header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id)
         if len(payload) < _CHUNK:
             self._outbox.append(memoryview(header + payload))
         else:
@@ -99,9 +100,9 @@ class Channel:
         frames = []
         start, end = 0, len(data)
         while end - start >= _HEADER.size:
-            length, kind, incarnation, call_id = _HEADER.unpack_from(data, start)
-            if length > _LONGEST:
-                raise ChannelCorruptError(f"a frame of {length} bytes was announced")
+            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(data, start)
+            if magic != _MAGIC or length > _LONGEST:
+                raise ChannelCorruptError(f"no frame begins with {bytes(data[start : start + _HEADER.size])!r}")
             body = start + _HEADER.size
             if end - body >= length:
                 frames.append(Frame(kind, incarnation, call_id, data[body : body + length]))
@@ -126,7 +127,7 @@ class Channel:
         if self._filled < len(large):
             return []
         self._large = None
-        _, kind, incarnation, call_id = _HEADER.unpack_from(large)
+        _, _, kind, incarnation, call_id = _HEADER.unpack_from(large)
         return [Frame(kind, incarnation, call_id, memoryview(large)[_HEADER.size :])]
 
     def close(self) -> None:

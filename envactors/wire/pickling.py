@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from envactors.errors import RemoteTraceback, reduce_exception
+from envactors.errors import RemoteTraceback, reduce_exception, set_cause
 from envactors.wire.messages import Failure, Fault
 
 PROTOCOL = 5
@@ -69,11 +69,11 @@ def unpack_failure(failure: Failure) -> BaseException | None:
         return None
     try:
         error = pickle.loads(failure.pickled)
-    except Exception:
+    except BaseException:  # unpickling runs any code
         return None
     if not isinstance(error, BaseException):
         return None
-    error.__cause__ = RemoteTraceback(failure.traceback)
+    set_cause(error, RemoteTraceback(failure.traceback))
     return error
 
 

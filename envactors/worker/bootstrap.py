@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import socket
@@ -49,6 +50,8 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # Env code that starts processes of its own gets what it would get anywhere.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
     faulthandler.register(system.STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)

@@ -26,7 +26,8 @@ class Seat:
         self.env = env
         self.context = context
         self.index = context.index
-        self.spec: Spec | None = None
+        self.spec = _space_spec(env, "observation_space")
+        self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
 
 
@@ -75,16 +76,12 @@ class Host:
         """Says what an env's values look like, as far as its spaces tell."""
         seat = self._enter(message.env)
         env = seat.env
-        observation, action, reward = (
-            _space_spec(env, name) for name in ("observation_space", "action_space", "reward_space")
-        )
-        seat.spec = observation
         metadata = getattr(env, "metadata", None)
         render_mode = getattr(env, "render_mode", None)
         return Description(
-            observation,
-            action,
-            reward or ArraySpec((), np.dtype(np.float64)),
+            seat.spec,
+            _space_spec(env, "action_space"),
+            seat.reward_spec,
             dict(metadata) if isinstance(metadata, dict) else {},
             render_mode if isinstance(render_mode, str) else None,
         )
@@ -113,7 +110,9 @@ class Host:
             self._resetting()
             first, reset_info = self._reset(seat, None, None, message.root_seed)
             obs, info = first, {**reset_info, "final_obs": obs, "final_info": info}
-        return Transition(obs, reward if type(reward) is float else _as_reward(reward), terminated, truncated, info)
+        if type(reward) is not float:
+            reward = _as_reward(seat, reward)
+        return Transition(obs, reward, terminated, truncated, info)
 
     def close(self, _message: Close) -> None:
         """Closes the envs, all of them even if some raise.
@@ -178,9 +177,12 @@ def _space_spec(env: Any, name: str) -> Spec | None:
     return None if spec is OBJECT and not hasattr(space, "sample") else spec
 
 
-def _as_reward(reward: Any) -> Any:
-    array = np.asarray(reward, dtype=np.float64)
-    return float(array) if array.ndim == 0 else array
+def _as_reward(seat: Seat, reward: Any) -> Any:
+    if seat.reward_spec == ArraySpec((), np.dtype(np.float64)):
+        if isinstance(reward, np.ndarray) and reward.size == 1:
+            reward = reward.reshape(())
+        return float(conform(seat.reward_spec, reward, f"the reward of env {seat.index}"))
+    return conform(seat.reward_spec, reward, f"the reward of env {seat.index}")
 
 
 def _shape_of(result: Any) -> str:

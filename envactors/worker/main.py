@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class _Server:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
+        self._pid = os.getpid()
         self._incarnation = 0
         self._call_id = 0
 
@@ -35,7 +37,10 @@ class _Server:
         while (frames := self._channel.receive()) is not None:
             for frame in frames:
                 self._incarnation, self._call_id = frame.incarnation, frame.call_id
-                self._answer(*self._execute(frame))
+                reply = self._execute(frame)
+                if os.getpid() != self._pid:
+                    os._exit(1)  # env code forked, and its child came back here: it must not answer
+                self._answer(*reply)
                 if frame.kind == Kind.CLOSE:
                     return
 
