@@ -1,0 +1,40 @@
+"""Every Python block of the README and of docs/ is run, each file's blocks one after the other in one script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_code_blocks_run(page, tmp_path):
+    script = tmp_path / "blocks.py"
+    script.write_text("\n\n".join(blocks(page)))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=55, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_readmes_commands_are_the_ones_promised():
+    readme = (ROOT / "README.md").read_text()
+    assert "python3 -m venv .venv && .venv/bin/pip install -q -e '.[demo]' && .venv/bin/envactors demo" in readme
+    assert "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/pytest\n" in readme
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
