@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
 READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 WRITABLE = select.EPOLLOUT
@@ -90,11 +91,24 @@ class Doorbell:
             os.close(self._fd)
 
 
-class ProcessWatch:
-    """A process that cannot be mistaken for another: its descriptor becomes readable when it ends."""
+class Process:
+    """A process that cannot be mistaken for another: its descriptor becomes readable when it ends.
 
-    def __init__(self, pid: int) -> None:
-        self._fd = os.pidfd_open(pid)
+    Args:
+        pid: Its process id.
+        fd: A pidfd of it.
+        exit_code: Reaps it once it has ended; gives its exit code, minus the signal's number, or None.
+    """
+
+    def __init__(self, pid: int, fd: int, exit_code: Callable[[], int | None]) -> None:
+        self.pid = pid
+        self._fd = fd
+        self._exit_code = exit_code
+
+    @classmethod
+    def open(cls, pid: int, exit_code: Callable[[], int | None]) -> Process:
+        """Takes hold of a child that has not been reaped."""
+        return cls(pid, os.pidfd_open(pid), exit_code)
 
     def fileno(self) -> int:
         return self._fd
@@ -104,8 +118,10 @@ class ProcessWatch:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signum)
 
-    def close(self) -> None:
+    def reap(self) -> int | None:
+        """Takes leave of a process that has ended; gives its exit code, minus the signal's number, or None."""
         os.close(self._fd)
+        return self._exit_code()
 
 
 def kill_session(leader: int) -> None:

@@ -230,9 +230,12 @@ def launch(
 ) -> ActorHandle:
     """Makes an actor of several envs, numbered from ``first``; see `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
+    resolved = backends.resolve(backend)
+    if env_vars and not resolved.kills:
+        raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
     plan = Plan(
         name,
-        backends.resolve(backend),
+        resolved,
         Start(name, first, pickled),
         deadlines,
         restart,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, Worker
-from envactors.system import READABLE, WRITABLE, is_disconnect, unread_by_peer
+from envactors.system import READABLE, WRITABLE, is_disconnect
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.messages import Frame
 
@@ -62,9 +62,8 @@ class Incarnation:
         self._reset_by_peer = False
         self.silent = False
         self.pid = worker.pid
-        self.stdout = Output(worker.stdout, name, "stdout", reactor.printing.submit)
-        self.stderr = Output(worker.stderr, name, "stderr", reactor.printing.submit)
-        for output in (self.stdout, self.stderr):
+        self.outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
+        for output in self.outputs:
             reactor.watch(output.fd, self._reader(output))
         reactor.watch_channel(worker.channel.fileno(), on_channel)
         reactor.watch(worker.sentinel, lambda _mask: on_death(self))
@@ -127,15 +126,20 @@ class Incarnation:
         with contextlib.suppress(BlockingIOError):
             while not self.silent:
                 frames += self._read()
-        unread = worker.channel.backlog or self._reset_by_peer or unread_by_peer(worker.channel.socket)
-        for output in (self.stdout, self.stderr):
+        unread = self._reset_by_peer or worker.channel.unread()
+        for output in self.outputs:
             output.finish()
             reactor.unwatch(output.fd)
         reactor.unwatch(worker.sentinel)
         reactor.unwatch_channel(worker.channel.fileno())
         stacks = worker.stacks()
         status = worker.reap()
-        return frames, Obituary(worker.pid, status, self.stderr.tail, stacks, unread)
+        tail = "".join(output.tail for output in self.outputs if output.stream == "stderr")
+        return frames, Obituary(worker.pid, status, tail, stacks, unread)
+
+    def work(self) -> bool:
+        """Runs a request in this thread, where the backend wants that; False when there was nothing to run."""
+        return self._worker.work()
 
     def _reader(self, output: Output) -> Callable[[int], None]:
         def read(_mask: int) -> None:

@@ -6,7 +6,8 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
+
+from envactors.backends.base import Stream
 
 _KEPT_LINES = 50
 # A line without an end is passed on in pieces of this size rather than held back for ever.
@@ -23,12 +24,10 @@ class Output:
         run: Runs a function in a thread where writing may block.
     """
 
-    def __init__(
-        self, fd: int, name: str, stream: Literal["stdout", "stderr"], run: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, fd: int, name: str, stream: Stream, run: Callable[[Callable[[], None]], None]) -> None:
         self.fd = fd
+        self.stream = stream
         self._name = name
-        self._stream = stream
         self._run = run
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._partial = b""
@@ -66,10 +65,10 @@ class Output:
             return
         self._lines.extend(texts)
         block = "".join(f"[{self._name}] {text}\n" for text in texts)
-        self._run(lambda: _write(self._stream, block))
+        self._run(lambda: _write(self.stream, block))
 
 
-def _write(name: Literal["stdout", "stderr"], block: str) -> None:
+def _write(name: Stream, block: str) -> None:
     stream = getattr(sys, name)
     if stream is None:
         return

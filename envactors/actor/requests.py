@@ -16,6 +16,7 @@ class Request:
         method: What is called, for errors.
         index: The index of the env that is called, for errors.
         timeout: Its deadline in seconds, None for none.
+        bound: The only incarnation that may run it; None for any.
         retries: How many deaths and deadlines it still survives.
         future: Whoever waits for it.
         call_id: Its number, from when it was added.
@@ -23,6 +24,7 @@ class Request:
     """
 
     __slots__ = (
+        "bound",
         "call_id",
         "future",
         "index",
@@ -43,7 +45,9 @@ class Request:
         timeout: float | None,
         retries: int,
         future: ActorFuture,
+        bound: int | None = None,
     ) -> None:
+        self.bound = bound
         self.kind = kind
         self.payload = payload
         self.method = method
@@ -110,6 +114,13 @@ class RequestTable:
                 self._queue.remove(request)
                 return request
         return None
+
+    def withdraw_bound(self, incarnation: int) -> list[Request]:
+        """Takes out all that wait and that only this incarnation could have run."""
+        bound = [request for request in self._queue if request.bound == incarnation]
+        for request in bound:
+            self._queue.remove(request)
+        return bound
 
     def drain(self) -> list[Request]:
         """Empties the queue and gives what was in it."""

@@ -17,6 +17,7 @@ import enum
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ class _Verdict(enum.Enum):
     TIMEOUT = enum.auto()
     ABORT = enum.auto()
     RENEW = enum.auto()
+    CONDEMNED = enum.auto()
     CLOSE = enum.auto()
 
 
@@ -138,7 +140,7 @@ class _Change:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         supervisor = self._supervisor
         try:
-            if kind is not None and not issubclass(kind, ActorClosedError):
+            if kind is not None and not issubclass(kind, ActorError):
                 supervisor.torn()
         finally:
             self._lock.release()
@@ -147,6 +149,8 @@ class _Change:
                     supervisor.deliver()
             finally:
                 SHIELD.__exit__()
+        if supervisor.plan.backend.inline:
+            supervisor.work()
 
 
 class Supervisor:
@@ -165,6 +169,11 @@ class Supervisor:
         self._started = False
         self._verdict: _Verdict | None = None
         self._start_failure: ActorStartError | None = None
+        self._condemned_for: ActorError | None = None
+        self._loss: ActorError | None = None
+        self._launch_due = False
+        self._working: int | None = None
+        self._warned = False
         self._final: ActorError | None = None
         self._closing = False
         self._closed = threading.Event()
@@ -173,7 +182,9 @@ class Supervisor:
         # None stands for the end of the actor, after everything else.
         self._outcomes: deque[_Outcome | None] = deque()
         self._delivering = threading.RLock()
+        self._in_delivery = False
         self._completed = self._failed = self._restarts = self._stale = 0
+        plan.backend.retain()
         self._engine = engines.join(self)
         self.reactor = self._engine.reactor
         with self._change:
@@ -216,6 +227,7 @@ class Supervisor:
         env: int = 0,
         timeout: float | None = None,
         retries: int = 0,
+        bound: int | None = None,
     ) -> None:
         """Queues a call.
 
@@ -227,6 +239,7 @@ class Supervisor:
             env: The position of the env within the actor.
             timeout: A deadline in seconds in place of the actor's own.
             retries: How many deaths and deadlines the call survives.
+            bound: The only incarnation that may run it; if that is lost, the call is too.
 
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.
@@ -246,7 +259,9 @@ class Supervisor:
             return
         if timeout is None:
             timeout = self.plan.deadlines.of(method)
-        self._submit(Request(kind, payload, method, index, timeout, retries, future))
+        if timeout is not None and not self.plan.backend.kills:
+            self._warn_of_deadlines()
+        self._submit(Request(kind, payload, method, index, timeout, retries, future, bound))
 
     def renew(self, future: ActorFuture) -> None:
         """Queues the replacement of the process; the future gets the new incarnation."""
@@ -261,10 +276,23 @@ class Supervisor:
                     **self._where(request.index, None, request.method, None),
                 )
             self._table.add(request)
-            if self._phase is _Phase.DEAD:
+            if request.bound is not None and (request.bound < self.incarnation or self._is_between()):
+                self._fail_bound(request.bound)
+            elif self._phase is _Phase.DEAD:
                 self._settle_dead()
             else:
                 self._dispatch()
+
+    def _is_between(self) -> bool:
+        """Whether one process is gone and the next one, if any, has not begun."""
+        return self._phase in (_Phase.BACKOFF, _Phase.DEAD)
+
+    def condemn(self, incarnation: int, error: ActorError) -> None:
+        """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
+        with self._change:
+            if incarnation == self.incarnation and self._phase is _Phase.LIVE:
+                self._condemned_for = error
+                self._end(_Verdict.CONDEMNED)
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_owner()
@@ -282,6 +310,7 @@ class Supervisor:
                 return False
             running = self._table.running
             if running is not None and running.future is future:
+                self._check_kills("abort a running call")
                 running.retries = 0
                 self._replace()
             elif (waiting := self._table.withdraw(future, retry=True)) is not None:
@@ -296,6 +325,8 @@ class Supervisor:
         with self._change:
             if self._phase is _Phase.CLOSED:
                 return
+            if self._table.running is not None:
+                self._check_kills("kill it in the middle of a call")
             if not restart:
                 self._closing = True
                 self._end(_Verdict.CLOSE)
@@ -381,9 +412,26 @@ class Supervisor:
 
     def _begin_launch(self) -> None:
         self._phase, self._started = _Phase.LAUNCHING, False
-        if self.plan.deadlines.start is not None:
+        if self.plan.deadlines.start is not None and self.plan.backend.kills:
             self._set_timer("call", time.monotonic() + self.plan.deadlines.start)
-        self._engine.launcher.submit(self._launch)
+        if self.plan.backend.inline:
+            self._launch_due = True
+        else:
+            self._engine.launcher.submit(self._launch)
+
+    def work(self) -> None:
+        """Runs, in this thread and without the lock, what an in-line backend was asked for."""
+        if self._working == threading.get_ident():
+            return  # the loop below is this thread's own, further out
+        working, self._working = self._working, threading.get_ident()
+        try:
+            if self._launch_due:
+                self._launch_due = False
+                self._launch()
+            while (process := self._process) is not None and process.work():
+                self._on_channel(READABLE)
+        finally:
+            self._working = working
 
     def _relaunch(self) -> None:
         self._timers.pop("backoff", None)
@@ -452,7 +500,7 @@ class Supervisor:
             if kind is None and self.plan.deadlines.close is not None:
                 self._set_timer("kill", request.started + self.plan.deadlines.close)
             kind = Kind.CLOSE
-        elif request.timeout is not None:
+        elif request.timeout is not None and self.plan.backend.kills:
             self._set_timer("call", request.started + request.timeout)
         assert self._process is not None, "a live actor has a process"
         self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload))
@@ -481,7 +529,7 @@ class Supervisor:
         elif frame.kind == Kind.RESETTING:
             self._timers.pop("call", None)
             deadline = self.plan.deadlines.of("reset")
-            if deadline is not None:
+            if deadline is not None and self.plan.backend.kills:
                 running.timeout = deadline
                 self._set_timer("call", time.monotonic() + deadline)
         elif self._phase is _Phase.STOPPING:
@@ -501,10 +549,31 @@ class Supervisor:
         """Ends the process, or what is about to become one, for a reason of the parent's own."""
         coming = self._phase in (_Phase.LAUNCHING, _Phase.ENDING) and self._process is None
         self._phase, self._verdict = _Phase.ENDING, verdict
-        if self._process is not None:
-            self._process.kill()
-        elif not coming:
-            self._lose(Obituary())
+        if self._process is None:
+            if not coming:
+                self._lose(Obituary())
+            return
+        self._process.kill()
+        if not self.plan.backend.kills and self._table.running is not None:
+            # It runs on until its call ends, and nobody waits for it.
+            process, self._process = self._process, None
+            self._lose(process.bury()[1])
+
+    def _check_kills(self, what: str) -> None:
+        if not self.plan.backend.kills:
+            raise ActorError(
+                f"{self._who(self.plan.start.first, None)} lives in {self.plan.backend!r}, which cannot {what}: wait "
+                "for the call, or use backend='process'",
+                actor=self.plan.name,
+            )
+
+    def _warn_of_deadlines(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"actor {self.plan.name!r} lives in {self.plan.backend!r}, where deadlines are not enforced",
+                stacklevel=5,
+            )
 
     def _replace(self) -> None:
         """Ends the process and has another; not counted."""
@@ -534,6 +603,10 @@ class Supervisor:
         for name in ("call", "kill", "backoff"):
             self._timers.pop(name, None)
         running = self._table.interrupt()
+        lost = self.incarnation
+        if self._started:
+            deliberate = verdict not in (None, _Verdict.TIMEOUT)
+            self._loss = self._death_error(obituary, running, aborted=deliberate, timed_out=verdict is _Verdict.TIMEOUT)
         if self._closing:
             self._finish(running, obituary, verdict)
         elif verdict is _Verdict.RENEW or verdict is _Verdict.ABORT:
@@ -544,16 +617,27 @@ class Supervisor:
             self._relaunch()
         else:
             self._lose_counted(obituary, verdict, running)
+        self._fail_bound(lost)
+
+    def _fail_bound(self, incarnation: int) -> None:
+        """Fails what waits and was meant for a process that is lost."""
+        for request in self._table.withdraw_bound(incarnation):
+            self._fail(request, self._loss_error(request))
 
     def _lose_counted(self, obituary: Obituary, verdict: _Verdict | None, running: Request | None) -> None:
         timed_out = verdict is _Verdict.TIMEOUT
-        if self._started:
+        condemned, self._condemned_for = self._condemned_for, None
+        if condemned is not None:
+            error = condemned
+        elif self._started:
             error = self._death_error(obituary, running, timed_out=timed_out)
         else:
             error = self._start_error(obituary, timed_out)
         if running is not None:
             if running.kind is None:
                 self._table.running = running  # a renewal waits for the next process
+            elif condemned is not None:
+                self._fail(running, self._loss_error(running))
             elif self._started and obituary.unread and not timed_out:
                 self._table.put_back(running)
             elif running.retries > 0:
@@ -611,16 +695,22 @@ class Supervisor:
         """Settles futures; called after a change, without the lock."""
         try:
             with self._delivering:
+                if self._in_delivery:
+                    return  # settling a future asked for something new: the loop further out goes on to it
+                self._in_delivery = True
                 while self._outcomes:
                     # Taken out last: after an interrupt it is done once more, and then finds its future settled.
                     self._settle(self._outcomes[0])
                     self._outcomes.popleft()
+                self._in_delivery = False
         except BaseException:
+            self._in_delivery = False
             self.reactor.post(self.deliver)
             raise
 
     def _settle(self, outcome: _Outcome | None) -> None:
         if outcome is None:
+            self.plan.backend.release()
             self._closed.set()
             self._engine.release(self)
             return
@@ -705,6 +795,26 @@ class Supervisor:
             aborted=aborted,
             **where,
         )
+
+    def _loss_error(self, request: Request) -> ActorError:
+        """The error of a call that was lost with its process, though it was not the one that was running."""
+        where = self._where(request.index, None, request.method, request.call_id)
+        if self._loss is None or self._loss.call_id == request.call_id:
+            return self._loss or ActorDiedError("lost", **where)
+        loss = twin(self._loss)
+        whose = "" if loss.method is None else f" while {loss.method} of env {loss.index} was running"
+        where["pid"], where["incarnation"] = loss.pid, loss.incarnation
+        error = ActorDiedError(
+            f"env {request.index} of actor {self.plan.name!r} was lost with its process{whose}, before its own "
+            f"{request.method} (call {request.call_id}) could run: {loss}",
+            exitcode=getattr(loss, "exitcode", None),
+            signal=getattr(loss, "signal", None),
+            stderr_tail=getattr(loss, "stderr_tail", ""),
+            aborted=getattr(loss, "aborted", False),
+            **where,
+        )
+        error.__cause__ = loss
+        return error
 
     def _start_error(self, obituary: Obituary, timed_out: bool) -> ActorStartError:
         index = self.plan.start.first

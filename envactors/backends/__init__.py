@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from envactors.backends.base import Backend
 
+_NAMES = "process", "thread", "inline"
+
 
 def resolve(backend: str | Backend) -> Backend:
     """Gives the backend that a name stands for.
@@ -17,4 +19,12 @@ def resolve(backend: str | Backend) -> Backend:
         from envactors.backends.process import ProcessBackend
 
         return ProcessBackend()
-    raise ValueError(f"backend {backend!r}: expected 'process', or a backend")
+    if backend == "thread":
+        from envactors.backends.thread import ThreadBackend
+
+        return ThreadBackend()
+    if backend == "inline":
+        from envactors.backends.inline import InlineBackend
+
+        return InlineBackend()
+    raise ValueError(f"backend {backend!r}: expected one of {_NAMES}, or a backend")

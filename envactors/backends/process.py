@@ -1,21 +1,18 @@
-"""Workers as processes, started by loky: a fresh interpreter, never a fork of the caller."""
+"""Workers as processes."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.process
 import os
 import socket
 from collections.abc import Mapping
-
-from loky.backend.context import get_context
+from typing import get_args
 
 from envactors import system
-from envactors.backends.base import ExitStatus
+from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.starting import Starter, StartMethod, make_starter
 from envactors.wire.channel import Channel
-from envactors.worker.bootstrap import Descriptors, Passage, run
-
-_children: set[object] = getattr(multiprocessing.process, "_children", set())
+from envactors.worker.bootstrap import Descriptors
 
 _THREAD_CAPS = (
     "OMP_NUM_THREADS",
@@ -28,7 +25,29 @@ _THREAD_CAPS = (
 
 
 class ProcessBackend:
-    """One process an actor, started by loky's process context."""
+    """One process an actor.
+
+    Args:
+        start_method: ``"loky"`` and ``"spawn"``: a fresh interpreter, by loky's process context or directly.
+            ``"forkserver"``: forked from a fresh process that has imported NumPy and, where installed, Gymnasium;
+            a worker in milliseconds. ``"fork"``: forked from the caller itself with all that its other threads
+            may be in the middle of; only here the caller is ever forked. None needs a ``__main__`` guard.
+
+    Raises:
+        ValueError: No such start method.
+    """
+
+    kills = True
+    inline = False
+
+    def __init__(self, start_method: StartMethod = "loky") -> None:
+        if start_method not in get_args(StartMethod):
+            raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
+        self.start_method = start_method
+        self._starter: Starter = make_starter(start_method)
+
+    def __repr__(self) -> str:
+        return f"ProcessBackend(start_method={self.start_method!r})"
 
     def launch(self, name: str, env_vars: Mapping[str, str]) -> ProcessWorker:
         """Starts a worker process; see `envactors.backends.base.Backend.launch`."""
@@ -40,19 +59,58 @@ class ProcessBackend:
             err_r, err_w = _pipe(undo, theirs)
             stacks = system.anonymous_file("envactors-stacks")
             undo.callback(os.close, stacks)
-            process = get_context("loky").Process(
-                target=run,
-                name=name,
-                args=(Passage(Descriptors(their_sock.fileno(), out_w, err_w, stacks)), os.getpid()),
-                env={**thread_caps(env_vars), **env_vars},
-            )
-            process.start()
-            undo.callback(_end, process)
-            # This backend reaps its processes itself; multiprocessing's own clean-up must not come in between.
-            _children.discard(process)
-            worker = ProcessWorker(process, sock, out_r, err_r, stacks)
+            descriptors = Descriptors(their_sock.fileno(), out_w, err_w, stacks)
+            process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars})
+            worker = ProcessWorker(process, sock, [("stdout", out_r), ("stderr", err_r)], stacks)
             undo.pop_all()
         return worker
+
+    def retain(self) -> None:
+        self._starter.retain()
+
+    def release(self) -> None:
+        self._starter.release()
+
+
+class ProcessWorker:
+    """One worker process; see `envactors.backends.base.Worker`."""
+
+    def __init__(
+        self, process: system.Process, sock: socket.socket, outputs: list[tuple[Stream, int]], stacks: int
+    ) -> None:
+        self.pid = process.pid
+        self.sentinel = process.fileno()
+        sock.setblocking(False)
+        self.channel = Channel(sock)
+        self.outputs = outputs
+        self._process = process
+        self._stacks = stacks
+        for _, fd in outputs:
+            os.set_blocking(fd, False)
+
+    def kill(self) -> None:
+        self._process.send(system.SIGKILL)
+
+    def ask_stacks(self) -> None:
+        self._process.send(system.STACKS_SIGNAL)
+
+    def stacks(self) -> str:
+        size = os.fstat(self._stacks).st_size
+        return os.pread(self._stacks, size, 0).decode(errors="replace")
+
+    def work(self) -> bool:
+        return False
+
+    def reap(self) -> ExitStatus:
+        system.kill_session(self.pid)  # what env code has started goes with it
+        code = self._process.reap()
+        self.channel.close()
+        for _, fd in self.outputs:
+            os.close(fd)
+        os.close(self._stacks)
+        if code is None:
+            return ExitStatus(None, None)
+        return ExitStatus(None, -code) if code < 0 else ExitStatus(code, None)
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
@@ -60,53 +118,6 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int
     ours.callback(os.close, reader)
     theirs.callback(os.close, writer)
     return reader, writer
-
-
-def _end(process: multiprocessing.process.BaseProcess) -> None:
-    assert process.pid is not None
-    os.kill(process.pid, system.SIGKILL)
-    process.join()
-
-
-class ProcessWorker:
-    """One worker process; see `envactors.backends.base.Worker`."""
-
-    def __init__(
-        self, process: multiprocessing.process.BaseProcess, sock: socket.socket, stdout: int, stderr: int, stacks: int
-    ) -> None:
-        assert process.pid is not None
-        self.pid = process.pid
-        self._process = process
-        self._watch = system.ProcessWatch(process.pid)
-        self._stacks = stacks
-        sock.setblocking(False)
-        self.channel = Channel(sock)
-        self.stdout = stdout
-        self.stderr = stderr
-        os.set_blocking(stdout, False)
-        os.set_blocking(stderr, False)
-        self.sentinel = self._watch.fileno()
-
-    def kill(self) -> None:
-        self._watch.send(system.SIGKILL)
-
-    def ask_stacks(self) -> None:
-        self._watch.send(system.STACKS_SIGNAL)
-
-    def stacks(self) -> str:
-        size = os.fstat(self._stacks).st_size
-        return os.pread(self._stacks, size, 0).decode(errors="replace")
-
-    def reap(self) -> ExitStatus:
-        system.kill_session(self.pid)  # what env code has started goes with it
-        code = self._process.exitcode
-        self.channel.close()
-        self._watch.close()
-        for fd in (self.stdout, self.stderr, self._stacks):
-            os.close(fd)
-        if code is None:
-            return ExitStatus(None, None)
-        return ExitStatus(None, -code) if code < 0 else ExitStatus(code, None)
 
 
 def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:

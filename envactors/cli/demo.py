@@ -24,9 +24,10 @@ _LONGEST_EPISODE = 500
 _WEIGHTS = 4  # one for each number of an observation
 
 _DESCRIPTION = f"""\
-Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and shows the actors and the learning
-curve while it does. The policy is linear and learnt from nothing, by the cross-entropy method with NumPy.
-Where the output is no terminal, it prints one line a generation.
+Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and
+shows the actors and the learning curve while it does. The policy is linear and
+learnt from nothing, by the cross-entropy method with NumPy. Where the output is
+no terminal, it prints one line a generation.
 """
 _EPILOG = f"""\
 exit status:
@@ -68,7 +69,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         type=_seconds,
         default=50.0,
         metavar="SECONDS",
-        help="stop learning in time to be through with the evaluation by then (default: 50)",
+        help="stop learning early enough to be through with the evaluation by then (default: 50)",
     )
     parser.set_defaults(run=run)
 
@@ -133,10 +134,10 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started)
         learnt = learn(rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter)
         reporter.phase("evaluating the learnt policy")
-        returns = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation)
+        mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation)
         over = time.monotonic()
     return Summary(
-        mean_return=float(returns.mean()),
+        mean_return=mean_return,
         episodes=EVALUATION_EPISODES,
         goal=GOAL,
         generations=learnt.generations,

@@ -12,18 +12,20 @@ import numpy.typing as npt
 from envactors.cli.reports import Generation, Reporter
 from envactors.cli.rollouts import Episode, OutOfTimeError, Policy, Rollouts
 
+Policies = npt.NDArray[np.float64]  # one a row
+
 _POPULATION = 24
 _ELITES = 8
 # How much of the old distribution a generation leaves in place; with less, learning is quicker and stalls more often.
 _INERTIA = 0.5
 # Added to the elites' spread against early agreement, less from one generation to the next.
-_NOISE, _NOISE_DECAY = 0.3, 0.8
+_NOISE, _NOISE_DECAY, _LEAST_NOISE = 0.3, 0.8, 0.2
 
-# A check costs almost as much as a generation: it waits until the candidates do well on the average.
-_WORTH_A_CHECK = 400.0
-_CHECK_EPISODES = 16
-# Well above the goal, since other episodes will decide whether that is met.
-_GOOD_ENOUGH = 495.0
+# A check costs more than a generation: it waits until the candidates, which are spread around it, do well.
+_WORTH_A_CHECK = 350.0
+_CHECK_EPISODES = 24
+# Far above the goal: a policy that fails once in ten episodes may pass a check and miss the goal in the evaluation.
+_GOOD_ENOUGH = 498.0
 
 
 class Streams(NamedTuple):
@@ -63,22 +65,23 @@ class CrossEntropy:
         self._rng = rng
         self._noise = _NOISE
 
-    def ask(self) -> npt.NDArray[np.float64]:
+    def ask(self) -> Policies:
         """The candidates of a generation, one a row."""
         return self.mean + self._deviation * self._rng.standard_normal((self._population, self.mean.size))
 
-    def tell(self, candidates: npt.NDArray[np.float64], returns: npt.NDArray[np.float64]) -> None:
+    def tell(self, candidates: Policies, returns: npt.NDArray[np.float64]) -> None:
         """Moves the distribution.
 
         Args:
             candidates: What `ask` gave.
             returns: Their returns.
         """
-        elites = candidates[np.argsort(-returns, kind="stable")[:_ELITES]]
+        # All that are as good as the last elite: many have the highest return there is, and none of them is better.
+        elites = candidates[returns >= np.sort(returns)[-_ELITES]]
         spread = np.sqrt(elites.var(axis=0) + self._noise**2)
         self.mean = _INERTIA * self.mean + (1 - _INERTIA) * elites.mean(axis=0)
         self._deviation = _INERTIA * self._deviation + (1 - _INERTIA) * spread
-        self._noise *= _NOISE_DECAY
+        self._noise = max(self._noise * _NOISE_DECAY, _LEAST_NOISE)
 
 
 class Budget:
@@ -139,43 +142,49 @@ def learn(
     """
     # With fewer candidates than envs some envs would have nothing to do.
     method = CrossEntropy(size, max(_POPULATION, rollouts.num_envs), streams.candidates)
+    trials = 1
     for number in range(1, generations + 1):
         reporter.phase(f"generation {number}")
         candidates = method.ask()
-        returns = _play(rollouts, candidates, streams.training, budget)
+        returns = _play(rollouts, candidates, trials, streams.training, budget)
         if returns is None:
             return Learnt(method.mean, number - 1, "time limit")
         method.tell(candidates, returns)
         check = None
         if returns.mean() >= _WORTH_A_CHECK:
-            reporter.phase(f"generation {number}, checking what came of it")
-            check = _play(rollouts, np.tile(method.mean, (_CHECK_EPISODES, 1)), streams.checks, budget)
-        check_return = None if check is None else float(check.mean())
+            reporter.phase(f"generation {number}, checking the policy")
+            check = _play(rollouts, method.mean[np.newaxis], _CHECK_EPISODES, streams.checks, budget)
+            # One episode does not tell good policies from better ones.
+            trials = 2
+        check_return = None if check is None else float(check[0])
         reporter.generation(
             Generation(number, float(returns.mean()), float(returns.max()), rollouts.steps, check_return)
         )
         if check_return is not None and check_return >= _GOOD_ENOUGH:
             return Learnt(method.mean, number, None)
-    return Learnt(method.mean, generations, "number of generations")
+    return Learnt(method.mean, generations, "limit of generations")
 
 
-def evaluate(rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator) -> npt.NDArray[np.float64]:
-    """The returns of a policy in new episodes."""
-    return rollouts.play(_episodes(np.tile(policy, (episodes, 1)), seeds))
+def evaluate(rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator) -> float:
+    """The mean return of a policy in new episodes."""
+    return float(rollouts.play(_episodes(policy[np.newaxis], episodes, seeds)).mean())
 
 
 def _play(
-    rollouts: Rollouts, policies: npt.NDArray[np.float64], seeds: np.random.Generator, budget: Budget
+    rollouts: Rollouts, policies: Policies, trials: int, seeds: np.random.Generator, budget: Budget
 ) -> npt.NDArray[np.float64] | None:
-    """The return of each policy in an episode of its own; None where there was no time for all of them."""
+    """The mean return of each policy in so many episodes; None where there was no time for all of them."""
     try:
-        return rollouts.play(_episodes(policies, seeds), lambda: budget.is_spent(rollouts.steps))
+        returns = rollouts.play(_episodes(policies, trials, seeds), lambda: budget.is_spent(rollouts.steps))
     except OutOfTimeError:
         return None
+    means: npt.NDArray[np.float64] = returns.reshape(len(policies), trials).mean(axis=1)
+    return means
 
 
-def _episodes(policies: npt.NDArray[np.float64], seeds: np.random.Generator) -> list[Episode]:
+def _episodes(policies: Policies, trials: int, seeds: np.random.Generator) -> list[Episode]:
+    repeated = np.repeat(policies, trials, axis=0)
     return [
         Episode(policy, int(seed))
-        for policy, seed in zip(policies, seeds.integers(2**31, size=len(policies)), strict=True)
+        for policy, seed in zip(repeated, seeds.integers(2**31, size=len(repeated)), strict=True)
     ]

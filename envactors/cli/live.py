@@ -97,10 +97,10 @@ class LiveReporter:
 
     def _caption(self) -> Text:
         if not self._generations:
-            return Text("█ mean  • best", "dim")
+            return Text("█ mean  ━ best", "dim")
         last = self._generations[-1]
         return Text.assemble(
-            ("█", "green"), f" mean {last.mean_return:.0f}  ", ("•", "yellow"), f" best {last.best_return:.0f}  ",
+            ("█", "green"), f" mean {last.mean_return:.0f}  ", ("━", "yellow"), f" best {last.best_return:.0f}  ",
             (f"goal {self._goal:.0f}", "dim"),
         )  # fmt: skip
 
@@ -110,7 +110,7 @@ class LiveReporter:
 
 
 def curve_lines(generations: list[Generation], top: float, width: int, height: int) -> list[Text]:
-    """Draws the mean return of each generation as a bar and its best return as a dot.
+    """Draws the mean return of each generation as a bar and its best return as a line above it.
 
     Args:
         generations: The last of them are drawn where not all have room.
@@ -125,20 +125,21 @@ def curve_lines(generations: list[Generation], top: float, width: int, height: i
     shown = generations[-(width // bar) :]
     lines = []
     for row in reversed(range(height)):
-        line = Text(f"{_scale_mark(row, top, height):>4} ", "dim")
+        line = Text.assemble((f"{_scale_mark(row, top, height):>4} ", "dim"))
         for generation in shown:
             filled = generation.mean_return / top * height - row
-            dotted = min(int(generation.best_return / top * height), height - 1) == row
-            line.append(*_cell(filled, dotted, bar))
+            is_best = min(int(generation.best_return / top * height), height - 1) == row
+            line.append(*_cell(filled, is_best, bar))
         line.pad_right(width + 5 - line.cell_len)
         lines.append(line)
     return lines
 
 
-def _cell(filled: float, dotted: bool, bar: int) -> tuple[str, str]:
-    if dotted and filled < 0.5:
-        return "•".center(bar), "yellow"
-    return _EIGHTHS[round(min(max(filled, 0.0), 1.0) * 8)] * max(1, bar - 1) + " " * (bar > 1), "green"
+def _cell(filled: float, is_best: bool, bar: int) -> tuple[str, str]:
+    gap = 1 if bar > 1 else 0
+    if is_best and filled < 0.5:
+        return "━" * (bar - gap) + " " * gap, "yellow"
+    return _EIGHTHS[round(min(max(filled, 0.0), 1.0) * 8)] * (bar - gap) + " " * gap, "green"
 
 
 def _scale_mark(row: int, top: float, height: int) -> str:

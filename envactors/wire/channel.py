@@ -6,6 +6,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
+from envactors.system import unread_by_peer
 from envactors.wire.messages import Frame
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class Channel:
     def backlog(self) -> bool:
         """Whether something still waits to be written."""
         return bool(self._outbox)
+
+    def unread(self) -> bool:
+        """Whether the other end has left something unread that was sent to it."""
+        return self.backlog or unread_by_peer(self.socket)
 
     def send(self, frame: Frame) -> None:
         """Writes a frame, or as much of it as fits.

@@ -7,11 +7,15 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
+import traceback
+from collections.abc import Mapping
 from multiprocessing.reduction import DupFd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from envactors import system
 from envactors.wire.channel import Channel
+from envactors.worker.context import own_process
 from envactors.worker.main import serve
 
 
@@ -50,6 +54,7 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    own_process()
     # Env code that starts processes of its own gets what it would get anywhere.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
@@ -58,6 +63,28 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)
         serve(Channel(sock))
+
+
+def run_fresh(descriptors: list[int], parent_pid: int) -> None:
+    """Runs a worker in an interpreter that was started for it alone."""
+    run(Descriptors(*descriptors), parent_pid)
+
+
+def run_forked(descriptors: Descriptors, parent_pid: int, environment: Mapping[str, str]) -> NoReturn:
+    """Runs a worker in a process that was forked for it, and ends that process."""
+    code = 1
+    try:
+        os.environ.update(environment)
+        run(descriptors, parent_pid)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        # Not sys.exit: what the original registered for its own end is not the copy's to run.
+        os._exit(code)
 
 
 def _redirect(descriptors: Descriptors) -> None:

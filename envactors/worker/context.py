@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +23,36 @@ class ActorContext:
     incarnation: int
 
 
-_current: ActorContext | None = None
+_current: ContextVar[ActorContext | None] = ContextVar("envactors_current_actor", default=None)
+# What env code's own threads see; only in a process that is one actor's alone.
+_process_wide: ActorContext | None = None
+_is_worker_process = False
 
 
 def current_actor() -> ActorContext | None:
     """The actor whose code is running; None outside a worker."""
-    return _current
+    return _current.get() or _process_wide
+
+
+def own_process() -> None:
+    """Says that this process is one actor's alone."""
+    global _is_worker_process
+    _is_worker_process = True
 
 
 def enter(context: ActorContext) -> None:
     """Says whose code runs from here on."""
-    global _current
-    _current = context
+    global _process_wide
+    _current.set(context)
+    if _is_worker_process:
+        _process_wide = context
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Puts back afterwards who was running before."""
+    before = _current.get()
+    try:
+        yield
+    finally:
+        _current.set(before)

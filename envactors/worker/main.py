@@ -19,30 +19,38 @@ def serve(channel: Channel) -> None:
         channel: The worker's end, which blocks.
     """
     try:
-        _Server(channel).run()
+        server = Server(channel.send)
+        while (frames := channel.receive()) is not None:
+            for frame in frames:
+                if not server.handle(frame):
+                    return
     except OSError:
         # The parent is gone or has given this process up: there is nobody left to tell.
         return
 
 
-class _Server:
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+class Server:
+    """Answers one request at a time.
+
+    Args:
+        send: Takes each answer.
+    """
+
+    def __init__(self, send: Callable[[Frame], None]) -> None:
+        self._send = send
         self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
         self._pid = os.getpid()
         self._incarnation = 0
         self._call_id = 0
 
-    def run(self) -> None:
-        while (frames := self._channel.receive()) is not None:
-            for frame in frames:
-                self._incarnation, self._call_id = frame.incarnation, frame.call_id
-                reply = self._execute(frame)
-                if os.getpid() != self._pid:
-                    os._exit(1)  # env code forked, and its child came back here: it must not answer
-                self._answer(*reply)
-                if frame.kind == Kind.CLOSE:
-                    return
+    def handle(self, frame: Frame) -> bool:
+        """Runs a request and answers it; False after the last one."""
+        self._incarnation, self._call_id = frame.incarnation, frame.call_id
+        kind, payload = self._execute(frame)
+        if os.getpid() != self._pid:
+            os._exit(1)  # env code forked, and its child came back here: it must not answer
+        self._answer(kind, payload)
+        return frame.kind != Kind.CLOSE
 
     def _execute(self, frame: Frame) -> tuple[Kind, bytes]:
         """Runs one request and gives its reply; whatever it raises fails this request alone."""
@@ -79,4 +87,4 @@ class _Server:
         return Kind.FAILED, dumps(tuple(failure))
 
     def _answer(self, kind: Kind, payload: bytes) -> None:
-        self._channel.send(Frame(kind, self._incarnation, self._call_id, payload))
+        self._send(Frame(kind, self._incarnation, self._call_id, payload))

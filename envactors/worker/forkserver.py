@@ -1,0 +1,64 @@
+"""The fork server: a process that has imported what envs need, and forks a worker when asked."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import os
+import pickle
+import signal
+import socket
+from typing import Any
+
+from envactors import system
+from envactors.worker.bootstrap import Descriptors, run_forked
+
+_PRELOADED = ("numpy", "gymnasium")
+
+
+def serve_forks(channel: int, parent_pid: int) -> None:
+    """Forks workers until the other end of the channel is closed.
+
+    Args:
+        channel: The descriptor of a packet socket; each request and each answer is one packet.
+        parent_pid: The caller's process id.
+    """
+    system.die_with_parent(parent_pid)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in _PRELOADED:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what was imported is shared with the workers until somebody writes to it
+    with socket.socket(fileno=channel) as sock:
+        while True:
+            request, fds, _, _ = socket.recv_fds(sock, 1 << 20, len(Descriptors._fields))
+            if not request:
+                return
+            number, kind, content = pickle.loads(request)
+            if kind == "fork":
+                _fork(sock, number, Descriptors(*fds), content[1])
+            else:
+                sock.send(pickle.dumps((number, _exit_code(content))))
+
+
+def _fork(sock: socket.socket, number: int, descriptors: Descriptors, environment: dict[str, str]) -> None:
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        sock.close()
+        run_forked(descriptors, server_pid, environment)
+    # The pidfd is made here, where the child cannot have been reaped yet.
+    watch = os.pidfd_open(pid)
+    socket.send_fds(sock, [pickle.dumps((number, pid))], [watch])
+    for fd in (watch, *descriptors):
+        os.close(fd)
+
+
+def _exit_code(pid: Any) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
