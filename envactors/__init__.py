@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from envactors.actor.future import ActorFuture as ActorFuture
     from envactors.actor.handle import spawn as spawn
+    from envactors.actor.pool import ActorPool as ActorPool
     from envactors.actor.supervisor import ActorState as ActorState
     from envactors.arrays.specs import ArraySpec as ArraySpec
+    from envactors.backends.inline import InlineBackend as InlineBackend
     from envactors.backends.process import ProcessBackend as ProcessBackend
+    from envactors.backends.thread import ThreadBackend as ThreadBackend
     from envactors.errors import ActorClosedError as ActorClosedError
     from envactors.errors import ActorDiedError as ActorDiedError
     from envactors.errors import ActorError as ActorError
@@ -47,9 +50,12 @@ _HOMES = {
     "concurrent.futures": ("Future", "as_completed", "wait"),
     "envactors.actor.future": ("ActorFuture",),
     "envactors.actor.handle": ("spawn",),
+    "envactors.actor.pool": ("ActorPool",),
     "envactors.actor.supervisor": ("ActorState",),
     "envactors.arrays.specs": ("ArraySpec",),
+    "envactors.backends.inline": ("InlineBackend",),
     "envactors.backends.process": ("ProcessBackend",),
+    "envactors.backends.thread": ("ThreadBackend",),
     "envactors.errors": (
         "ActorClosedError",
         "ActorDiedError",

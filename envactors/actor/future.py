@@ -83,6 +83,11 @@ class ActorFuture(concurrent.futures.Future[Any]):
             self.set_exception(error)
         self._keep = None
 
+    def begin(self) -> None:
+        """Marks the call as running; one that runs again does already."""
+        if self._state == "PENDING":
+            self.set_running_or_notify_cancel()
+
     def discard(self) -> None:
         """Marks a call that was taken out of the queue as cancelled, for those that wait too."""
         super().cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
@@ -73,6 +74,9 @@ class Caller:
         """
         return self._ask(Kind.CALL, Call(self._env, _public(method), args, kwargs), method)
 
+    def _refuse(self, method: str) -> None:
+        """Raises where a method is not to be called through this handle."""
+
     def get(self, name: str) -> ActorFuture:
         """Reads an attribute of the env, also one that Gymnasium's wrappers hide."""
         return self._ask(Kind.GET, Get(self._env, _public(name)), "get")
@@ -88,6 +92,8 @@ class Caller:
         )
 
     def _ask(self, kind: Kind, message: tuple[Any, ...], method: str) -> ActorFuture:
+        if kind == Kind.CALL:
+            self._refuse(method)
         future = ActorFuture(self._supervisor, self._lifeline)
         self._supervisor.ask(kind, message, future, method, self._env, self._timeout, self._retries)
         return future
@@ -97,6 +103,7 @@ class ActorHandle(Caller):
     """An actor. Usable from any thread of the process that made it; also a context manager."""
 
     __slots__ = ("__weakref__",)
+    _caller_type: type[Caller] = Caller
 
     @property
     def name(self) -> str:
@@ -135,7 +142,7 @@ class ActorHandle(Caller):
         check_timeout(timeout, "options(timeout=...)")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
-        return Caller(self._supervisor, self._lifeline, self._env, timeout, retries)
+        return self._caller_type(self._supervisor, self._lifeline, self._env, timeout, retries)
 
     def renew(self) -> ActorFuture:
         """Replaces the process when the calls before are done; never counted, revives a dead actor.
@@ -214,8 +221,20 @@ def spawn(
         ValueError: No such backend.
     """
     name = f"actor-{next(_numbers)}" if name is None else name
-    return launch([factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart,
-                  env_vars=env_vars)  # fmt: skip
+    return launch(
+        [factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart, env_vars=env_vars
+    )
+
+
+def spawn_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    """Completes options of `spawn` with its defaults.
+
+    Raises:
+        TypeError: An option that `spawn` does not have.
+    """
+    bound = inspect.signature(spawn).bind(None, **options)
+    bound.apply_defaults()
+    return dict(bound.kwargs)
 
 
 def launch(

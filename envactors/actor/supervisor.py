@@ -487,8 +487,7 @@ class Supervisor:
         request = self._table.start()
         if request is None:
             return
-        if request.started == 0.0:
-            request.future.set_running_or_notify_cancel()
+        request.future.begin()
         request.started = time.monotonic()
         if self._phase is _Phase.DEAD:
             self._relaunch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import time
@@ -27,7 +28,8 @@ from envactors.errors import (
 )
 from envactors.options import Deadlines, RestartPolicy, check_timeout
 from envactors.vector.batch import Batch, EnvStep
-from envactors.vector.slot import Autoreset, EnvFuture, Slot
+from envactors.vector.handle import EnvHandle
+from envactors.vector.slot import Autoreset, EnvFuture, OnFailure, Slot
 from envactors.wire.messages import Describe, Description, Kind
 
 
@@ -56,11 +58,18 @@ class VectorEnv:
         factories: One callable an env, without arguments; run in the workers. The envs have Gymnasium's
             ``reset(seed=, options=) -> (obs, info)`` and
             ``step(action) -> (obs, reward, terminated, truncated, info)``.
+        envs_per_actor: How many envs share a process. Their steps run one after the other there, and a death takes
+            all of them; for envs whose steps cost next to nothing it saves most of the way to another process.
         autoreset: What happens at the end of an episode. ``"next_step"``: the next step resets, ignores its
             action, and has reward 0. ``"same_step"``: the ending step resets, and carries the last observation
             and info as ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: nothing, the env must
             be reset by hand. (Gymnasium's ``AutoresetMode``.)
-        on_failure: ``"raise"``: an env's failure is raised as `VectorStepError`.
+        on_failure: ``"raise"``: an env's failure is raised as `VectorStepError`. ``"renew"``: its process is
+            replaced, and its result says so: the last complete observation, reward 0, ``truncated``, and the
+            exception as ``info["failure"]``. Under ``"next_step"`` that comes at once and the next step waits for the
+            new process and resets; under ``"same_step"`` it comes after the new reset, the last observation in
+            ``info["final_obs"]``. A reset that fails is done again on the new process and has the exception in its
+            info. Only an actor whose ``restart`` allowance is spent raises.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
@@ -75,8 +84,9 @@ class VectorEnv:
         self,
         factories: Iterable[Callable[[], Any]],
         *,
+        envs_per_actor: int = 1,
         autoreset: Autoreset = "next_step",
-        on_failure: str = "raise",
+        on_failure: OnFailure = "raise",
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
@@ -87,24 +97,37 @@ class VectorEnv:
             raise VectorInputError("no factories: expected one callable an env, and at least one")
         if autoreset not in get_args(Autoreset):
             raise VectorInputError(f"autoreset is {autoreset!r}: expected one of {get_args(Autoreset)}")
-        if on_failure != "raise":
-            raise VectorInputError(f"on_failure is {on_failure!r}: expected 'raise'")
+        if on_failure not in get_args(OnFailure):
+            raise VectorInputError(f"on_failure is {on_failure!r}: expected one of {get_args(OnFailure)}")
+        if isinstance(envs_per_actor, bool) or not isinstance(envs_per_actor, int) or envs_per_actor < 1:
+            raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1")
         self._arrived: dict[int, EnvFuture] = {}
         self._is_closed = False
+        self._slots: list[Slot] = []
         self.actors: list[ActorHandle] = []
         try:
-            for i, (factory, variables) in enumerate(zip(factories, _one_each(env_vars, len(factories)), strict=True)):
+            groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
+            for group, variables in zip(groups, _one_each(env_vars, len(groups)), strict=True):
+                first = len(self._slots)
+                last = first + len(group) - 1
                 actor = launch(
-                    [factory],
-                    name=f"env-{i}",
-                    first=i,
+                    group,
+                    name=f"env-{first}" if envs_per_actor == 1 else f"envs-{first}-{last}",
+                    first=first,
                     backend=backend,
                     deadlines=deadlines,
                     restart=restart,
                     env_vars=variables,
                 )
                 self.actors.append(actor)
-            self._slots = [Slot(i, actor, 0, autoreset) for i, actor in enumerate(self.actors)]
+                for position in range(len(group)):
+                    handle = actor
+                    if envs_per_actor > 1:
+                        handle = EnvHandle(actor._supervisor, actor._lifeline, position)
+                    self._slots.append(Slot(first + position, handle, autoreset, on_failure))
+            inline = self.actors[0]._supervisor.plan.backend.inline
+            # In line the steps run where they are started, and Ctrl-C shall reach them.
+            self._shield = contextlib.nullcontext() if inline else SHIELD
             self._learn_specs()
         except BaseException:
             self.close(0)
@@ -114,7 +137,7 @@ class VectorEnv:
         futures = []
         for slot in self._slots:
             future = ActorFuture(slot.handle._supervisor, slot.handle._lifeline)
-            slot.handle._supervisor.ask(Kind.DESCRIBE, Describe(0), future, "describe")
+            slot.handle._supervisor.ask(Kind.DESCRIBE, Describe(slot.handle._env), future, "describe", slot.handle._env)
             futures.append(future)
         descriptions = [Description(*value) for value in _results(futures)]
         first = descriptions[0]
@@ -200,7 +223,7 @@ class VectorEnv:
         check_timeout(timeout, "reset(timeout=...)")
         seeds = _seeds(seed, [slot.env_id for slot in slots])
         self._check_free(slots)
-        with SHIELD:
+        with self._shield:
             for slot, one in zip(slots, seeds, strict=True):
                 slot.reset(one, options, self._collect)
         batch = self._gather(slots, timeout, "reset")
@@ -282,7 +305,7 @@ class VectorEnv:
             if slot.needs_reset:
                 raise VectorInputError(f"env {slot.env_id} was asked to step: it needs a reset first")
         split = split_batch(self._action_spec, actions, len(slots), "actions")
-        with SHIELD:
+        with self._shield:
             return [slot.step(action, arrived) for slot, action in zip(slots, split, strict=True)]
 
     # Collecting ------------------------------------------------------------------------------------------

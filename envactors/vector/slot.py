@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
-from envactors.errors import ActorDiedError, ActorError, SerializationError, twin
+from envactors.actor.supervisor import ActorState
+from envactors.errors import ActorDiedError, ActorError, SerializationError
 from envactors.vector.batch import EnvStep
 from envactors.wire.messages import Kind, Reset, Step, Transition
-from envactors.worker.host import NotResetError
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
+OnFailure = Literal["raise", "renew"]
+Arrived = Callable[["EnvFuture"], None]
 
 
 class EnvFuture(ActorFuture):
     """The future of one env's reset or step; resolves to an `EnvStep`."""
 
-    def __init__(self, slot: Slot, was_reset: bool, arrived: Callable[[EnvFuture], None] | None) -> None:
+    def __init__(self, slot: Slot, method: Literal["reset", "step"], was_reset: bool, arrived: Arrived | None) -> None:
         super().__init__(slot.handle._supervisor, slot.handle._lifeline)
+        self.method = method
+        self.was_reset = was_reset
+        self.failure: BaseException | None = None
         self._slot = slot
-        self._was_reset = was_reset
         self._arrived = arrived
 
     @property
@@ -42,13 +49,15 @@ class EnvFuture(ActorFuture):
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         slot = self._slot
         if not self.settled():
-            step = None
+            step: EnvStep | None = None
             if error is None:
-                step = EnvStep(slot.env_id, *Transition(*value), incarnation)
-            elif isinstance(error, NotResetError):
-                error = slot.loss_while_idle(incarnation)
-            # The slot first: whoever sees the result may step on at once.
-            slot.note(step, error, self._was_reset)
+                step = slot.completed(self, EnvStep(slot.env_id, *Transition(*value), incarnation))
+            else:
+                step = slot.failed(self, error, incarnation)
+                if step is None and slot.recovers(self):
+                    return  # goes on with another reset
+                if step is not None:
+                    error = None
             if self._arrived is None:
                 slot.owed = None
             super().settle(step, error, incarnation)
@@ -65,75 +74,121 @@ class Slot:
 
     Attributes:
         env_id: Its number.
-        handle: Its actor's handle.
+        handle: Its handle.
         owed: The future of a result that was asked for and not handed out yet.
         needs_reset: Whether it must be reset before it can step.
         ended: Whether the next step resets, by autoreset.
+        incarnation: The process that holds its episode; None where it has none.
         root_seed: The seed of its last seeded reset.
         steps: How many steps it has made.
         episodes: How many episodes have ended.
     """
 
-    def __init__(self, env_id: int, handle: ActorHandle, position: int, autoreset: Autoreset) -> None:
+    def __init__(self, env_id: int, handle: ActorHandle, autoreset: Autoreset, on_failure: OnFailure) -> None:
         self.env_id = env_id
         self.handle = handle
         self.owed: EnvFuture | None = None
         self.needs_reset = True
         self.ended = False
+        self.incarnation: int | None = None
         self.root_seed: int | None = None
         self.steps = 0
         self.episodes = 0
-        self._position = position
+        self._last: EnvStep | None = None
         self._autoreset = autoreset
+        self._on_failure = on_failure
 
-    def reset(
-        self, seed: int | None, options: dict[str, Any] | None, arrived: Callable[[EnvFuture], None] | None
-    ) -> EnvFuture:
+    def reset(self, seed: int | None, options: dict[str, Any] | None, arrived: Arrived | None) -> EnvFuture:
         """Starts a reset."""
         if seed is not None:
             self.root_seed = seed
-        return self._ask(Kind.RESET, Reset(self._position, seed, options, self.root_seed), "reset", arrived)
+        return self._owe(EnvFuture(self, "reset", True, arrived), self._reset_message(seed, options), None)
 
-    def step(self, action: Any, arrived: Callable[[EnvFuture], None] | None) -> EnvFuture:
+    def step(self, action: Any, arrived: Arrived | None) -> EnvFuture:
         """Starts a step, or the reset that stands in for it after the end of an episode."""
         if self.ended and self._autoreset == "next_step":
-            return self.reset(None, None, arrived)
-        message = Step(self._position, action, self._autoreset == "same_step", self.root_seed)
-        return self._ask(Kind.STEP, message, "step", arrived)
+            # Where losses are renewed they are reported first, also one between two episodes.
+            bound = self.incarnation if self._on_failure == "renew" else None
+            return self._owe(EnvFuture(self, "step", True, arrived), self._reset_message(None, None), bound)
+        message = Step(self.handle._env, action, self._autoreset == "same_step", self.root_seed)
+        return self._owe(EnvFuture(self, "step", False, arrived), message, self.incarnation)
 
-    def _ask(
-        self, kind: Kind, message: tuple[Any, ...], method: str, arrived: Callable[[EnvFuture], None] | None
-    ) -> EnvFuture:
-        future = self.owed = EnvFuture(self, kind == Kind.RESET, arrived)
+    def _reset_message(self, seed: int | None, options: dict[str, Any] | None) -> Reset:
+        return Reset(self.handle._env, seed, options, self.root_seed)
+
+    def _owe(self, future: EnvFuture, message: Reset | Step, bound: int | None) -> EnvFuture:
+        self.owed = future
         try:
-            self.handle._supervisor.ask(kind, message, future, method, self._position)
+            self._ask(future, message, bound)
         except BaseException:
             self.owed = None
             raise
         return future
 
-    def note(self, step: EnvStep | None, error: BaseException | None, was_reset: bool) -> None:
-        """Takes in where the episode stands after an outcome."""
-        if step is not None:
-            over = step.terminated or step.truncated
-            self.ended = over and self._autoreset != "same_step"
-            self.needs_reset = over and self._autoreset == "disabled"
-            self.steps += not was_reset
-            self.episodes += over
-        elif was_reset or (isinstance(error, ActorError) and not isinstance(error, SerializationError)):
-            self.needs_reset, self.ended = True, False
+    def _ask(self, future: EnvFuture, message: Reset | Step, bound: int | None) -> None:
+        kind, method = (Kind.RESET, "reset") if isinstance(message, Reset) else (Kind.STEP, "step")
+        self.handle._supervisor.ask(kind, message, future, method, self.handle._env, bound=bound)
 
-    def loss_while_idle(self, incarnation: int) -> ActorError:
-        """The error of a step whose env was lost since its last result."""
-        last = self.handle.stats().last_failure
-        if last is not None and last.incarnation == incarnation - 1:
-            return twin(last)
-        return ActorDiedError(
-            f"env {self.env_id} of actor {self.handle.name!r} was replaced (incarnation {incarnation}) since its "
-            "last result: reset it before the next step",
-            actor=self.handle.name,
+    # Outcomes, in whichever thread reads replies ---------------------------------------------------------
+
+    def completed(self, future: EnvFuture, step: EnvStep) -> EnvStep:
+        """Takes in a result; returns what is handed out for it."""
+        over = step.terminated or step.truncated
+        self.ended = over and self._autoreset != "same_step"
+        self.needs_reset = over and self._autoreset == "disabled"
+        self.incarnation = step.incarnation
+        self.steps += not future.was_reset
+        self.episodes += over
+        if future.failure is not None:
+            step = self._mark(future, step)
+        if self._on_failure == "renew":
+            # Who gets the step itself, and not a batch that was copied from it, may change it.
+            self._last = step if future.collected else step._replace(obs=copy.deepcopy(step.obs))
+        return step
+
+    def _mark(self, future: EnvFuture, step: EnvStep) -> EnvStep:
+        info = {**step.info, "failure": future.failure}
+        if future.method == "reset":
+            return step._replace(info=info)
+        if self._last is not None:
+            info |= {"final_obs": self._last.obs, "final_info": self._last.info}
+        return step._replace(truncated=True, info=info)
+
+    def failed(self, future: EnvFuture, error: BaseException, incarnation: int) -> EnvStep | None:
+        """Takes in a failure; returns what is handed out in its place, None where nothing is."""
+        lost = isinstance(error, ActorError) and not isinstance(error, SerializationError)
+        renews = self._on_failure == "renew" and self.handle.state not in (ActorState.DEAD, ActorState.CLOSED)
+        if renews or lost or future.was_reset:
+            self.needs_reset, self.ended, self.incarnation = True, False, None
+        future.failure = error if renews else None
+        if not renews:
+            return None
+        if not lost:
+            self._condemn(future, error, incarnation)
+        if future.method == "reset" or self._autoreset == "same_step" or self._last is None:
+            self._ask(future, self._reset_message(None, None), None)
+            return None
+        self.ended = self._autoreset == "next_step"
+        self.needs_reset = not self.ended
+        where = error.incarnation if lost and isinstance(error, ActorError) else incarnation
+        reward = np.zeros_like(self._last.reward) if isinstance(self._last.reward, np.ndarray) else 0.0
+        info = {"failure": error}
+        return EnvStep(self.env_id, self._last.obs, reward, False, True, info, (where or 0) + 1)
+
+    def recovers(self, future: EnvFuture) -> bool:
+        """Whether a failed future goes on with another reset."""
+        return future.failure is not None
+
+    def _condemn(self, future: EnvFuture, error: BaseException, incarnation: int) -> None:
+        name = self.handle.name
+        reason = ActorDiedError(
+            f"actor {name!r} (incarnation {incarnation}) was replaced since {future.method} of env {self.env_id} "
+            f"raised {type(error).__name__}: {error}",
+            actor=name,
             index=self.env_id,
             incarnation=incarnation,
-            method="step",
+            method=future.method,
             aborted=True,
         )
+        reason.__cause__ = error
+        self.handle._supervisor.condemn(incarnation, reason)

@@ -15,10 +15,6 @@ from envactors.worker.context import ActorContext, enter
 _MISSING = object()
 
 
-class NotResetError(Exception):
-    """A step of an env that this incarnation has not reset."""
-
-
 class Seat:
     """One env and what its host knows of it."""
 
@@ -95,8 +91,6 @@ class Host:
     def step(self, message: Step) -> Transition:
         """Steps an env; with autoreset an ended episode's successor is begun (Gymnasium's ``SAME_STEP``)."""
         seat = self._enter(message.env)
-        if not seat.was_reset:
-            raise NotResetError
         result = seat.env.step(message.action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(
