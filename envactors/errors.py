@@ -23,6 +23,7 @@ with the default reduction.
 from __future__ import annotations
 
 import concurrent.futures
+import copyreg
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -206,11 +207,6 @@ class VectorStepError(VectorEnvError):
         self.failures = dict(failures or {})
         self.batch = batch
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The failures are the envs' own exceptions, which need not survive a reduction that calls __init__.
-        packed = {env_id: reduce_exception(failure) for env_id, failure in self.failures.items()}
-        return _rebuild_step_error, (self.args, packed, self.batch)
-
 
 class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
     """The waiting ended before the results came; nothing was killed, nothing is lost, ``recv`` hands them out."""
@@ -240,6 +236,7 @@ def describe_status(exitcode: int | None, signal: int | None) -> str:
 def twin(error: ActorError) -> ActorError:
     """Copies an error, so that two futures never share one exception and its traceback."""
     copy: ActorError = error.__class__.__new__(error.__class__, *error.args)
+    copy.args = error.args
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
     return copy
@@ -260,20 +257,35 @@ def reduce_exception(error: BaseException) -> tuple[Any, ...]:
         return reduced if isinstance(reduced, tuple) else (type(error), error.args)
     reduced = error.__reduce__()
     assert isinstance(reduced, tuple), "builtin exceptions reduce to tuples"
-    return rebuild_exception, (kind, reduced[1], reduced[2] if len(reduced) > 2 else None)
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined] # what pickle itself goes by
+    slots = {name: getattr(error, name) for name in names if hasattr(error, name)}
+    state = reduced[2] if len(reduced) > 2 else None
+    args = reduced[1]
+    if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):
+        args = error.message, list(error.exceptions)  # a subclass may have been called with others
+    # The state comes after the object, which it may refer to.
+    return rebuild_exception, (kind, args), (state, slots), None, None, _set_state
 
 
-def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...], state: Any) -> BaseException:
+def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """Makes an exception from its parts; the builtin base sets its C fields, the class's own ``__init__`` stays out."""
-    error: BaseException = kind.__new__(kind, *args)
-    builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
-    builtin.__init__(error, *args)  # type: ignore[misc] # the point: an __init__ further down must not run
+    builtin: Any = kind
+    while builtin.__module__ != "builtins":
+        builtin = builtin.__base__
+    error: BaseException = builtin.__new__(kind, *args)
+    builtin.__init__(error, *args)
+    return error
+
+
+def _set_state(error: BaseException, states: tuple[dict[str, Any] | None, dict[str, Any]]) -> None:
+    state, slots = states
     if state:
         try:
             error.__setstate__(state)
         except Exception:  # a class that refuses assignments, such as a frozen dataclass
             error.__dict__.update(state)
-    return error
+    for name, value in slots.items():
+        object.__setattr__(error, name, value)
 
 
 def set_cause(error: BaseException, cause: BaseException) -> None:
@@ -284,15 +296,3 @@ def set_cause(error: BaseException, cause: BaseException) -> None:
 def _defines(kind: type[BaseException], name: str) -> bool:
     owner = next(base for base in kind.__mro__ if name in base.__dict__)
     return owner.__module__ != "builtins"
-
-
-def _rebuild_step_error(args: tuple[Any, ...], packed: dict[int, tuple[Any, ...]], batch: Any) -> VectorStepError:
-    failures = {env_id: _apply(reduction) for env_id, reduction in packed.items()}
-    return VectorStepError(*args, failures=failures, batch=batch)
-
-
-def _apply(reduction: tuple[Any, ...]) -> BaseException:
-    error: BaseException = reduction[0](*reduction[1])
-    if len(reduction) > 2 and reduction[2]:
-        error.__setstate__(reduction[2])
-    return error

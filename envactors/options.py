@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RestartPolicy:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+            if not _is_number(value):
                 raise ValueError(f"RestartPolicy({field.name}={value!r}): expected a number >= 0")
 
 
@@ -76,5 +76,9 @@ def check_timeout(value: float | None, what: str) -> None:
     """
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0:
+    if not _is_number(value):
         raise ValueError(f"{what} is {value!r}: expected seconds >= 0, or None for no limit")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value >= 0)  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -35,23 +36,39 @@ class Shield:
         if threading.get_ident() != self._main:
             return
         if self._depth == 0:
-            for signum in _HELD:
-                if callable(_get_handler(signum)):
-                    self._handlers[signum] = _set_handler(signum, self._hold)
+            try:
+                for signum in _HELD:
+                    if callable(_get_handler(signum)):
+                        self._handlers[signum] = _set_handler(signum, self._hold)
+            except BaseException:  # one that is not held yet has come in between
+                self._lower()
+                raise
         self._depth += 1
 
     def __exit__(self, *exc: object) -> None:
         if threading.get_ident() != self._main:
             return
         self._depth -= 1
-        if self._depth > 0 or not self._handlers:
-            return
+        if self._depth == 0:
+            self._lower()
+
+    def _lower(self) -> None:
+        """Puts the handlers back and runs those that waited; all of them, even if some raise."""
         handlers, self._handlers = self._handlers, {}
         held, self._held = self._held, []
-        for signum, handler in handlers.items():
-            _set_handler(signum, handler)
-        for signum in held:
-            handlers[signum](signum, None)
+        left: list[Callable[[], object]] = [
+            *(functools.partial(_set_handler, signum, handler) for signum, handler in handlers.items()),
+            *(functools.partial(handlers[signum], signum, None) for signum in held),
+        ]
+        first: BaseException | None = None
+        while left:
+            try:
+                while left:
+                    left.pop(0)()
+            except BaseException as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     @property
     def interrupted(self) -> bool:

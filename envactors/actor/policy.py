@@ -21,7 +21,5 @@ def restart_delay(policy: RestartPolicy, restarts: Sequence[float], now: float) 
     recent = sum(1 for time in restarts if now - time < policy.window)
     if recent >= policy.max_restarts:
         return None
-    try:
-        return float(min(policy.backoff_max, policy.backoff * 2.0**recent))
-    except OverflowError:
-        return float(policy.backoff_max)
+    doublings = min(recent, 64)  # beyond that any backoff but 0 is above its bound
+    return float(min(policy.backoff_max, policy.backoff * 2.0**doublings))

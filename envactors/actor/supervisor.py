@@ -179,6 +179,7 @@ class Supervisor:
         self._closed = threading.Event()
         self._timers: dict[str, float] = {}
         self._losses: deque[tuple[float, ActorError]] = deque()
+        self._granted: deque[tuple[float, ActorError]] = deque()
         # None stands for the end of the actor, after everything else.
         self._outcomes: deque[_Outcome | None] = deque()
         self._delivering = threading.RLock()
@@ -646,11 +647,13 @@ class Supervisor:
                 self._fail(running, error)
         now = time.monotonic()
         policy = self.plan.restart
-        while self._losses and now - self._losses[0][0] >= policy.window:
-            self._losses.popleft()
-        delay = restart_delay(policy, [when for when, _ in self._losses], now)
+        for times in (self._losses, self._granted):
+            while times and now - times[0][0] >= policy.window:
+                times.popleft()
+        delay = restart_delay(policy, [when for when, _ in self._granted], now)
         self._losses.append((now, error))
         if delay is not None:
+            self._granted.append(self._losses[-1])
             self._phase = _Phase.BACKOFF
             self._set_timer("backoff", now + delay)
             return

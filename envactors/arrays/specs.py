@@ -145,7 +145,7 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
         SpaceMismatchError: Another number, structure, shape or dtype than expected.
     """
     if isinstance(spec, ArraySpec) and spec.batchable:
-        return _split_array(spec, values, count, what) if count or len(values) else []
+        return _split_array(spec, values, count, what)
     if isinstance(spec, dict) and isinstance(values, Mapping):
         if values.keys() != spec.keys():
             raise SpaceMismatchError(
@@ -158,21 +158,30 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
             raise SpaceMismatchError(f"{what} are a tuple of {len(values)}: expected {len(spec)} arrays")
         rows = [split_batch(inner, values[k], count, f"{what}[{k}]") for k, inner in enumerate(spec)]
         return [tuple(row[i] for row in rows) for i in range(count)]
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
-        raise SpaceMismatchError(f"{what} are {type(values).__name__}: expected a sequence of {count}, one an env")
-    if len(values) != count:
-        raise SpaceMismatchError(f"{len(values)} {what} for {count} envs: expected one an env")
+    _check_length(values, count, what)
     if spec is None:
         return list(values)
     return [conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
 
 
 def _split_array(spec: ArraySpec, values: Any, count: int, what: str) -> npt.NDArray[Any]:
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
-        raise SpaceMismatchError(f"{what} are {values!r}: expected {count} of shape {spec.shape}, one an env")
-    if len(values) != count:
-        raise SpaceMismatchError(f"{len(values)} {what} for {count} envs: expected one an env")
+    _check_length(values, count, what, spec.shape)
+    if count == 0:
+        return np.empty((0, *spec.shape), spec.dtype)
     return _as_array(spec, values, (count, *spec.shape), what)
+
+
+def _check_length(values: Any, count: int, what: str, shape: tuple[int, ...] | None = None) -> None:
+    try:
+        length = len(values)
+        if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__getitem__"):
+            raise TypeError
+    except TypeError:
+        given = type(values).__name__ if shape is None else repr(values)
+        expected = f"a sequence of {count}" if shape is None else f"{count} of shape {shape}"
+        raise SpaceMismatchError(f"{what} are {given}: expected {expected}, one an env") from None
+    if length != count:
+        raise SpaceMismatchError(f"{length} {what} for {count} envs: expected one an env")
 
 
 def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
@@ -183,11 +192,20 @@ def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) ->
     if array.shape != shape:
         raise SpaceMismatchError(f"{what} has shape {array.shape}: expected {shape}, dtype {spec.dtype}")
     if array.dtype != spec.dtype:
-        if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-            raise SpaceMismatchError(f"{what} has dtype {array.dtype}: expected {spec.dtype}, shape {shape}")
-        array = array.astype(spec.dtype)
+        array = _cast(array, spec, what)
     scalar_or_array: npt.NDArray[Any] = array[()]  # envs know NumPy's scalars, and few expect arrays of no axes
     return scalar_or_array
+
+
+def _cast(array: npt.NDArray[Any], spec: ArraySpec, what: str) -> npt.NDArray[Any]:
+    integers = array.dtype.kind in "biu" and spec.dtype.kind in "iu"
+    if not integers and not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        raise SpaceMismatchError(f"{what} has dtype {array.dtype}: expected {spec.dtype}, shape {array.shape}")
+    with np.errstate(over="ignore"):
+        cast = array.astype(spec.dtype)
+    if integers and not np.array_equal(cast, array):
+        raise SpaceMismatchError(f"{what} has values that {spec.dtype} does not hold: {array}")
+    return cast
 
 
 def stack(spec: Spec, values: Sequence[Any]) -> Any:

@@ -61,9 +61,12 @@ class InlineChannel:
         """Nothing is ever left."""
 
     def receive(self) -> list[Frame]:
-        if not self.replies:
+        frames = []
+        while self.replies:
+            frames.append(self.replies.popleft())
+        if not frames:
             raise BlockingIOError
-        return [self.replies.popleft()]
+        return frames
 
     def close(self) -> None:
         self._bell.close()

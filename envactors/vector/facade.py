@@ -284,7 +284,7 @@ class VectorEnv:
         self._check_open()
         check_timeout(timeout, "recv(timeout=...)")
         for name, value in (("min_envs", min_envs), ("max_envs", max_envs)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            if value is not None and not _is_count(value):
                 raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
         if max_envs is not None and min_envs is not None and max_envs < min_envs:
             raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
@@ -485,20 +485,24 @@ def _results(futures: list[ActorFuture]) -> list[Any]:
 def _seeds(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
     if seed is None:
         return [None] * len(env_ids)
-    if _is_seed(seed):
+    if _is_count(seed):
         return [operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
     if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
         raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, a sequence of them, or None")
     if len(seed) != len(env_ids):
         raise VectorInputError(f"{len(seed)} seeds for {len(env_ids)} envs: expected one an env")
     for one in seed:
-        if one is not None and not _is_seed(one):
+        if one is not None and not _is_count(one):
             raise VectorInputError(f"seed has {one!r}: expected ints >= 0, or None")
     return [None if one is None else operator.index(one) for one in seed]
 
 
-def _is_seed(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 0
+def _is_count(value: Any) -> bool:
+    """Whether a value is an int, or NumPy's like of one, and not negative."""
+    try:
+        return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= 0
+    except TypeError:
+        return False
 
 
 def _one_each(

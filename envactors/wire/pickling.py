@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import traceback
@@ -9,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from envactors.errors import RemoteTraceback, reduce_exception, set_cause
+from envactors.errors import RemoteTraceback, VectorStepError, reduce_exception, set_cause
 from envactors.wire.messages import Failure, Fault
 
 PROTOCOL = 5
@@ -51,13 +52,34 @@ class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickl
         return super().reducer_override(obj)
 
 
+def dump_exception(value: Any) -> bytes:
+    """Pickles a value in which every exception goes as class, arguments and state."""
+    buffer = io.BytesIO()
+    _ExceptionPickler(buffer, PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def _reduce_step_error(error: VectorStepError) -> tuple[Any, ...]:
+    # Its failures are the envs' own exceptions, which need not survive pickle's own way.
+    state = {**error.__dict__, "failures": None}
+    return _rebuild_step_error, (error.args, dump_exception(error.failures), state)
+
+
+def _rebuild_step_error(args: tuple[Any, ...], failures: bytes, state: dict[str, Any]) -> VectorStepError:
+    error = VectorStepError(*args)
+    error.__dict__.update(state)
+    error.failures = pickle.loads(failures)
+    return error
+
+
+copyreg.pickle(VectorStepError, _reduce_step_error)
+
+
 def pack_failure(error: BaseException, fault: Fault) -> Failure:
     """Makes of an exception what can travel; a part that cannot is left out, the text never is."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        buffer = io.BytesIO()
-        _ExceptionPickler(buffer, PROTOCOL).dump(error)
-        pickled = buffer.getvalue()
+        pickled = dump_exception(error)
     except Exception:
         pickled = None
     return Failure(fault, pickled, _safe_repr(error), text)

@@ -1,0 +1,255 @@
+"""What every backend and every env has to do: suites to subclass.
+
+class TestMyBackend(envactors.testing.BackendConformance):
+def make_backend(self):
+return MyBackend()
+
+class TestMyEnv(envactors.testing.EnvConformance):
+def make_env(self):
+return MyEnv()
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pickle
+from typing import Any
+
+import numpy as np
+
+import envactors as ea
+from envactors.backends.base import Backend
+from envactors.testing.envs import EchoEnv, FaultyEnv, expected_checksum
+
+_SOON = 30.0  # seconds that an answer may take on a busy machine
+
+
+class BackendConformance:
+    """What every backend has to do. Subclasses say which one in `make_backend`."""
+
+    def make_backend(self) -> Backend | str:
+        """The backend, or its name."""
+        raise NotImplementedError
+
+    def spawn(self, factory: Any = EchoEnv, **options: Any) -> Any:
+        """An actor in the backend."""
+        return ea.spawn(factory, backend=self.make_backend(), **options)
+
+    def make_envs(self, count: int = 4, **options: Any) -> ea.VectorEnv:
+        """A vector env in the backend, of echo envs that fail on command."""
+        factories = [lambda i=i: FaultyEnv(EchoEnv(i, 5)) for i in range(count)]
+        return ea.VectorEnv(factories, backend=self.make_backend(), **options)
+
+    def _kills(self) -> bool:
+        from envactors.backends import resolve
+
+        return resolve(self.make_backend()).kills
+
+    def test_calls_run_in_order(self) -> None:
+        with self.spawn() as actor:
+            futures = [actor.step(i) for i in range(20)]
+            assert [future.result(_SOON)[0][1] for future in futures] == list(range(1, 21))
+            assert actor.get("last_action").result(_SOON) == 19
+            actor.set("env_id", 7).result(_SOON)
+            assert actor.get("env_id").result(_SOON) == 7
+
+    def test_values_are_copied(self) -> None:
+        value = [1, 2]
+        with self.spawn() as actor:
+            future = actor.echo(value)
+            value.append(3)
+            assert future.result(_SOON) == [1, 2]
+            assert actor.echo(value).result(_SOON) is not value
+
+    def test_an_exception_arrives_and_the_actor_goes_on(self) -> None:
+        with self.spawn(FaultyEnv) as actor:
+            actor.reset().result(_SOON)
+            actor.arm("raise").result(_SOON)
+            error = actor.step(1).exception(_SOON)
+            assert type(error) is RuntimeError
+            assert isinstance(error.__cause__, ea.RemoteTraceback)
+            assert actor.step(2).result(_SOON)[0][2] == 2
+
+    def test_what_does_not_pickle_fails_its_own_call(self) -> None:
+        with self.spawn(FaultyEnv) as actor:
+            actor.arm("unpicklable").result(_SOON)
+            assert isinstance(actor.step(1).exception(_SOON), ea.SerializationError)
+            assert actor.step(2).result(_SOON)[0][2] == 2
+
+    def test_a_factory_that_raises(self) -> None:
+        def broken() -> None:
+            raise LookupError("no such env")
+
+        with self.spawn(broken) as actor:
+            error = actor.echo(1).exception(_SOON)
+            assert isinstance(error, ea.ActorStartError)
+            assert isinstance(error.__cause__, LookupError)
+
+    def test_renewal(self) -> None:
+        with self.spawn() as actor:
+            actor.step(1)
+            assert actor.renew().result(_SOON) == 1
+            assert actor.step(1).result(_SOON)[0][1] == 1
+            assert (actor.incarnation, actor.stats().restarts) == (1, 0)
+
+    def test_who_is_running(self) -> None:
+        class Env(EchoEnv):
+            def who(self) -> Any:
+                return ea.current_actor()
+
+        with self.spawn(Env, name="me") as actor:
+            assert actor.who().result(_SOON) == ea.ActorContext("me", 0, 0)
+        assert ea.current_actor() is None
+
+    def test_close_lets_the_env_close(self) -> None:
+        closed: list[bool] = []
+
+        class Env(EchoEnv):
+            def close(self) -> None:
+                closed.append(True)
+
+        actor = self.spawn(Env)
+        future = actor.echo(3)
+        actor.close()
+        assert future.result(0) == 3
+        assert actor.state is ea.ActorState.CLOSED
+        actor.close()
+
+    def test_futures_work_with_the_library_functions(self) -> None:
+        with self.spawn() as one, self.spawn() as two:
+            futures = [actor.echo(i) for i in range(5) for actor in (one, two)]
+            assert sorted(f.result() for f in ea.as_completed(futures, _SOON)) == sorted([*range(5)] * 2)
+            done: list[Any] = []
+            future = one.echo("called")
+            future.add_done_callback(lambda f: done.append(f.result()))
+            concurrent.futures.wait([future, two.echo(0)], _SOON)
+
+    def test_every_result_belongs_to_its_action(self) -> None:
+        for envs_per_actor in (1, 3):
+            for autoreset in ("next_step", "same_step"):
+                with self.make_envs(4, envs_per_actor=envs_per_actor, autoreset=autoreset) as envs:
+                    self._check_echo(envs, autoreset)
+
+    def _check_echo(self, envs: ea.VectorEnv, autoreset: str) -> None:
+        obs, infos = envs.reset(seed=5)
+        histories: list[list[int]] = [[] for _ in range(4)]
+        seeds = [info["seed"] for info in infos]
+        assert seeds == [5, 6, 7, 8]
+        ended = np.zeros(4, bool)
+        for turn in range(14):
+            actions = np.arange(4) + 10 * turn
+            obs, rewards, terminated, truncated, infos = envs.step(actions)
+            for i in range(4):
+                if ended[i] and autoreset == "next_step":
+                    histories[i], seeds[i] = [], infos[i]["seed"]
+                else:
+                    histories[i].append(int(actions[i]))
+                    assert rewards[i] == actions[i]
+                seen = infos[i].get("final_obs", obs[i]) if autoreset == "same_step" else obs[i]
+                last = histories[i][-1] if histories[i] else -1
+                assert seen.tolist() == [i, len(histories[i]), last, expected_checksum(seeds[i], histories[i])]
+                if terminated[i] and autoreset == "same_step":
+                    histories[i], seeds[i] = [], infos[i]["seed"]
+            assert not truncated.any()
+            ended = terminated
+
+    def test_a_renewed_env_goes_on(self) -> None:
+        restart = ea.RestartPolicy(max_restarts=20, backoff=0.0)
+        with self.make_envs(3, on_failure="renew", restart=restart) as envs:
+            envs.reset(seed=1)
+            envs.step([1, 1, 1])
+            envs[1].arm("raise").result(_SOON)
+            obs, rewards, _, truncated, infos = envs.step([2, 2, 2])
+            assert truncated.tolist() == [False, True, False]
+            assert rewards.tolist() == [2.0, 0.0, 2.0]
+            assert obs[1].tolist()[:3] == [1, 1, 1]
+            assert type(infos[1]["failure"]) is RuntimeError
+            obs, *_, infos = envs.step([3, 3, 3])
+            assert obs[:, 1].tolist() == [3, 0, 3]
+            assert infos[1]["seed"] not in (None, 2)
+            assert envs.step([4, 4, 4])[0][:, 1].tolist() == [4, 1, 4]
+
+    def test_deaths_and_deadlines_where_workers_can_be_killed(self) -> None:
+        if not self._kills():
+            return
+        restart = ea.RestartPolicy(max_restarts=20, backoff=0.0)
+        with self.spawn(FaultyEnv, restart=restart, deadlines=ea.Deadlines(call=1.0)) as actor:
+            for fault, kind in (
+                ("crash", ea.ActorDiedError),
+                ("exit", ea.ActorDiedError),
+                ("hang_in_c", ea.ActorTimeoutError),
+                ("stop", ea.ActorTimeoutError),
+            ):
+                actor.arm(fault).result(_SOON)
+                error = actor.step(1).exception(_SOON)
+                assert isinstance(error, kind), (fault, error)
+                assert pickle.loads(pickle.dumps(error)).pid == error.pid
+                assert actor.step(2).result(_SOON)[0][1] == 1
+
+    def test_what_cannot_be_killed_says_so(self) -> None:
+        if self._kills():
+            return
+        import warnings
+
+        with self.spawn() as actor:
+            actor.echo(0).result(_SOON)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    actor.options(timeout=5.0).echo(1).result(_SOON)
+            assert len([one for one in caught if "deadlines are not enforced" in str(one.message)]) == 1
+
+
+class EnvConformance:
+    """What an env has to do to live in an actor. Subclasses make theirs in `make_env`."""
+
+    steps = 50
+
+    def make_env(self) -> Any:
+        """A fresh env; must itself pickle by cloudpickle, as a factory."""
+        raise NotImplementedError
+
+    def make_envs(self, backend: Backend | str, count: int = 2) -> ea.VectorEnv:
+        """A vector of the env."""
+        return ea.VectorEnv([self.make_env] * count, backend=backend)
+
+    def _actions(self, envs: ea.VectorEnv) -> Any:
+        """Actions for all envs: samples of one's action space."""
+        space = envs.get_attr("action_space", env_ids=[0])[0]
+        space.seed(3) if hasattr(space, "seed") else None
+        return [space.sample() for _ in range(envs.num_envs)]
+
+    def test_equal_seeds_give_equal_episodes_in_a_process_and_in_line(self) -> None:
+        with self.make_envs("process") as one, self.make_envs("inline") as other:
+            seen = [envs.reset(seed=11)[0] for envs in (one, other)]
+            _assert_equal(*seen)
+            actions = self._actions(one)
+            for _ in range(self.steps):
+                results = [envs.step(actions)[:4] for envs in (one, other)]
+                _assert_equal(*results)
+
+    def test_it_can_be_renewed_in_the_middle_of_an_episode(self) -> None:
+        with self.make_envs("process") as envs:
+            envs.reset(seed=0)
+            envs.step(self._actions(envs))
+            envs[0].renew().result(_SOON)
+            envs.reset(env_ids=[0])
+            envs.step(self._actions(envs))
+
+    def test_it_closes(self) -> None:
+        envs = self.make_envs("process")
+        envs.reset(seed=0)
+        envs.close()
+
+
+def _assert_equal(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _assert_equal(one[key], other[key])
+    elif isinstance(one, (tuple, list)):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            _assert_equal(first, second)
+    else:
+        assert np.array_equal(one, other), (one, other)

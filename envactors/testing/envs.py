@@ -1,0 +1,210 @@
+"""Envs that fail on command, and one whose results tell which calls made them."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import itertools
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_LONG = 1000.0  # seconds: longer than any deadline of a test
+
+
+class Space:
+    """The least that a space is: a shape and a dtype.
+
+    Args:
+        shape: Of one value.
+        dtype: Of its elements.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+
+    def sample(self) -> npt.NDArray[Any]:
+        """A value of this space: zeros."""
+        return np.zeros(self.shape, self.dtype)
+
+
+def expected_checksum(seed: int | None, actions: Iterable[int]) -> int:
+    """What `EchoEnv` answers as its checksum after a reset with this seed and these actions."""
+    checksum = zlib.crc32(struct.pack("<q", -1 if seed is None else seed))
+    for action in actions:
+        checksum = zlib.crc32(struct.pack("<q", int(action)), checksum)
+    return checksum
+
+
+class EchoEnv:
+    """An env whose observation is ``[env id, steps since the reset, last action, checksum]`` (int64).
+
+    The checksum covers the seed of the last reset and every action since: a result that belongs to another call, a
+    step done twice or left out shows at once. The reward of a step is its action.
+
+    Args:
+        env_id: Its number.
+        episode_length: After how many steps it terminates.
+    """
+
+    observation_space = Space((4,), np.int64)
+    action_space = Space((), np.int64)
+
+    def __init__(self, env_id: int = 0, episode_length: int = 1_000_000) -> None:
+        self.env_id = env_id
+        self.episode_length = episode_length
+        self.steps = 0
+        self.last_action = -1
+        self.checksum = 0
+        self.closed = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
+        """Begins an episode; the info tells the seed and the options."""
+        self.steps, self.last_action = 0, -1
+        self.checksum = expected_checksum(seed, ())
+        return self._observe(), {"seed": seed, "options": options}
+
+    def step(self, action: Any) -> tuple[npt.NDArray[np.int64], float, bool, bool, dict[str, Any]]:
+        """Takes in an action."""
+        self.steps += 1
+        self.last_action = int(action)
+        self.checksum = zlib.crc32(struct.pack("<q", self.last_action), self.checksum)
+        return self._observe(), float(self.last_action), self.steps >= self.episode_length, False, {}
+
+    def echo(self, value: Any) -> Any:
+        """Gives the value back."""
+        return value
+
+    def close(self) -> None:
+        """Remembers that it was closed."""
+        self.closed = True
+
+    def _observe(self) -> npt.NDArray[np.int64]:
+        return np.array([self.env_id, self.steps, self.last_action, self.checksum], np.int64)
+
+
+def _crash() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(_LONG)
+
+
+def _segfault() -> None:
+    ctypes.string_at(0)
+
+
+def _exit() -> None:
+    os._exit(3)
+
+
+def _hang_in_c() -> None:
+    collections.deque(itertools.repeat(0), maxlen=0)
+
+
+def _sleep() -> None:
+    time.sleep(_LONG)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _raise() -> None:
+    raise RuntimeError("raised on command")
+
+
+def _print() -> None:
+    sys.stdout.write("printed on command\n")
+    sys.stderr.write("complained on command\n")
+
+
+def _start_child() -> None:
+    subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({_LONG})"])  # noqa: S603 # its own interpreter
+
+
+_grown: list[bytearray] = []
+
+
+def _grow() -> None:
+    _grown.append(bytearray(os.urandom(1 << 20) * 16))
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "crash": _crash,
+    "segfault": _segfault,
+    "exit": _exit,
+    "hang_in_c": _hang_in_c,
+    "sleep": _sleep,
+    "stop": _stop,
+    "raise": _raise,
+    "print": _print,
+    "start_child": _start_child,
+    "grow": _grow,
+}
+"""What `FaultyEnv` can be told to do, besides ``"unpicklable"``: to return what does not pickle."""
+
+
+class FaultyEnv:
+    """Wraps an env, and fails on command.
+
+    ``env.arm("crash")`` makes the next step crash, ``env.arm("sleep", where="reset")`` the next reset sleep; see
+    `FAULTS` for what there is. Everything else is the wrapped env's.
+
+    Args:
+        env: The env; an `EchoEnv` when None.
+    """
+
+    def __init__(self, env: Any = None) -> None:
+        self.env = EchoEnv() if env is None else env
+        self._armed: dict[str, str] = {}
+
+    def arm(self, fault: str, where: str = "step") -> None:
+        """Arms a fault.
+
+        Args:
+            fault: A key of `FAULTS`, or ``"unpicklable"``.
+            where: ``"step"`` or ``"reset"``.
+
+        Raises:
+            ValueError: No such fault, or place.
+        """
+        if fault not in FAULTS and fault != "unpicklable":
+            raise ValueError(f"fault is {fault!r}: expected 'unpicklable' or one of {sorted(FAULTS)}")
+        if where not in ("step", "reset"):
+            raise ValueError(f"where is {where!r}: expected 'step' or 'reset'")
+        self._armed[where] = fault
+
+    def step(self, action: Any) -> Any:
+        """Steps the wrapped env, unless something is armed."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, self._fail("step", info)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Resets the wrapped env, unless something is armed."""
+        obs, info = self.env.reset(**kwargs)
+        return obs, self._fail("reset", info)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def _fail(self, where: str, info: dict[str, Any]) -> dict[str, Any]:
+        fault = self._armed.pop(where, None)
+        if fault == "unpicklable":
+            return {**info, "lock": threading.Lock()}
+        if fault is not None:
+            FAULTS[fault]()
+        return info

@@ -1,0 +1,173 @@
+"""`envactors demo`: the installed command, run as users run it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envactors.cli.live import curve_lines
+from envactors.cli.reports import Generation
+
+COMMAND = Path(sys.executable).with_name("envactors")
+CURVE = re.compile(r"^generation +(\d+): mean return +([\d.]+), best +([\d.]+), +([\d,]+) steps", re.MULTILINE)
+# The quickest of the first seeds.
+QUICK_SEED = "5"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        timeout=55,
+    )
+
+
+def test_it_learns_and_says_so_in_plain_lines():
+    ended = run("demo", "--seed", QUICK_SEED)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    title, *generations, verdict, work = ended.stdout.splitlines()
+    assert title == f"CartPole-v1 on 8 actors, seed {QUICK_SEED}"
+    assert [int(CURVE.match(line)[1]) for line in generations] == list(range(1, len(generations) + 1))
+    means = [float(CURVE.match(line)[2]) for line in generations]
+    assert means[0] < 150
+    assert max(means) >= 350
+    reached = re.match(
+        r"Goal met: .* mean return over 20 evaluation episodes is ([\d.]+) \(wanted: at least 475\)", verdict
+    )
+    assert float(reached[1]) >= 475
+    assert re.match(r"8 actors made [\d,]+ steps in [\d.]+ s, [\d,]+ steps/s, for \d+ generations", work)
+
+
+def test_a_missed_goal_is_exit_status_1():
+    # Rich would take the pipe for a terminal here.
+    ended = run("demo", "--generations", "1", FORCE_COLOR="1")
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "\x1b" not in ended.stdout
+    assert "Goal missed: " in ended.stdout
+    assert "ended by the limit of generations" in ended.stdout
+
+
+def test_the_time_limit_ends_the_learning():
+    started = time.monotonic()
+    ended = run("demo", "--time-limit", "2.5")
+    assert time.monotonic() - started < 15
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "ended by the time limit" in ended.stdout
+
+
+def test_the_seed_alone_decides_the_curve():
+    curves = [
+        CURVE.findall(run("demo", "--seed", seed, "--generations", "2", "--num-envs", num_envs).stdout)
+        for seed, num_envs in (("1", "3"), ("1", "3"), ("1", "1"), ("2", "2"))
+    ]
+    assert len(curves[0]) == 2
+    assert curves[0] == curves[1] == curves[2]
+    assert curves[0] != curves[3]
+
+
+@pytest.mark.parametrize("size", [(0, 0), (24, 60), (40, 120)], ids=str)
+def test_the_live_table_in_a_terminal(size):
+    status, screen = run_in_terminal(size, "demo", "--generations", "1", "--num-envs", "2")
+    assert status == 1
+    for text in (
+        "starting the actors",
+        "CartPole-v1 on 2 actors",
+        "env-0",
+        "env-1",
+        "idle",
+        "steps/s",
+        "█",
+        "Goal missed",
+    ):
+        assert text in screen
+    assert "Traceback" not in screen
+
+
+def run_in_terminal(size: tuple[int, int], *arguments: str) -> tuple[int, str]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    with subprocess.Popen(
+        [COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        screen = b""
+        # The last one who has the other end leaves: EIO.
+        with contextlib.suppress(OSError):
+            while data := os.read(ours, 1 << 16):
+                screen += data
+    os.close(ours)
+    return process.returncode, screen.decode()
+
+
+def test_ctrl_c_closes_the_actors():
+    # A session of its own, so that the signal reaches all that a terminal would send it to, and not pytest.
+    with subprocess.Popen(
+        [COMMAND, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout.readline().startswith("CartPole-v1")
+        assert process.stdout.readline().startswith("generation  1")
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) >= 8
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors == "envactors: interrupted\n"
+    _, left = psutil.wait_procs(workers, timeout=2)
+    assert left == []
+
+
+def test_nobody_reads_the_output_any_more():
+    with subprocess.Popen([COMMAND, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (141, "")
+
+
+@pytest.mark.parametrize("missing", [("rich",), ("gymnasium",), ("gymnasium", "rich")], ids=" and ".join)
+def test_missing_extras_are_named_in_one_line(missing):
+    hide = "".join(f"sys.modules[{name!r}] = None; " for name in missing)
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; {hide}from envactors.cli import main; sys.exit(main(['demo']))"],
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"envactors demo needs {' and '.join(missing)}: pip install 'envactors[demo]'\n"
+
+
+def test_version_and_help():
+    assert re.fullmatch(r"envactors \d+\.\d+\.\d+\S*\n", run("--version").stdout)
+    assert "demo" in run("--help").stdout
+    described = run("demo", "--help").stdout
+    for text in ("--num-envs", "--seed", "--generations", "--time-limit", "exit status", "CartPole"):
+        assert text in described
+    assert run("demo", "--num-envs", "0").returncode == 2
+    module = subprocess.run([sys.executable, "-m", "envactors.cli", "--version"], capture_output=True, text=True)
+    assert module.stdout == run("--version").stdout
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 12, 60])
+def test_the_curve_has_its_size_and_shows_the_last_generation(count):
+    generations = [Generation(n, 500.0 * n / count, 500.0, 0, None) for n in range(1, count + 1)]
+    lines = curve_lines(generations, 500.0, width=30, height=8)
+    assert [line.cell_len for line in lines] == [35] * 8
+    assert ("█" in lines[0].plain) == (count > 0)

@@ -1,0 +1,616 @@
+"""Channels over real sockets, in whatever pieces bytes come; pickling and how exceptions travel."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import io
+import json
+import pickle
+import random
+import re
+import select
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.wire.channel import Channel, ChannelCorruptError
+from envactors.wire.messages import Failure, Fault, Frame
+from envactors.wire.pickling import dumps, loads, pack_failure, unpack_failure
+
+quick = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+# Channels ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def socket_pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def bytes_of(sent):
+    """What a channel writes for these frames, read by a plain socket that comes and goes."""
+    raw = bytearray()
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        channel = Channel(ours)
+        for frame in sent:
+            channel.send(frame)
+        while channel.backlog:
+            raw += theirs.recv(1 << 20)
+            channel.flush()
+        ours.shutdown(socket.SHUT_WR)
+        while data := theirs.recv(1 << 20):
+            raw += data
+    return bytes(raw)
+
+
+CHUNK = 65536  # what one read takes at most
+HEADER = len(bytes_of([Frame(0, 0, 0, b"")]))
+
+edges = [
+    0,
+    1,
+    CHUNK - HEADER - 1,
+    CHUNK - HEADER,
+    CHUNK - HEADER + 1,
+    CHUNK - 1,
+    CHUNK,
+    CHUNK + 1,
+    2 * CHUNK,
+    3_000_000,
+]
+sizes = st.sampled_from(edges) | st.integers(0, 300) | st.integers(0, 200_000)
+frames = st.builds(
+    lambda kind, incarnation, call_id, size: Frame(kind, incarnation, call_id, random.Random(size).randbytes(size)),
+    st.integers(0, 255),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    sizes,
+)
+some_frames = st.lists(frames, max_size=6)
+# Sizes of the pieces that bytes come in: within headers, about a read, and large.
+pieces = st.lists(st.integers(1, 50) | st.sampled_from([HEADER, CHUNK - 1, CHUNK, CHUNK + 1, 500_000]), min_size=1)
+
+
+def plain(received):
+    """Frames with payloads that compare."""
+    return [Frame(kind, incarnation, call_id, bytes(payload)) for kind, incarnation, call_id, payload in received]
+
+
+def cut(raw, sizes):
+    """The bytes in pieces of these sizes, over and over; the rest of long ones in large pieces."""
+    at, count = 0, 0
+    while at < len(raw):
+        size = sizes[count % len(sizes)] if count < 500 else 1 << 20
+        yield raw[at : at + size]
+        at, count = at + size, count + 1
+
+
+def receive_ready(channel):
+    """All frames that a channel that does not block can give now."""
+    received = []
+    with contextlib.suppress(BlockingIOError):
+        while (more := channel.receive()) is not None:
+            received += more
+    return received
+
+
+@quick
+@given(some_frames, pieces)
+def test_frames_arrive_in_whatever_pieces(sent, sizes):
+    """An end that does not block gives each frame as soon as its last byte is there, and not before."""
+    received, arrived_bytes = [], 0
+    ends = [sum(HEADER + len(frame.payload) for frame in sent[: i + 1]) for i in range(len(sent))]
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        channel = Channel(ours)
+        for piece in cut(bytes_of(sent), sizes):
+            rest = memoryview(piece)
+            while rest:
+                written = theirs.send(rest)
+                rest = rest[written:]
+                arrived_bytes += written
+                received += receive_ready(channel)
+                assert len(received) == sum(1 for end in ends if end <= arrived_bytes)
+        assert plain(received) == sent
+        theirs.close()
+        assert channel.receive() is None
+
+
+@quick
+@given(some_frames, pieces)
+def test_an_end_that_blocks_receives_them_too(sent, sizes):
+    raw = bytes_of(sent)
+    with socket_pair() as (ours, theirs):
+
+        def write():
+            for piece in cut(raw, sizes):
+                theirs.sendall(piece)
+            theirs.shutdown(socket.SHUT_WR)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        channel, received = Channel(ours), []
+        while (more := channel.receive()) is not None:
+            received += more
+        writer.join()
+    assert plain(received) == sent
+
+
+@quick
+@given(some_frames, some_frames)
+def test_there_and_back(there, back):
+    """The parent's end does not block and keeps what does not fit; the worker's end blocks and answers."""
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        parent, worker, seen, received = Channel(ours), Channel(theirs), [], []
+
+        def work():
+            while (more := worker.receive()) is not None:
+                seen.extend(more)
+            for frame in back:
+                worker.send(frame)
+            theirs.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for frame in there:
+            parent.send(frame)
+        while parent.backlog:
+            select.select([], [ours], [])
+            parent.flush()
+        ours.shutdown(socket.SHUT_WR)
+        more = []
+        while more is not None:
+            received += more
+            select.select([ours], [], [])
+            more = parent.receive()
+        thread.join()
+    assert plain(seen) == there
+    assert plain(received) == back
+
+
+@quick
+@given(some_frames, st.integers(1, 300_000))
+def test_what_does_not_fit_waits_and_keeps_its_order(sent, read_size):
+    """The peer reads a little at a time, and the channel writes as much as there is room for."""
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        sender, receiver, received = Channel(ours), Channel(theirs), []
+        for frame in sent:
+            sender.send(frame)
+        while True:
+            had_backlog = sender.backlog
+            sender.flush()
+            received += receive_ready(receiver)
+            if not had_backlog:
+                break
+    assert plain(received) == sent
+
+
+def test_a_peer_that_does_not_read_never_blocks_the_sender():
+    frame = Frame(1, 2, 3, bytes(1_000_000))
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        channel = Channel(ours)
+        assert not channel.backlog
+        for _ in range(10):
+            channel.send(frame)
+            assert channel.backlog
+        theirs.close()
+        with pytest.raises(OSError) as caught:
+            channel.flush()
+        assert caught.value.errno == errno.EPIPE
+        channel.close()
+        assert not channel.backlog
+
+
+def test_a_frame_that_breaks_off_is_none():
+    raw = bytes_of([Frame(1, 2, 3, bytes(2 * CHUNK))])
+    for kept in (0, 1, HEADER - 1, HEADER, HEADER + 1, CHUNK, CHUNK + HEADER, 2 * CHUNK):
+        with socket_pair() as (ours, theirs):
+            theirs.sendall(raw[:kept])
+            theirs.close()
+            channel, received = Channel(ours), []
+            while (more := channel.receive()) is not None:
+                received += more
+        assert received == []
+
+
+@quick
+@given(st.binary(max_size=400))
+def test_garbage_is_refused_or_makes_no_more_than_it_is(garbage):
+    """Whatever somebody else writes after a frame: an error, or frames of no more bytes than came."""
+    sent = Frame(1, 2, 3, b"whole")
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        channel = Channel(ours)
+        theirs.sendall(bytes_of([sent]))
+        assert plain(receive_ready(channel)) == [sent]
+        theirs.sendall(garbage)
+        try:
+            received = receive_ready(channel)
+        except ChannelCorruptError:
+            return
+        assert sum(HEADER + len(frame.payload) for frame in received) <= len(garbage)
+
+
+def test_what_is_no_frame_is_corruption():
+    for garbage in (b"Traceback (most recent call last):\n", b"\xff" * HEADER, b"\0" * HEADER, b"x" * 1000):
+        with socket_pair() as (ours, theirs):
+            theirs.sendall(garbage)
+            with pytest.raises(ChannelCorruptError, match=re.escape(repr(garbage[:HEADER]))):
+                Channel(ours).receive()
+
+
+# Values --------------------------------------------------------------------------------------------------
+
+atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=20)
+values = st.recursive(
+    atoms,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@quick
+@given(values)
+def test_plain_values_travel_as_plain_pickle(value):
+    data = dumps(value)
+    assert b"cloudpickle" not in data
+    assert loads(data) == loads(bytearray(data)) == loads(memoryview(data)) == value
+
+
+def test_a_text_that_only_says_main_is_a_text():
+    assert loads(dumps(["__main__", {"__main__": b"__main__"}])) == ["__main__", {"__main__": b"__main__"}]
+
+
+def test_arrays_travel():
+    array = np.arange(100_000, dtype=np.float32).reshape(100, 1000)
+    again = loads(memoryview(dumps(array)))
+    assert again.dtype == array.dtype
+    assert np.array_equal(again, array)
+
+
+def test_lambdas_and_local_classes_travel():
+    offset = 3
+
+    class Local:
+        def __init__(self, value):
+            self.value = value
+
+    assert loads(dumps(lambda x: x + offset))(4) == 7
+    assert loads(dumps(Local(5))).value == 5
+    assert loads(dumps({"class": Local}))["class"](6).value == 6
+
+
+def test_what_cannot_be_pickled_raises():
+    with pytest.raises(TypeError, match="pickle"):
+        dumps([1, threading.Lock()])
+
+
+MAIN = """
+class Value:
+    def __init__(self, number):
+        self.number = number
+
+class MainError(Exception):
+    def __init__(self, code, detail):
+        super().__init__(detail)
+        self.code = code
+
+def double(value):
+    return Value(2 * value.number)
+"""
+
+
+def test_what_lives_in_main_travels_by_value(monkeypatch):
+    """The other half has a main module of its own, without any of this."""
+    main = {"__name__": "__main__"}
+    exec(MAIN, main)
+    for name in ("Value", "MainError", "double"):
+        monkeypatch.setattr(sys.modules["__main__"], name, main[name], raising=False)
+
+    class Local(TwoArguments):
+        pass
+
+    failures = [pack_failure(error, Fault.RAISED) for error in (main["MainError"](7, "boom"), Local(8, "bang"))]
+    assert type(unpack_failure(failures[0])) is main["MainError"]
+    said = in_another_interpreter(
+        """
+        value, double = loads(data[0])
+        print(double(value).number, type(value).__module__)
+        for packed in data[1:]:
+            error = unpack_failure(Failure(*loads(packed)))
+            print(type(error).__name__, error, error.code)
+        """,
+        [dumps((main["Value"](21), main["double"])), *(dumps(tuple(failure)) for failure in failures)],
+    )
+    assert said == ["42 __main__", "MainError boom 7", "Local 8: bang 8"]
+
+
+def in_another_interpreter(code, data):
+    script = """
+import pickle, sys
+sys.path.append(sys.argv[1])
+from envactors.wire.messages import Failure
+from envactors.wire.pickling import loads, unpack_failure
+data = pickle.load(sys.stdin.buffer)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script + textwrap.dedent(code), str(Path(__file__).parent)],
+        input=pickle.dumps(data),
+        stdout=subprocess.PIPE,
+        timeout=40,
+        check=True,
+    )
+    return done.stdout.decode().splitlines()
+
+
+# Exceptions ----------------------------------------------------------------------------------------------
+
+
+class TwoArguments(Exception):
+    def __init__(self, code, detail):
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class MadeOnce(Exception):
+    """Its __init__ must not run again, and would show."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__("made")
+        type(self).made += 1
+
+
+class PathError(OSError):
+    def __init__(self, path):
+        super().__init__(errno.EIO, "no luck with", path)
+        self.path = path
+
+
+class DecodeError(UnicodeDecodeError):
+    def __init__(self):
+        super().__init__("utf-8", b"ab\xff", 2, 3, "not mine")
+
+
+class QuietExit(SystemExit):
+    def __init__(self, code, why):
+        super().__init__(code)
+        self.why = why
+
+
+class MissingPart(ImportError):
+    def __init__(self, part):
+        super().__init__("a part is missing", name=part, path=f"/lib/{part}")
+
+
+class OwnReduction(Exception):
+    def __init__(self, left, right):
+        super().__init__(left + right)
+        self.halves = (left, right)
+
+    def __reduce__(self):
+        return OwnReduction, self.halves
+
+
+class OwnReductionEx(Exception):
+    def __reduce_ex__(self, protocol):
+        return OwnReductionEx, (f"by protocol {protocol}",)
+
+
+class OwnState(Exception):
+    def __setstate__(self, state):
+        super().__setstate__({**state, "restored": True})
+
+
+def with_attributes(error, **attributes):
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+TRAVELLERS = [
+    ValueError(),
+    ValueError("one", 2, None, ["three"]),
+    TwoArguments(3, "detail"),
+    KeywordOnly(code=4),
+    with_attributes(RuntimeError("attributes"), number=3, array=[1.5], inner={"a": (1, 2)}),
+    with_attributes(ValueError("noted"), __notes__=["first note", "second note"]),
+    OSError("only a message"),
+    OSError(errno.ENOENT, "gone", "a file"),
+    OSError(errno.EXDEV, "far", "one file", None, "another"),
+    PermissionError(errno.EPERM, "no", b"bytes"),
+    BlockingIOError(errno.EAGAIN, "later", 5),
+    PathError("/dev/nothing"),
+    io.UnsupportedOperation("not here"),
+    UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "bad byte"),
+    UnicodeEncodeError("ascii", "h\xe9", 1, 2, "bad letter"),
+    DecodeError(),
+    KeyError("key"),
+    KeyError(("a", 1)),
+    StopIteration([1, 2]),
+    SystemExit(3),
+    SystemExit("said why"),
+    QuietExit(3, "tired"),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    ImportError("no module", name="part", path="/lib/part"),
+    ModuleNotFoundError("no module", name="other"),
+    MissingPart("wheel"),
+    SyntaxError("bad", ("file.py", 3, 4, "x = = 1")),
+    json.JSONDecodeError("no value", "[1,", 3),
+    subprocess.CalledProcessError(3, ["cmd"], b"out", b"err"),
+    np.linalg.LinAlgError("singular"),
+    concurrent.futures.CancelledError(),
+    ea.ActorDiedError("gone", actor="a", index=1, pid=2, incarnation=3, signal=9, stderr_tail="tail", aborted=True),
+    ea.ActorTimeoutError("late", actor="a", timeout=2.5, stacks="stacks"),
+    ea.RestartsExhaustedError("spent", causes=[ea.ActorDiedError("one", exitcode=3)]),
+    with_attributes(ValueError("outer"), inner=TwoArguments(1, "x"), more=[KeywordOnly(code=2), {"k": PathError("p")}]),
+    ValueError("in the arguments", TwoArguments(1, "x"), [KeywordOnly(code=2)]),
+]
+
+
+def travel(error):
+    """Takes an exception through what the wire does to it."""
+    failure = pack_failure(error, Fault.RAISED)
+    assert failure.pickled is not None
+    return unpack_failure(Failure(*loads(dumps(tuple(failure)))))
+
+
+def assert_alike(one, other):
+    """Equality that goes into containers and exceptions."""
+    assert type(one) is type(other)
+    if isinstance(one, BaseException):
+        assert str(one) == str(other)
+        assert_alike(one.args, other.args)
+        assert_alike(vars(one), vars(other))
+        public = [name for name in dir(one) if not name.startswith("_")]
+        for name in public:  # those of C, such as errno and filename, are not in vars
+            if not callable(getattr(one, name, None)):
+                assert_alike(getattr(one, name, "none"), getattr(other, name, "none"))
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_alike(mine, theirs)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        assert_alike(list(one.values()), [other[key] for key in one])
+    else:
+        assert one == other
+
+
+def test_an_exception_arrives_whole():
+    for error in TRAVELLERS:
+        arrived = travel(error)
+        assert arrived is not error
+        assert_alike(arrived, error)
+
+
+@quick
+@given(
+    st.sampled_from([Exception, ValueError, KeyError, SystemExit, StopIteration]),
+    st.lists(values, max_size=3),
+    st.dictionaries(st.sampled_from(["a", "b", "detail", "_private", "__notes__"]), values),
+)
+def test_arguments_and_attributes_arrive(kind, args, attributes):
+    error = with_attributes(kind(*args), **attributes)
+    assert_alike(travel(error), error)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in Python 3.11")
+def test_an_exception_group_arrives_with_its_leaves():
+    leaves = [TwoArguments(1, "x"), ExceptionGroup("inner", [KeywordOnly(code=2)]), OSError(errno.EIO, "no", "file")]  # noqa: F821
+    error = with_attributes(ExceptionGroup("outer", leaves), extra=3)  # noqa: F821
+    arrived = travel(error)
+    assert arrived.exceptions is not error.exceptions
+    assert_alike(arrived, error)
+
+
+def test_no_init_runs_on_arrival():
+    error = MadeOnce()
+    assert (travel(error).args, MadeOnce.made) == (("made",), 1)
+
+
+def test_an_own_reduction_is_respected():
+    arrived = travel(OwnReduction("left", "right"))
+    assert (arrived.args, arrived.halves) == (("leftright",), ("left", "right"))
+    assert travel(OwnReductionEx("x")).args == ("by protocol 5",)
+    assert vars(travel(with_attributes(OwnState(), a=1))) == {"a": 1, "restored": True}
+
+
+def failing(error):
+    """An exception that was raised, with a traceback and a cause."""
+    try:
+        try:
+            raise KeyError("the reason")
+        except KeyError as reason:
+            raise error from reason
+    except BaseException as raised:
+        return raised
+
+
+def test_the_traceback_arrives_as_the_cause():
+    arrived = travel(failing(TwoArguments(1, "x")))
+    assert isinstance(arrived.__cause__, ea.RemoteTraceback)
+    text = arrived.__cause__.text
+    assert text in str(arrived.__cause__)
+    for part in ("in failing", "KeyError: 'the reason'", "direct cause", "TwoArguments: 1: x"):
+        assert part in text
+
+
+class NoRepr(Exception):
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+class NoReduction(Exception):
+    def __reduce__(self):
+        raise RuntimeError("not me")
+
+
+def test_an_exception_that_does_not_pickle_is_still_told_of():
+    for error in (
+        with_attributes(ValueError("stuck"), lock=threading.Lock()),
+        ValueError("stuck", threading.Lock()),
+        with_attributes(ValueError("stuck"), inner=with_attributes(KeyError(), lock=threading.Lock())),
+        NoReduction("stuck"),
+    ):
+        failure = pack_failure(failing(error), Fault.RAISED)
+        assert failure.pickled is None
+        assert failure.text == repr(error)
+        assert "stuck" in failure.traceback
+        assert "in failing" in failure.traceback
+        assert unpack_failure(failure) is None
+
+
+def test_an_exception_without_repr_is_told_of_by_its_type():
+    failure = pack_failure(failing(NoRepr("x")), Fault.RESULT)
+    assert failure.fault is Fault.RESULT
+    assert failure.text == "<NoRepr whose repr raises>"
+    assert "in failing" in failure.traceback
+    assert type(unpack_failure(failure)) is NoRepr
+
+
+def explode():
+    raise RuntimeError("boom on arrival")
+
+
+class ExplodesOnArrival(Exception):
+    def __reduce__(self):
+        return explode, ()
+
+
+def test_what_does_not_unpickle_to_an_exception_is_none():
+    exploding = pack_failure(ExplodesOnArrival(), Fault.RAISED).pickled
+    for pickled in (exploding, b"", b"garbage", pickle.dumps("no exception"), pickle.dumps(ValueError)):
+        assert unpack_failure(Failure(Fault.RAISED, pickled, "text", "traceback")) is None
