@@ -261,7 +261,7 @@ def reduce_exception(error: BaseException) -> tuple[Any, ...]:
     slots = {name: getattr(error, name) for name in names if hasattr(error, name)}
     state = reduced[2] if len(reduced) > 2 else None
     args = reduced[1]
-    if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):
+    if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):  # noqa: F821 # of Python 3.11
         args = error.message, list(error.exceptions)  # a subclass may have been called with others
     # The state comes after the object, which it may refer to.
     return rebuild_exception, (kind, args), (state, slots), None, None, _set_state

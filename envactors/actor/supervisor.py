@@ -606,7 +606,9 @@ class Supervisor:
         lost = self.incarnation
         if self._started:
             deliberate = verdict not in (None, _Verdict.TIMEOUT)
-            self._loss = self._death_error(obituary, running, aborted=deliberate, timed_out=verdict is _Verdict.TIMEOUT)
+            self._loss = self._condemned_for or self._death_error(
+                obituary, running, aborted=deliberate, timed_out=verdict is _Verdict.TIMEOUT
+            )
         if self._closing:
             self._finish(running, obituary, verdict)
         elif verdict is _Verdict.RENEW or verdict is _Verdict.ABORT:
