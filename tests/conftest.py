@@ -19,6 +19,8 @@ def helper_processes():
     """Starts the processes that stay until the caller ends, so that they count as having been there."""
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
+    gc.collect()
+    gc.freeze()  # what the imports made stays: collecting is quick from here on
 
 
 def inventory() -> dict[str, object]:
@@ -35,18 +37,15 @@ def inventory() -> dict[str, object]:
 def settled_inventory(wanted: dict[str, object], patience: float = 10.0) -> dict[str, object]:
     """The inventory once it is as wanted, or as it is when patience ends."""
     deadline = time.monotonic() + patience
-    while True:
+    while (now := inventory()) != wanted and time.monotonic() < deadline:
         gc.collect()
-        now = inventory()
-        if now == wanted or time.monotonic() > deadline:
-            return now
         time.sleep(0.02)
+    return now
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(helper_processes):
     """Every test: as many descriptors, threads, processes and shared memory entries as before."""
-    gc.collect()
     before = inventory()
     yield
     assert settled_inventory(before) == before
