@@ -6,8 +6,6 @@ import concurrent.futures
 import time
 from typing import TYPE_CHECKING, Any
 
-from envactors.actor.interrupts import SHIELD
-
 if TYPE_CHECKING:
     from envactors.actor.supervisor import Supervisor
 
@@ -39,14 +37,18 @@ class ActorFuture(concurrent.futures.Future[Any]):
             Exception: What the env raised, or the `ActorError` that ended the call.
         """
         self._await(timeout)
-        with SHIELD:
-            return super().result(0)
+        error = self._ended_with()
+        if error is None:
+            return self._result
+        try:
+            raise error
+        finally:
+            del self, error  # the traceback refers to this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The exception that the call ended with, None where it did not; waits like `result`."""
         self._await(timeout)
-        with SHIELD:
-            return super().exception(0)
+        return self._ended_with()
 
     def cancel(self) -> bool:
         """Takes the call out of the queue; False once it runs or has ended."""
@@ -99,6 +101,15 @@ class ActorFuture(concurrent.futures.Future[Any]):
             self._supervisor.check_owner()
             deadline = None if timeout is None else time.monotonic() + timeout
             self._supervisor.reactor.wait(self.settled, self, deadline)
+
+    def _ended_with(self) -> BaseException | None:
+        # Without the future's lock, which an interrupt could leave taken.
+        state = self._state
+        if state not in _SETTLED:
+            raise concurrent.futures.TimeoutError
+        if state != "FINISHED":
+            raise concurrent.futures.CancelledError
+        return self._exception
 
     def _invoke_callbacks(self) -> None:
         # A callback may wait for another call: never in the thread that reads the replies.

@@ -49,18 +49,28 @@ class Shield:
         if threading.get_ident() != self._main:
             return
         self._depth -= 1
-        if self._depth == 0:
+        if self._depth == 0 and self._handlers:
             self._lower()
 
     def _lower(self) -> None:
         """Puts the handlers back and runs those that waited; all of them, even if some raise."""
         handlers, self._handlers = self._handlers, {}
+        try:
+            for signum, handler in handlers.items():
+                _set_handler(signum, handler)
+            if not self._held:
+                return
+        except BaseException as error:  # of a signal that is not held any more
+            self._run_held(handlers, error)
+        else:
+            self._run_held(handlers, None)
+
+    def _run_held(self, handlers: dict[int, Any], first: BaseException | None) -> None:
         held, self._held = self._held, []
         left: list[Callable[[], object]] = [
             *(functools.partial(_set_handler, signum, handler) for signum, handler in handlers.items()),
             *(functools.partial(handlers[signum], signum, None) for signum in held),
         ]
-        first: BaseException | None = None
         while left:
             try:
                 while left:

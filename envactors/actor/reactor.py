@@ -65,8 +65,13 @@ class Reactor:
             self._bell = undo.enter_context(contextlib.closing(Doorbell()))
             self._nudge = undo.enter_context(contextlib.closing(Doorbell()))
             self._descriptors = undo.pop_all()
-        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._handlers: dict[int, Callable[[int], None]] = {
+            self._bell.fileno(): lambda _mask: self._bell.clear(),
+            self._nudge.fileno(): lambda _mask: self._nudge.clear(),
+            self._replies.fileno(): self._on_replies,
+        }
         self._generation = 0
+        self._ring_nudge = self._nudge.ring
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake_at = _NEVER
         self._pump_lock = threading.Lock()
@@ -218,7 +223,7 @@ class Reactor:
         self._count_wait()
         while not done():
             with SHIELD:
-                SHIELD.wake = self._nudge.ring
+                SHIELD.wake = self._ring_nudge
                 pumped = self.pump(done, deadline)
             # Out of the shield an interrupt that was held back is raised.
             if not pumped:
@@ -295,15 +300,12 @@ class Reactor:
             if generation != self._generation:
                 # A descriptor was forgotten meanwhile and its number may be another's; the rest will be told again.
                 return
-            if fd == self._bell.fileno():
-                self._bell.clear()
-            elif fd == self._nudge.fileno():
-                self._nudge.clear()
-            elif fd == self._replies.fileno():
-                if self._pump_lock.acquire(blocking=False):
-                    try:
-                        self._handle(self._replies.poll(0))
-                    finally:
-                        self._pump_lock.release()
-            elif (handler := self._handlers.get(fd)) is not None:
+            if (handler := self._handlers.get(fd)) is not None:
                 handler(mask)
+
+    def _on_replies(self, _mask: int) -> None:
+        if self._pump_lock.acquire(blocking=False):
+            try:
+                self._handle(self._replies.poll(0))
+            finally:
+                self._pump_lock.release()

@@ -247,22 +247,26 @@ class Supervisor:
         """
         self.check_owner()
         index = self.plan.start.first + env
-        try:
-            with SHIELD:
-                payload = dumps(tuple(message))
-        except Exception as error:
-            failure = SerializationError(
-                f"the arguments of {method} for {self._who(index, self.pid)} cannot be pickled: {error!r}",
-                **self._where(index, self.pid, method, None),
-            )
-            failure.__cause__ = error
-            future.settle(None, failure, self.incarnation)
-            return
         if timeout is None:
             timeout = self.plan.deadlines.of(method)
         if timeout is not None and not self.plan.backend.kills:
             self._warn_of_deadlines()
-        self._submit(Request(kind, payload, method, index, timeout, retries, future, bound))
+        with SHIELD:
+            try:
+                payload = dumps(tuple(message))
+            except Exception as error:
+                failure = SerializationError(
+                    f"the arguments of {method} for {self._who(index, self.pid)} cannot be pickled: {error!r}",
+                    **self._where(index, self.pid, method, None),
+                )
+                failure.__cause__ = error
+                future.settle(None, failure, self.incarnation)
+                return
+            request = Request(kind, payload, method, index, timeout, retries, future, bound)
+            if not self.plan.backend.inline:
+                self._submit(request)
+                return
+        self._submit(request)  # in line env code runs in here, and Ctrl-C shall reach it
 
     def renew(self, future: ActorFuture) -> None:
         """Queues the replacement of the process; the future gets the new incarnation."""
@@ -541,7 +545,8 @@ class Supervisor:
             self._timers.pop("call", None)
             self._completed += 1
             self._outcomes.append(_Outcome(running, frame, None))
-            self._dispatch()
+            if self._table:
+                self._dispatch()
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -727,7 +732,6 @@ class Supervisor:
 
     def _decode(self, request: Request, frame: Frame) -> tuple[Any, BaseException | None]:
         index, call = request.index, request.method
-        where = self._where(index, self.pid, call, request.call_id)
         try:
             content = loads(frame.payload)
             if frame.kind == Kind.RESULT:
@@ -735,7 +739,8 @@ class Supervisor:
             failure = Failure(*content)
         except BaseException as error:  # unpickling runs any code; what it raises is this call's affair alone
             lost = SerializationError(
-                f"the result of {call} from {self._who(index, self.pid)} cannot be unpickled: {error!r}", **where
+                f"the result of {call} from {self._who(index, self.pid)} cannot be unpickled: {error!r}",
+                **self._where(index, self.pid, call, request.call_id),
             )
             lost.__cause__ = error
             return None, lost
@@ -748,7 +753,8 @@ class Supervisor:
             Fault.RESULT: f"the result of {call} cannot be pickled",
         }[failure.fault]
         mangled = SerializationError(
-            f"{what}, {self._who(index, self.pid)}: {failure.text}\n{failure.traceback}", **where
+            f"{what}, {self._who(index, self.pid)}: {failure.text}\n{failure.traceback}",
+            **self._where(index, self.pid, call, request.call_id),
         )
         mangled.__cause__ = cause
         return None, mangled
