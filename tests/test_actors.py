@@ -542,6 +542,14 @@ def test_output_is_passed_on_line_by_line_with_the_name(capfd):
     assert "[parrot] from C\n" in err
 
 
+def test_the_last_fifty_lines_of_stderr_are_kept_for_errors():
+    with ea.spawn(Counter) as handle:
+        handle.complain(*(f"line {i}" for i in range(80))).result(SOON)
+        error = handle.exit_now(1).exception(SOON)
+    assert error.stderr_tail.splitlines() == [f"line {i}" for i in range(30, 80)]
+    assert "line 79" in str(error)
+
+
 def test_the_caller_is_never_forked_with_its_threads(tmp_path):
     forks = []
     os.register_at_fork(before=lambda: forks.append(threading.current_thread().name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import as_completed
+from concurrent.futures import as_completed, wait
 from typing import Any
 
 from envactors.actor.future import ActorFuture
@@ -126,11 +126,9 @@ class ActorPool:
     def __enter__(self) -> ActorPool:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        wait_for = list(self._waiting)
-        for future in wait_for:
-            if not future.cancelled():
-                future.exception()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None:
+            wait(list(self._waiting))
         self.close()
 
     def __len__(self) -> int:

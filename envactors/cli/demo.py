@@ -21,18 +21,24 @@ EVALUATION_EPISODES = 20
 _MET, _MISSED, _NOT_RUN = 0, 1, 2
 _NEEDED = ("gymnasium", "rich")
 _LONGEST_EPISODE = 500
+# Of one actor, far more than the planned faults take.
+_MAX_RESTARTS = 50
 _WEIGHTS = 4  # one for each number of an observation
 
 _DESCRIPTION = f"""\
 Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and
 shows the actors and the learning curve while it does. The policy is linear and
-learnt from nothing, by the cross-entropy method with NumPy. Where the output is
-no terminal, it prints one line a generation.
+learnt from nothing, by the cross-entropy method with NumPy. In the first
+generations real faults are injected: workers are killed, hang in C, raise, and
+take seconds for a reset. The actors are renewed, the broken episodes are played
+again, and the curve is the same as without. Where the output is no terminal, it
+prints one line a generation.
 """
 _EPILOG = f"""\
 exit status:
-  {_MET}    the mean return over {EVALUATION_EPISODES} evaluation episodes is at least {GOAL:.0f}
-  {_MISSED}    it is not
+  {_MET}    the mean return over {EVALUATION_EPISODES} evaluation episodes is at least {GOAL:.0f},
+       and no result was lost
+  {_MISSED}    it is not, or one was
   {_NOT_RUN}    wrong arguments, or something to install first
   130  interrupted by Ctrl-C
 """
@@ -71,6 +77,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="SECONDS",
         help="stop learning early enough to be through with the evaluation by then (default: 50)",
     )
+    parser.add_argument(
+        "--no-faults", dest="faults", action="store_false", help="inject no faults; what is learnt is the same"
+    )
     parser.set_defaults(run=run)
 
 
@@ -81,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: As `register` describes them.
 
     Returns:
-        The exit status: 0 only where the goal was met.
+        The exit status: 0 only where the goal was met and nothing was lost.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -94,14 +103,16 @@ def run(arguments: argparse.Namespace) -> int:
     except EnvActorsError as error:
         print(f"envactors demo: {error}", file=sys.stderr)
         return _MISSED
-    return _MET if summary.goal_met else _MISSED
+    return _MET if summary.goal_met and summary.lost == 0 else _MISSED
 
 
 def make_env() -> Any:
     """Makes one env, in its worker."""
     import gymnasium
 
-    return gymnasium.make(ENV_ID)
+    from envactors.cli.faults import FragileEnv
+
+    return FragileEnv(gymnasium.make(ENV_ID))
 
 
 def _reporter() -> Reporter:
@@ -118,6 +129,7 @@ def _reporter() -> Reporter:
 
 def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Summary:
     import envactors as ea
+    from envactors.cli.faults import CALL_DEADLINE, RESET_DEADLINE, STEP_DEADLINE, Injector
     from envactors.cli.learning import Budget, Streams, evaluate, learn
     from envactors.cli.reports import Summary, count
     from envactors.cli.rollouts import Monitor, Rollouts
@@ -127,15 +139,25 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     reporter.opened(f"{ENV_ID} on {count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
     reporter.phase("starting the actors")
     # Every episode is begun by hand, with a seed of its own: its outcome does not depend on which env plays it.
-    with ea.VectorEnv([make_env] * arguments.num_envs, autoreset="disabled") as envs:
+    with ea.VectorEnv(
+        [make_env] * arguments.num_envs,
+        autoreset="disabled",
+        on_failure="renew",
+        deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE),
+        restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.02, backoff_max=0.1),
+    ) as envs:
         ready = time.monotonic()
-        monitor = Monitor(envs)
-        rollouts = Rollouts(envs, lambda done, total: reporter.tick(monitor.look, done, total))
+        injector = Injector(envs)
+        monitor = Monitor(envs, injector)
+        rollouts = Rollouts(envs, injector, lambda done, total: reporter.tick(monitor.look, done, total))
         budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started)
-        learnt = learn(rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter)
+        learnt = learn(
+            rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter, with_faults=arguments.faults
+        )
         reporter.phase("evaluating the learnt policy")
-        mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation)
+        mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
         over = time.monotonic()
+        restarts = sum(actor.restarts for actor in envs.stats().actors)
     return Summary(
         mean_return=mean_return,
         episodes=EVALUATION_EPISODES,
@@ -146,6 +168,10 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         steps=rollouts.steps,
         start_seconds=ready - started,
         seconds=over - ready,
+        faults=injector.injected(),
+        restarts=restarts,
+        repeated=rollouts.repeated,
+        lost=rollouts.lost,
     )
 
 

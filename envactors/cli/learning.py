@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.cli.faults import Fault, plan_faults
 from envactors.cli.reports import Generation, Reporter
 from envactors.cli.rollouts import Episode, OutOfTimeError, Policy, Rollouts
 
@@ -36,17 +38,19 @@ class Streams(NamedTuple):
         training: For the seeds of the candidates' episodes.
         checks: For those of the checks.
         evaluation: For those of the evaluation.
+        faults: For when faults are injected.
     """
 
     candidates: np.random.Generator
     training: np.random.Generator
     checks: np.random.Generator
     evaluation: np.random.Generator
+    faults: np.random.Generator
 
     @classmethod
     def of(cls, seed: int) -> Streams:
         """The streams of a seed."""
-        return cls(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)))
+        return cls(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)))
 
 
 class CrossEntropy:
@@ -95,18 +99,21 @@ class Budget:
 
     # A rate taken from the first few steps says nothing.
     _SETTLING = 1.0
+    # What the evaluation may take beyond the time that was reserved for it, in seconds.
+    _GRACE = 5.0
 
     def __init__(self, seconds: float, reserved_steps: int, started: float) -> None:
         self._end = started + seconds
         self._reserved_steps = reserved_steps
-        self._playing_since = time.monotonic()
 
-    def is_spent(self, steps: int) -> bool:
-        """Whether it is time to stop, after so many steps."""
-        now = time.monotonic()
-        playing = now - self._playing_since
-        reserve = self._reserved_steps * playing / max(steps, 1) if playing > self._SETTLING else 0.0
-        return now + reserve >= self._end
+    def is_spent(self, steps: int, seconds: float) -> bool:
+        """Whether it is time to stop, after so many steps that took so long."""
+        reserve = self._reserved_steps * seconds / max(steps, 1) if seconds > self._SETTLING else 0.0
+        return time.monotonic() + reserve >= self._end
+
+    def is_overdrawn(self) -> bool:
+        """Whether it is time to stop whatever is being done."""
+        return time.monotonic() >= self._end + self._GRACE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +132,14 @@ class Learnt:
 
 
 def learn(
-    rollouts: Rollouts, size: int, streams: Streams, generations: int, budget: Budget, reporter: Reporter
+    rollouts: Rollouts,
+    size: int,
+    streams: Streams,
+    generations: int,
+    budget: Budget,
+    reporter: Reporter,
+    *,
+    with_faults: bool,
 ) -> Learnt:
     """Learns until the policy does well on episodes that it did not learn from.
 
@@ -136,17 +150,20 @@ def learn(
         generations: The most generations.
         budget: The time.
         reporter: Is told of each generation.
+        with_faults: Whether faults are injected in the first generations; they make no difference to what is learnt.
 
     Returns:
         The policy, good enough or not.
     """
     # With fewer candidates than envs some envs would have nothing to do.
-    method = CrossEntropy(size, max(_POPULATION, rollouts.num_envs), streams.candidates)
+    population = max(_POPULATION, rollouts.num_envs)
+    method = CrossEntropy(size, population, streams.candidates)
+    plan = plan_faults(streams.faults, generations, population) if with_faults else {}
     trials = 1
     for number in range(1, generations + 1):
         reporter.phase(f"generation {number}")
         candidates = method.ask()
-        returns = _play(rollouts, candidates, trials, streams.training, budget)
+        returns = _play(rollouts, candidates, trials, streams.training, budget, plan.get(number))
         if returns is None:
             return Learnt(method.mean, number - 1, "time limit")
         method.tell(candidates, returns)
@@ -165,17 +182,31 @@ def learn(
     return Learnt(method.mean, generations, "limit of generations")
 
 
-def evaluate(rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator) -> float:
-    """The mean return of a policy in new episodes."""
-    return float(rollouts.play(_episodes(policy[np.newaxis], episodes, seeds)).mean())
+def evaluate(
+    rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator, budget: Budget
+) -> float | None:
+    """The mean return of a policy in new episodes; None where there was no time for all of them."""
+    try:
+        return float(rollouts.play(_episodes(policy[np.newaxis], episodes, seeds), budget.is_overdrawn).mean())
+    except OutOfTimeError:
+        return None
 
 
 def _play(
-    rollouts: Rollouts, policies: Policies, trials: int, seeds: np.random.Generator, budget: Budget
+    rollouts: Rollouts,
+    policies: Policies,
+    trials: int,
+    seeds: np.random.Generator,
+    budget: Budget,
+    faults: Mapping[int, Fault] | None = None,
 ) -> npt.NDArray[np.float64] | None:
     """The mean return of each policy in so many episodes; None where there was no time for all of them."""
     try:
-        returns = rollouts.play(_episodes(policies, trials, seeds), lambda: budget.is_spent(rollouts.steps))
+        returns = rollouts.play(
+            _episodes(policies, trials, seeds),
+            lambda: budget.is_spent(rollouts.steps, rollouts.busy_seconds),
+            faults,
+        )
     except OutOfTimeError:
         return None
     means: npt.NDArray[np.float64] = returns.reshape(len(policies), trials).mean(axis=1)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from envactors.cli.reports import Fleet, Generation, Summary
+from envactors.cli.reports import Fleet, Generation, Summary, fault_counts
 
 _FRAME_SECONDS = 0.12
 _STATE_STYLES = {
@@ -26,6 +27,7 @@ _STATE_STYLES = {
 }
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 30
+_WIDTH_FOR_FAILURES = 78
 _CURVE_HEIGHTS = range(8, 17)
 
 
@@ -89,11 +91,17 @@ class LiveReporter:
         if self._fleet is None:
             return heading
         heading.append(f"  {self._fleet.seconds:.1f} s", "dim")
+        faults = Text.assemble(
+            ("faults injected: ", "dim"),
+            fault_counts(self._fleet.faults),
+            ("  renewals: ", "dim"),
+            str(self._fleet.restarts),
+        )
         # The table's head and foot are three lines higher than the frame and the caption of the curve.
         height = min(max(len(self._fleet.rows) + 3, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
         curve = curve_lines(self._generations, self._longest_return, _CURVE_WIDTH, height)
         panel = Panel.fit(Group(*curve, self._caption()), title="return", border_style="dim")
-        return Group(heading, Columns([_table(self._fleet), panel]))
+        return Group(heading, faults, Columns([_table(self._fleet, self._console.width), panel]))
 
     def _caption(self) -> Text:
         if not self._generations:
@@ -147,14 +155,18 @@ def _scale_mark(row: int, top: float, height: int) -> str:
     return f"{marks[row]:.0f}" if row in marks else ""
 
 
-def _table(fleet: Fleet) -> Table:
-    table = Table(border_style="dim", show_footer=True)
-    table.add_column("actor", "all")
+def _table(fleet: Fleet, width: int) -> Table:
+    table = Table(border_style="dim", show_footer=True, box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("actor", "all", no_wrap=True)
     table.add_column("state", min_width=8)
     table.add_column("pid", justify="right", min_width=7)
     table.add_column("inc.", justify="right")
     table.add_column("steps", f"{fleet.steps:,}", justify="right", min_width=7)
     table.add_column("steps/s", f"{fleet.steps_per_second:,.0f}", justify="right", min_width=7)
+    table.add_column("restarts", str(fleet.restarts), justify="right")
+    # In a narrow terminal the columns before it would be cut.
+    if width >= _WIDTH_FOR_FAILURES:
+        table.add_column("last failure", min_width=13, no_wrap=True)
     for row in fleet.rows:
         table.add_row(
             row.name,
@@ -163,5 +175,7 @@ def _table(fleet: Fleet) -> Table:
             str(row.incarnation),
             f"{row.steps:,}",
             f"{row.steps_per_second:,.0f}",
+            Text(str(row.restarts), "yellow" if row.restarts else "dim"),
+            *([Text(row.last_failure, "red")] if width >= _WIDTH_FOR_FAILURES else []),
         )
     return table

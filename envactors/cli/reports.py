@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -19,6 +19,8 @@ class ActorRow:
         incarnation: 0 for its first process.
         steps: The steps its env has made.
         steps_per_second: Those of the last seconds.
+        restarts: How many of its processes replaced a lost one.
+        last_failure: How the last one was lost, in a few words; empty where none was.
     """
 
     name: str
@@ -27,6 +29,8 @@ class ActorRow:
     incarnation: int
     steps: int
     steps_per_second: float
+    restarts: int
+    last_failure: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +40,12 @@ class Fleet:
     Attributes:
         seconds: Since the actors were ready.
         rows: One an actor.
+        faults: How many were injected so far, by kind.
     """
 
     seconds: float
     rows: list[ActorRow]
+    faults: Mapping[str, int]
 
     @property
     def steps(self) -> int:
@@ -51,6 +57,11 @@ class Fleet:
         """The steps of all envs in one of the last seconds."""
         return sum(row.steps_per_second for row in self.rows)
 
+    @property
+    def restarts(self) -> int:
+        """The restarts of all actors."""
+        return sum(row.restarts for row in self.rows)
+
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
@@ -60,7 +71,7 @@ class Generation:
         number: Counted from 1.
         mean_return: The mean return of its candidates.
         best_return: The highest of them.
-        steps: The steps made since learning began, its own included.
+        steps: The steps of all episodes since learning began, its own included.
         check_return: The mean return of the policy that came of it, None where that was not worth a check.
     """
 
@@ -76,18 +87,22 @@ class Summary:
     """How a run ended.
 
     Attributes:
-        mean_return: The learnt policy's, over the evaluation episodes.
+        mean_return: The learnt policy's, over the evaluation episodes; None where they were not all played.
         episodes: How many evaluation episodes there were.
         goal: The mean return that was to be reached.
         generations: How many generations were completed.
         stopped_by: What ended the learning where the policy was not good enough yet, None where it was.
         actors: How many actors there were.
-        steps: All steps of all envs.
+        steps: The steps of all episodes.
         start_seconds: How long the actors took to start.
         seconds: How long everything after that took.
+        faults: How many were injected, by kind.
+        restarts: How many processes replaced a lost one.
+        repeated: How many episodes were broken off by a failure and played again.
+        lost: How many episodes were asked for and never came.
     """
 
-    mean_return: float
+    mean_return: float | None
     episodes: int
     goal: float
     generations: int
@@ -96,25 +111,34 @@ class Summary:
     steps: int
     start_seconds: float
     seconds: float
+    faults: Mapping[str, int]
+    restarts: int
+    repeated: int
+    lost: int
 
     @property
     def goal_met(self) -> bool:
         """Whether the policy is as good as it was to become."""
-        return self.mean_return >= self.goal
+        return self.mean_return is not None and self.mean_return >= self.goal
 
     def lines(self) -> list[str]:
         """The summary in plain words; the first line says whether the goal was met."""
         verdict = "Goal met" if self.goal_met else "Goal missed"
+        mean_return = "unknown, they were not all played" if self.mean_return is None else f"{self.mean_return:.1f}"
         quality = (
             f"{verdict}: the learnt policy's mean return over {self.episodes} evaluation episodes is "
-            f"{self.mean_return:.1f} (wanted: at least {self.goal:.0f})."
+            f"{mean_return} (wanted: at least {self.goal:.0f})."
         )
         work = (
             f"{count(self.actors, 'actor')} made {self.steps:,} steps in {self.seconds:.1f} s, "
             f"{self.steps / self.seconds:,.0f} steps/s, for {count(self.generations, 'generation')} and the "
             f"evaluation; starting took {self.start_seconds:.1f} s."
         )
-        lines = [quality, work]
+        trouble = (
+            f"Faults injected: {fault_counts(self.faults)}. Renewals: {self.restarts}. Episodes broken off and played "
+            f"again: {self.repeated}. Results lost: {self.lost}."
+        )
+        lines = [quality, work, trouble]
         if self.stopped_by is not None:
             lines.append(f"Learning was ended by the {self.stopped_by}, not because the policy was good enough.")
         return lines
@@ -196,3 +220,9 @@ class PlainReporter:
 def count(number: int, noun: str) -> str:
     """A number and its noun: ``1 actor``, ``2 actors``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def fault_counts(faults: Mapping[str, int]) -> str:
+    """How many faults there were: ``3 (2 SIGKILL, 1 exception)``."""
+    kinds = ", ".join(f"{number} {kind}" for kind, number in faults.items() if number)
+    return f"{sum(faults.values())} ({kinds})" if kinds else "none"
