@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture as ActorFuture
     from envactors.actor.handle import spawn as spawn
     from envactors.actor.pool import ActorPool as ActorPool
-    from envactors.actor.supervisor import ActorState as ActorState
+    from envactors.actor.states import ActorState as ActorState
     from envactors.arrays.specs import ArraySpec as ArraySpec
     from envactors.backends.inline import InlineBackend as InlineBackend
     from envactors.backends.process import ProcessBackend as ProcessBackend
@@ -51,7 +51,7 @@ _HOMES = {
     "envactors.actor.future": ("ActorFuture",),
     "envactors.actor.handle": ("spawn",),
     "envactors.actor.pool": ("ActorPool",),
-    "envactors.actor.supervisor": ("ActorState",),
+    "envactors.actor.states": ("ActorState",),
     "envactors.arrays.specs": ("ArraySpec",),
     "envactors.backends.inline": ("InlineBackend",),
     "envactors.backends.process": ("ProcessBackend",),

@@ -160,7 +160,8 @@ def test_a_failure_through_submit():
         envs.step([1] * 3)
         envs[2].arm("crash").result(SOON)
         futures = envs.submit([2] * 3)
-        step = futures[2].result(SOON)
+        ea.wait(futures, SOON)
+        step = futures[2].result()
         assert (step.obs[:3].tolist(), step.reward, step.truncated) == ([2, 1, 1], 0.0, True)
         assert isinstance(step.info["failure"], ea.ActorDiedError)
         assert [future.result(SOON).obs[1] for future in envs.submit([3] * 3)] == [3, 3, 0]

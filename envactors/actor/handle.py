@@ -11,7 +11,8 @@ from typing import Any
 from envactors import backends
 from envactors.actor.future import ActorFuture
 from envactors.actor.interrupts import SHIELD
-from envactors.actor.supervisor import ActorState, ActorStats, Plan, Supervisor
+from envactors.actor.states import ActorState, ActorStats, Plan
+from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend
 from envactors.errors import SerializationError
 from envactors.options import Deadlines, RestartPolicy, check_timeout

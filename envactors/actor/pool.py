@@ -10,7 +10,7 @@ from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch, spawn_defaults
-from envactors.actor.supervisor import ActorState
+from envactors.actor.states import ActorState
 from envactors.errors import ActorClosedError
 from envactors.options import check_timeout
 from envactors.wire.messages import Call, Kind

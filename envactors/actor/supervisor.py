@@ -12,38 +12,25 @@ the state, and leaves the outcomes for `deliver`, which settles futures without 
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import os
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from envactors.actor import engine as engines
+from envactors.actor.failures import Failures
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation, Obituary
 from envactors.actor.interrupts import SHIELD
 from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
-from envactors.backends.base import Backend
-from envactors.errors import (
-    ActorClosedError,
-    ActorDiedError,
-    ActorError,
-    ActorStartError,
-    ActorTimeoutError,
-    RestartsExhaustedError,
-    SerializationError,
-    describe_status,
-    twin,
-)
-from envactors.options import Deadlines, RestartPolicy
+from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
+from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
 from envactors.system import LONGEST_WAIT, READABLE
-from envactors.wire.messages import Failure, Fault, Frame, Kind, Start
-from envactors.wire.pickling import dumps, loads, unpack_failure
+from envactors.wire.messages import Frame, Kind
+from envactors.wire.pickling import dumps
 
 # How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
 _STACKS_GRACE = 0.2
@@ -52,70 +39,6 @@ _EXIT_GRACE = 1.0
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
 _START_CALL_ID = 0
-
-
-class ActorState(enum.Enum):
-    """What an actor is doing."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy"
-    RENEWING = "renewing"
-    DEAD = "dead"
-    CLOSED = "closed"
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorStats:
-    """Counts over an actor's life.
-
-    Attributes:
-        completed: Calls that returned or raised.
-        failed: Calls that a death, a deadline or an abort ended.
-        restarts: Processes that replaced a lost one.
-        stale_replies: Replies that matched no running call and were dropped.
-        queued: Calls that wait now.
-        last_failure: The last process's death or the last failed start, None where there was none.
-    """
-
-    completed: int
-    failed: int
-    restarts: int
-    stale_replies: int
-    queued: int
-    last_failure: ActorError | None
-
-
-class _Phase(enum.Enum):
-    LAUNCHING = enum.auto()
-    LIVE = enum.auto()
-    STOPPING = enum.auto()
-    ENDING = enum.auto()
-    BACKOFF = enum.auto()
-    DEAD = enum.auto()
-    CLOSED = enum.auto()
-
-
-class _Verdict(enum.Enum):
-    """Why the parent itself ends a process."""
-
-    TIMEOUT = enum.auto()
-    ABORT = enum.auto()
-    RENEW = enum.auto()
-    CONDEMNED = enum.auto()
-    CLOSE = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What an actor is made of."""
-
-    name: str
-    backend: Backend
-    start: Start
-    deadlines: Deadlines
-    restart: RestartPolicy
-    env_vars: Mapping[str, str]
 
 
 class _Outcome(NamedTuple):
@@ -161,13 +84,14 @@ class Supervisor:
         self.owner_pid = os.getpid()
         self.incarnation = 0
         self._start_payload = dumps(tuple(plan.start))
+        self._failures = Failures(plan)
         self._lock = threading.RLock()
         self._change = _Change(self)
         self._table = RequestTable()
-        self._phase = _Phase.LAUNCHING
+        self._phase = Phase.LAUNCHING
         self._process: Incarnation | None = None
         self._started = False
-        self._verdict: _Verdict | None = None
+        self._verdict: Verdict | None = None
         self._start_failure: ActorStartError | None = None
         self._condemned_for: ActorError | None = None
         self._loss: ActorError | None = None
@@ -202,13 +126,13 @@ class Supervisor:
     def state(self) -> ActorState:
         with self._lock:
             phase, running = self._phase, self._table.running
-            if phase is _Phase.CLOSED or (phase is _Phase.ENDING and self._verdict is _Verdict.CLOSE):
+            if phase is Phase.CLOSED or (phase is Phase.ENDING and self._verdict is Verdict.CLOSE):
                 return ActorState.CLOSED
-            if phase is _Phase.DEAD:
+            if phase is Phase.DEAD:
                 return ActorState.DEAD
-            if phase is _Phase.LAUNCHING and self.incarnation == 0:
+            if phase is Phase.LAUNCHING and self.incarnation == 0:
                 return ActorState.STARTING
-            if phase in (_Phase.LAUNCHING, _Phase.BACKOFF) or (running is not None and running.kind is None):
+            if phase in (Phase.LAUNCHING, Phase.BACKOFF) or (running is not None and running.kind is None):
                 return ActorState.RENEWING
             return ActorState.IDLE if running is None else ActorState.BUSY
 
@@ -255,12 +179,9 @@ class Supervisor:
             try:
                 payload = dumps(tuple(message))
             except Exception as error:
-                failure = SerializationError(
-                    f"the arguments of {method} for {self._who(index, self.pid)} cannot be pickled: {error!r}",
-                    **self._where(index, self.pid, method, None),
+                future.settle(
+                    None, self._failures.unpicklable((index, method), self.incarnation, error), self.incarnation
                 )
-                failure.__cause__ = error
-                future.settle(None, failure, self.incarnation)
                 return
             request = Request(kind, payload, method, index, timeout, retries, future, bound)
             if not self.plan.backend.inline:
@@ -276,28 +197,25 @@ class Supervisor:
     def _submit(self, request: Request) -> None:
         with self._change:
             if self._closing:
-                raise ActorClosedError(
-                    f"{request.method} was asked of {self._who(request.index, None)}, which is closed",
-                    **self._where(request.index, None, request.method, None),
-                )
+                raise self._failures.closed(request, self.incarnation)
             self._table.add(request)
             if request.bound is not None and (request.bound < self.incarnation or self._is_between()):
                 self._fail_bound(request.bound)
-            elif self._phase is _Phase.DEAD:
+            elif self._phase is Phase.DEAD:
                 self._settle_dead()
             else:
                 self._dispatch()
 
     def _is_between(self) -> bool:
         """Whether one process is gone and the next one, if any, has not begun."""
-        return self._phase in (_Phase.BACKOFF, _Phase.DEAD)
+        return self._phase in (Phase.BACKOFF, Phase.DEAD)
 
     def condemn(self, incarnation: int, error: ActorError) -> None:
         """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
         with self._change:
-            if incarnation == self.incarnation and self._phase is _Phase.LIVE:
+            if incarnation == self.incarnation and self._phase is Phase.LIVE:
                 self._condemned_for = error
-                self._end(_Verdict.CONDEMNED)
+                self._end(Verdict.CONDEMNED)
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_owner()
@@ -319,7 +237,7 @@ class Supervisor:
                 running.retries = 0
                 self._replace()
             elif (waiting := self._table.withdraw(future, retry=True)) is not None:
-                self._fail(waiting, self._death_error(Obituary(), waiting, aborted=True))
+                self._fail(waiting, self._failures.death(Obituary(), self.incarnation, waiting, aborted=True))
             else:
                 return False
         return True
@@ -328,20 +246,20 @@ class Supervisor:
         """Ends the process now; see `envactors.actor.handle.ActorHandle.kill`."""
         self.check_owner()
         with self._change:
-            if self._phase is _Phase.CLOSED:
+            if self._phase is Phase.CLOSED:
                 return
             if self._table.running is not None:
                 self._check_kills("kill it in the middle of a call")
             if not restart:
                 self._closing = True
-                self._end(_Verdict.CLOSE)
+                self._end(Verdict.CLOSE)
             elif not self._closing:
                 self._replace()
 
     def begin_close(self, timeout: float | None) -> None:
         """Lets what is queued run and the env close, for ``timeout`` seconds; then ends the process."""
         with self._change:
-            if self._phase is _Phase.CLOSED:
+            if self._phase is Phase.CLOSED:
                 return
             patience = self._close_patience(timeout)
             if patience is not None:
@@ -349,8 +267,8 @@ class Supervisor:
                 self._set_timer("close", min(when, self._timers.get("close", when)))
             if not self._closing:
                 self._closing = True
-                if self._phase in (_Phase.DEAD, _Phase.BACKOFF):
-                    self._end(_Verdict.CLOSE)
+                if self._phase in (Phase.DEAD, Phase.BACKOFF):
+                    self._end(Verdict.CLOSE)
                 else:
                     first = self.plan.start.first
                     self._table.add(Request(Kind.CLOSE, dumps(()), "close", first, None, 0, ActorFuture(self, None)))
@@ -400,11 +318,11 @@ class Supervisor:
                     self._restarts += 1
                     self._relaunch()
                 elif name == "close":
-                    self._end(_Verdict.CLOSE)
+                    self._end(Verdict.CLOSE)
                 elif name == "kill" and self._process is not None:
                     self._process.kill()
-                elif name == "call" and self._phase in (_Phase.LAUNCHING, _Phase.LIVE):
-                    self._phase, self._verdict = _Phase.ENDING, _Verdict.TIMEOUT
+                elif name == "call" and self._phase in (Phase.LAUNCHING, Phase.LIVE):
+                    self._phase, self._verdict = Phase.ENDING, Verdict.TIMEOUT
                     if self._process is not None:
                         self._process.ask_stacks()
                         self._set_timer("kill", now + _STACKS_GRACE)
@@ -416,7 +334,7 @@ class Supervisor:
     # Starting --------------------------------------------------------------------------------------------
 
     def _begin_launch(self) -> None:
-        self._phase, self._started = _Phase.LAUNCHING, False
+        self._phase, self._started = Phase.LAUNCHING, False
         if self.plan.deadlines.start is not None and self.plan.backend.kills:
             self._set_timer("call", time.monotonic() + self.plan.deadlines.start)
         if self.plan.backend.inline:
@@ -446,7 +364,7 @@ class Supervisor:
     def _launch(self) -> None:
         """Runs in the launcher's thread, once for each `_begin_launch`."""
         worker, refusal = None, None
-        if self._phase is _Phase.LAUNCHING:
+        if self._phase is Phase.LAUNCHING:
             try:
                 worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars)
             except Exception as error:
@@ -456,28 +374,20 @@ class Supervisor:
                 self._lose(Obituary(refusal=refusal))
             else:
                 self._process = Incarnation(worker, self.plan.name, self.reactor, self._on_channel, self._on_death)
-                if self._phase is _Phase.LAUNCHING:
+                if self._phase is Phase.LAUNCHING:
                     self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
                 else:
                     self._process.kill()
 
     def _on_started(self, frame: Frame) -> None:
         if frame.kind == Kind.FAILED:
-            failure = Failure(*loads(frame.payload))
-            first = self.plan.start.first
-            cause = unpack_failure(failure)
-            self._start_failure = ActorStartError(
-                f"the factory of {self._who(first, self.pid)} raised {failure.text}"
-                + ("" if cause is not None else f"\n{failure.traceback}"),
-                **self._where(first, self.pid, None, None),
-            )
-            self._start_failure.__cause__ = cause
-            self._phase = _Phase.ENDING
+            self._start_failure = self._failures.factory(frame, self.pid)
+            self._phase = Phase.ENDING
             if self._process is not None:
                 self._process.kill()
             return
         self._timers.pop("call", None)
-        self._phase, self._started = _Phase.LIVE, True
+        self._phase, self._started = Phase.LIVE, True
         renewal = self._table.interrupt()
         if renewal is not None:
             self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
@@ -487,20 +397,20 @@ class Supervisor:
 
     def _dispatch(self) -> None:
         """Starts the next call where the process is free for one."""
-        if self._phase is not _Phase.LIVE and self._phase is not _Phase.DEAD:
+        if self._phase is not Phase.LIVE and self._phase is not Phase.DEAD:
             return
         request = self._table.start()
         if request is None:
             return
         request.future.begin()
         request.started = time.monotonic()
-        if self._phase is _Phase.DEAD:
+        if self._phase is Phase.DEAD:
             self._relaunch()
             return
         kind = request.kind
         if kind is None or kind == Kind.CLOSE:
-            self._phase = _Phase.STOPPING
-            self._verdict = _Verdict.RENEW if kind is None else _Verdict.CLOSE
+            self._phase = Phase.STOPPING
+            self._verdict = Verdict.RENEW if kind is None else Verdict.CLOSE
             if kind is None and self.plan.deadlines.close is not None:
                 self._set_timer("kill", request.started + self.plan.deadlines.close)
             kind = Kind.CLOSE
@@ -518,7 +428,7 @@ class Supervisor:
             return
         for frame in self._process.advance(mask):
             self._on_frame(frame)
-        if self._process.silent and self._phase is not _Phase.STOPPING:
+        if self._process.silent and self._phase is not Phase.STOPPING:
             # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
             self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
 
@@ -526,9 +436,9 @@ class Supervisor:
         running = self._table.running
         if frame.incarnation != self.incarnation:
             self._stale += 1
-        elif frame.call_id == _START_CALL_ID and self._phase is _Phase.LAUNCHING:
+        elif frame.call_id == _START_CALL_ID and self._phase is Phase.LAUNCHING:
             self._on_started(frame)
-        elif running is None or frame.call_id != running.call_id or self._phase is _Phase.ENDING:
+        elif running is None or frame.call_id != running.call_id or self._phase is Phase.ENDING:
             self._stale += 1
         elif frame.kind == Kind.RESETTING:
             self._timers.pop("call", None)
@@ -536,11 +446,11 @@ class Supervisor:
             if deadline is not None and self.plan.backend.kills:
                 running.timeout = deadline
                 self._set_timer("call", time.monotonic() + deadline)
-        elif self._phase is _Phase.STOPPING:
+        elif self._phase is Phase.STOPPING:
             # The env is closed. What may still keep its process, such as a thread that never ends, gets a moment.
             when = time.monotonic() + _EXIT_GRACE
             self._set_timer("kill", min(when, self._timers.get("kill", when)))
-        elif self._phase is _Phase.LIVE:
+        elif self._phase is Phase.LIVE:
             self._table.finish(frame.call_id)
             self._timers.pop("call", None)
             self._completed += 1
@@ -550,10 +460,10 @@ class Supervisor:
 
     # Ending ----------------------------------------------------------------------------------------------
 
-    def _end(self, verdict: _Verdict) -> None:
+    def _end(self, verdict: Verdict) -> None:
         """Ends the process, or what is about to become one, for a reason of the parent's own."""
-        coming = self._phase in (_Phase.LAUNCHING, _Phase.ENDING) and self._process is None
-        self._phase, self._verdict = _Phase.ENDING, verdict
+        coming = self._phase in (Phase.LAUNCHING, Phase.ENDING) and self._process is None
+        self._phase, self._verdict = Phase.ENDING, verdict
         if self._process is None:
             if not coming:
                 self._lose(Obituary())
@@ -566,11 +476,7 @@ class Supervisor:
 
     def _check_kills(self, what: str) -> None:
         if not self.plan.backend.kills:
-            raise ActorError(
-                f"{self._who(self.plan.start.first, None)} lives in {self.plan.backend!r}, which cannot {what}: wait "
-                "for the call, or use backend='process'",
-                actor=self.plan.name,
-            )
+            raise self._failures.cannot(what, self.incarnation)
 
     def _warn_of_deadlines(self) -> None:
         if not self._warned:
@@ -582,10 +488,10 @@ class Supervisor:
 
     def _replace(self) -> None:
         """Ends the process and has another; not counted."""
-        if self._phase is _Phase.DEAD:
+        if self._phase is Phase.DEAD:
             self._relaunch()
-        elif self._phase is not _Phase.CLOSED and self._verdict is not _Verdict.CLOSE:
-            self._end(_Verdict.ABORT)
+        elif self._phase is not Phase.CLOSED and self._verdict is not Verdict.CLOSE:
+            self._end(Verdict.ABORT)
 
     def torn(self) -> None:
         """After an error in the middle of a change: what the process was told is unknown, so it goes."""
@@ -610,36 +516,42 @@ class Supervisor:
         running = self._table.interrupt()
         lost = self.incarnation
         if self._started:
-            deliberate = verdict not in (None, _Verdict.TIMEOUT)
-            self._loss = self._condemned_for or self._death_error(
-                obituary, running, aborted=deliberate, timed_out=verdict is _Verdict.TIMEOUT
+            deliberate = verdict not in (None, Verdict.TIMEOUT)
+            self._loss = self._condemned_for or self._failures.death(
+                obituary, lost, running, aborted=deliberate, timed_out=verdict is Verdict.TIMEOUT
             )
         if self._closing:
             self._finish(running, obituary, verdict)
-        elif verdict is _Verdict.RENEW or verdict is _Verdict.ABORT:
-            if running is not None and verdict is _Verdict.RENEW:
+        elif verdict is Verdict.RENEW or verdict is Verdict.ABORT:
+            if running is not None and verdict is Verdict.RENEW:
                 self._table.running = running
             elif running is not None:
-                self._fail(running, self._death_error(obituary, running, aborted=True))
+                self._fail(running, self._failures.death(obituary, lost, running, aborted=True))
             self._relaunch()
         else:
             self._lose_counted(obituary, verdict, running)
         self._fail_bound(lost)
+
+    def _loss_error(self, request: Request) -> ActorError:
+        if self._loss is None or self._loss.call_id == request.call_id:
+            return self._loss or self._failures.death(Obituary(), self.incarnation, request, aborted=True)
+        return self._failures.loss(request, self._loss)
 
     def _fail_bound(self, incarnation: int) -> None:
         """Fails what waits and was meant for a process that is lost."""
         for request in self._table.withdraw_bound(incarnation):
             self._fail(request, self._loss_error(request))
 
-    def _lose_counted(self, obituary: Obituary, verdict: _Verdict | None, running: Request | None) -> None:
-        timed_out = verdict is _Verdict.TIMEOUT
+    def _lose_counted(self, obituary: Obituary, verdict: Verdict | None, running: Request | None) -> None:
+        timed_out = verdict is Verdict.TIMEOUT
         condemned, self._condemned_for = self._condemned_for, None
         if condemned is not None:
             error = condemned
         elif self._started:
-            error = self._death_error(obituary, running, timed_out=timed_out)
+            error = self._failures.death(obituary, self.incarnation, running, timed_out=timed_out)
         else:
-            error = self._start_error(obituary, timed_out)
+            error = self._start_failure or self._failures.start(obituary, self.incarnation, timed_out=timed_out)
+            error.stderr_tail, self._start_failure = obituary.stderr_tail, None
         if running is not None:
             if running.kind is None:
                 self._table.running = running  # a renewal waits for the next process
@@ -661,11 +573,11 @@ class Supervisor:
         self._losses.append((now, error))
         if delay is not None:
             self._granted.append(self._losses[-1])
-            self._phase = _Phase.BACKOFF
+            self._phase = Phase.BACKOFF
             self._set_timer("backoff", now + delay)
             return
-        self._final = self._give_up_error(error)
-        self._phase = _Phase.DEAD
+        self._final = self._failures.exhausted([loss for _, loss in self._losses], self.incarnation)
+        self._phase = Phase.DEAD
         renewal = self._table.interrupt()
         if renewal is not None:
             self._fail(renewal, twin(self._final))
@@ -675,13 +587,13 @@ class Supervisor:
         """Fails what waits for a dead actor, up to a renewal, which revives it."""
         assert self._final is not None, "a dead actor has a reason"
         for request in self._table.drain():
-            if self._phase is _Phase.DEAD and request.kind is not None:
+            if self._phase is Phase.DEAD and request.kind is not None:
                 self._fail(request, twin(self._final))
             else:
                 self._table.restore(request)
                 self._dispatch()
 
-    def _finish(self, running: Request | None, obituary: Obituary, verdict: _Verdict | None) -> None:
+    def _finish(self, running: Request | None, obituary: Obituary, verdict: Verdict | None) -> None:
         """The end of a closed actor: whatever is left fails, everything is freed."""
         aborted = verdict is not None
         left = [request for request in (running, *self._table.drain()) if request is not None]
@@ -689,9 +601,9 @@ class Supervisor:
             if request.kind == Kind.CLOSE:
                 self._outcomes.append(_Outcome(request, Frame(Kind.RESULT, 0, 0, dumps(None)), None))
             else:
-                self._fail(request, self._death_error(obituary, request, aborted=aborted))
+                self._fail(request, self._failures.death(obituary, self.incarnation, request, aborted=aborted))
         self._timers.clear()
-        self._phase = _Phase.CLOSED
+        self._phase = Phase.CLOSED
         self._outcomes.append(None)
 
     # Outcomes --------------------------------------------------------------------------------------------
@@ -727,152 +639,5 @@ class Supervisor:
         if frame is None:
             request.future.settle(None, error, self.incarnation)
         else:
-            request.future.settle(*self._decode(request, frame), frame.incarnation)
+            request.future.settle(*self._failures.outcome(request, frame, self.pid), frame.incarnation)
         self.reactor.wake(request.future)
-
-    def _decode(self, request: Request, frame: Frame) -> tuple[Any, BaseException | None]:
-        index, call = request.index, request.method
-        try:
-            content = loads(frame.payload)
-            if frame.kind == Kind.RESULT:
-                return content, None
-            failure = Failure(*content)
-        except BaseException as error:  # unpickling runs any code; what it raises is this call's affair alone
-            lost = SerializationError(
-                f"the result of {call} from {self._who(index, self.pid)} cannot be unpickled: {error!r}",
-                **self._where(index, self.pid, call, request.call_id),
-            )
-            lost.__cause__ = error
-            return None, lost
-        cause = unpack_failure(failure)
-        if failure.fault == Fault.RAISED and cause is not None:
-            return None, cause
-        what = {
-            Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
-            Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
-            Fault.RESULT: f"the result of {call} cannot be pickled",
-        }[failure.fault]
-        mangled = SerializationError(
-            f"{what}, {self._who(index, self.pid)}: {failure.text}\n{failure.traceback}",
-            **self._where(index, self.pid, call, request.call_id),
-        )
-        mangled.__cause__ = cause
-        return None, mangled
-
-    # Words -----------------------------------------------------------------------------------------------
-
-    def _who(self, index: int, pid: int | None) -> str:
-        process = "" if pid is None else f"pid {pid}, "
-        return f"actor {self.plan.name!r} (env {index}, {process}incarnation {self.incarnation})"
-
-    def _where(self, index: int, pid: int | None, method: str | None, call_id: int | None) -> dict[str, Any]:
-        return {
-            "actor": self.plan.name,
-            "index": index,
-            "pid": pid,
-            "incarnation": self.incarnation,
-            "method": method,
-            "call_id": call_id,
-        }
-
-    def _death_error(
-        self, obituary: Obituary, request: Request | None, *, aborted: bool = False, timed_out: bool = False
-    ) -> ActorError:
-        index = self.plan.start.first if request is None else request.index
-        call, call_id = (None, None) if request is None else (request.method, request.call_id)
-        where = self._where(index, obituary.pid, call, call_id)
-        who = self._who(index, obituary.pid)
-        if request is None:
-            running = "while idle"
-        elif request.started == 0.0:
-            running = f"before {call} (call {call_id}) could run"
-        else:
-            running = f"in {call} (call {call_id}) after {time.monotonic() - request.started:.3f} s"
-        if timed_out and request is not None:
-            return ActorTimeoutError(
-                f"{who} passed its deadline of {request.timeout} s {running}{_appendix(obituary)}",
-                timeout=request.timeout,
-                stacks=obituary.stacks,
-                stderr_tail=obituary.stderr_tail,
-                **where,
-            )
-        ended = "was ended on purpose" if aborted else f"died with {describe_status(*obituary.status)}"
-        return ActorDiedError(
-            f"{who} {ended} {running}{_appendix(obituary)}",
-            exitcode=obituary.status.exitcode,
-            signal=obituary.status.signal,
-            stderr_tail=obituary.stderr_tail,
-            aborted=aborted,
-            **where,
-        )
-
-    def _loss_error(self, request: Request) -> ActorError:
-        """The error of a call that was lost with its process, though it was not the one that was running."""
-        where = self._where(request.index, None, request.method, request.call_id)
-        if self._loss is None or self._loss.call_id == request.call_id:
-            return self._loss or ActorDiedError("lost", **where)
-        loss = twin(self._loss)
-        whose = "" if loss.method is None else f" while {loss.method} of env {loss.index} was running"
-        where["pid"], where["incarnation"] = loss.pid, loss.incarnation
-        error = ActorDiedError(
-            f"env {request.index} of actor {self.plan.name!r} was lost with its process{whose}, before its own "
-            f"{request.method} (call {request.call_id}) could run: {loss}",
-            exitcode=getattr(loss, "exitcode", None),
-            signal=getattr(loss, "signal", None),
-            stderr_tail=getattr(loss, "stderr_tail", ""),
-            aborted=getattr(loss, "aborted", False),
-            **where,
-        )
-        error.__cause__ = loss
-        return error
-
-    def _start_error(self, obituary: Obituary, timed_out: bool) -> ActorStartError:
-        index = self.plan.start.first
-        where = self._where(index, obituary.pid, None, None)
-        error, self._start_failure = self._start_failure, None
-        if error is not None:
-            error.stderr_tail = obituary.stderr_tail
-            return error
-        who = self._who(index, obituary.pid)
-        cause: BaseException | None = obituary.refusal
-        if timed_out:
-            seconds = self.plan.deadlines.start
-            what = f"was not ready within its start deadline of {seconds} s"
-            cause = ActorTimeoutError(
-                f"{who} {what}",
-                timeout=seconds,
-                stacks=obituary.stacks,
-                stderr_tail=obituary.stderr_tail,
-                **where,
-            )
-        elif obituary.refusal is not None:
-            what = f"could not be started: {obituary.refusal!r}"
-        else:
-            what = f"died with {describe_status(*obituary.status)} before its env was made"
-        error = ActorStartError(
-            f"{who} {what}{_appendix(obituary)}",
-            exitcode=obituary.status.exitcode,
-            signal=obituary.status.signal,
-            stderr_tail=obituary.stderr_tail,
-            **where,
-        )
-        error.__cause__ = cause
-        return error
-
-    def _give_up_error(self, last: ActorError) -> ActorError:
-        policy = self.plan.restart
-        if policy.max_restarts == 0:
-            return last
-        error = RestartsExhaustedError(
-            f"{self._who(self.plan.start.first, None)} was lost {len(self._losses)} times within {policy.window} s, "
-            f"and {policy.max_restarts} restarts are allowed; the last time: {last}",
-            causes=[twin(loss) for _, loss in self._losses],
-            **self._where(self.plan.start.first, None, None, None),
-        )
-        error.__cause__ = last
-        return error
-
-
-def _appendix(obituary: Obituary) -> str:
-    stacks = f"\nits stacks:\n{obituary.stacks.rstrip()}" if obituary.stacks else ""
-    return stacks + (f"\nthe end of its stderr:\n{obituary.stderr_tail}" if obituary.stderr_tail else "")

@@ -14,7 +14,7 @@ import numpy as np
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.interrupts import SHIELD
-from envactors.actor.supervisor import ActorStats
+from envactors.actor.states import ActorStats
 from envactors.arrays.specs import Spec, batches_alike, conform, spec_of_value, split_batch, stack
 from envactors.backends.base import Backend
 from envactors.errors import (

@@ -10,7 +10,7 @@ import numpy as np
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
-from envactors.actor.supervisor import ActorState
+from envactors.actor.states import ActorState
 from envactors.errors import ActorDiedError, ActorError, SerializationError
 from envactors.vector.batch import EnvStep
 from envactors.wire.messages import Kind, Reset, Step, Transition

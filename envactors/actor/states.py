@@ -1,0 +1,78 @@
+"""What an actor is made of, and the states that it goes through."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from envactors.backends.base import Backend
+from envactors.errors import ActorError
+from envactors.options import Deadlines, RestartPolicy
+from envactors.wire.messages import Start
+
+
+class ActorState(enum.Enum):
+    """What an actor is doing."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    RENEWING = "renewing"
+    DEAD = "dead"
+    CLOSED = "closed"
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorStats:
+    """Counts over an actor's life.
+
+    Attributes:
+        completed: Calls that returned or raised.
+        failed: Calls that a death, a deadline or an abort ended.
+        restarts: Processes that replaced a lost one.
+        stale_replies: Replies that matched no running call and were dropped.
+        queued: Calls that wait now.
+        last_failure: The last process's death or the last failed start, None where there was none.
+    """
+
+    completed: int
+    failed: int
+    restarts: int
+    stale_replies: int
+    queued: int
+    last_failure: ActorError | None
+
+
+class Phase(enum.Enum):
+    """Where an actor stands; drawn in `envactors.actor.supervisor`."""
+
+    LAUNCHING = enum.auto()
+    LIVE = enum.auto()
+    STOPPING = enum.auto()
+    ENDING = enum.auto()
+    BACKOFF = enum.auto()
+    DEAD = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Verdict(enum.Enum):
+    """Why the parent itself ends a process."""
+
+    TIMEOUT = enum.auto()
+    ABORT = enum.auto()
+    RENEW = enum.auto()
+    CONDEMNED = enum.auto()
+    CLOSE = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What an actor is made of."""
+
+    name: str
+    backend: Backend
+    start: Start
+    deadlines: Deadlines
+    restart: RestartPolicy
+    env_vars: Mapping[str, str]
