@@ -96,10 +96,29 @@ def test_a_failure_in_a_reset_is_done_again_on_the_new_process(fault):
             obs, infos = envs.reset(seed=20)
             assert obs[1, :3].tolist() == [1, 0, -1]
             assert type(infos[1]["failure"]).__name__ in ("ActorDiedError", "ActorTimeoutError", "RuntimeError")
-            assert infos[1]["seed"] == derived(21, 1)
+            assert infos[1]["seed"] == 21
             assert envs.step([1, 2, 3])[0][1, :3].tolist() == [1, 1, 2]
             envs[1].arm(fault, "reset").result(SOON)
             assert "failure" in envs.reset(env_ids=[1])[1][0]
+
+
+def test_a_reset_is_done_again_as_it_was_asked_for_once():
+    class Picky(EchoEnv):
+        def reset(self, *, seed=None, options=None):
+            if ea.current_actor().incarnation < self.bad_until or seed == 66:
+                raise LookupError("no such level")
+            return super().reset(seed=seed, options=options)
+
+        bad_until = 1
+
+    with ea.VectorEnv([Picky], on_failure="renew", restart=FAST) as envs:
+        _, infos = envs.reset(seed=7, options={"level": 3})
+        assert (infos[0]["seed"], infos[0]["options"]) == (7, {"level": 3})
+        assert isinstance(infos[0]["failure"], LookupError)
+        incarnation = envs[0].incarnation
+        _, infos = envs.reset(seed=66, options={"level": 4})
+        assert infos[0]["seed"] == derived(66, incarnation + 2)
+        assert infos[0]["options"] == {"level": 4}
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])

@@ -46,6 +46,32 @@ def test_a_script_without_a_guard(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)
 
 
+def test_envs_that_main_has_registered():
+    done = run_script(
+        """
+        import gymnasium, numpy as np
+        import envactors as ea
+
+        class Mine(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+            action_space = gymnasium.spaces.Discrete(2)
+            def reset(self, *, seed=None, options=None):
+                return np.ones(2, np.float32), {}
+
+        gymnasium.register("Mine-v0", entry_point=Mine)
+        gymnasium.register("Pole-v9", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+        gymnasium.register("Other-v0", entry_point="__main__:Mine")
+        with ea.VectorEnv([lambda: gymnasium.make("Mine-v0", disable_env_checker=True)] * 2) as envs:
+            print(envs.reset()[0].sum())
+        with ea.VectorEnv([lambda: gymnasium.make("Other-v0"), lambda: gymnasium.make("Other-v0")]) as envs:
+            print(envs.reset()[0].sum())
+        with ea.spawn(lambda: gymnasium.make("Pole-v9")) as actor:
+            assert actor.reset().result(20)[0].shape == (4,)
+        """
+    )
+    assert (done.stdout, done.stderr) == ("4.0\n4.0\n", "")
+
+
 def test_the_same_piped_to_python():
     done = run(["-"], input=UNGUARDED)
     assert (done.stdout, done.stderr, done.returncode) == ("top level\ndone\n", "", 0)

@@ -16,6 +16,7 @@ from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend
 from envactors.errors import SerializationError
 from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.wire import registry
 from envactors.wire.messages import Call, Get, Kind, Set, Start
 from envactors.wire.pickling import dumps_by_value
 
@@ -256,7 +257,7 @@ def launch(
     plan = Plan(
         name,
         resolved,
-        Start(name, first, pickled),
+        Start(name, first, pickled, registry.collect()),
         deadlines,
         restart,
         _checked_env_vars(env_vars),

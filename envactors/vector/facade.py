@@ -68,8 +68,8 @@ class VectorEnv:
             replaced, and its result says so: the last complete observation, reward 0, ``truncated``, and the
             exception as ``info["failure"]``. Under ``"next_step"`` that comes at once and the next step waits for the
             new process and resets; under ``"same_step"`` it comes after the new reset, the last observation in
-            ``info["final_obs"]``. A reset that fails is done again on the new process and has the exception in its
-            info. Only an actor whose ``restart`` allowance is spent raises.
+            ``info["final_obs"]``. A reset that fails is done again on the new process, with its seed (once) and its
+            options, and has the exception in its info. Only an actor whose ``restart`` allowance is spent raises.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.

@@ -28,6 +28,7 @@ class EnvFuture(ActorFuture):
         self.method = method
         self.was_reset = was_reset
         self.failure: BaseException | None = None
+        self.asked: Reset | None = None
         self._slot = slot
         self._arrived = arrived
 
@@ -102,7 +103,9 @@ class Slot:
         """Starts a reset."""
         if seed is not None:
             self.root_seed = seed
-        return self._owe(EnvFuture(self, "reset", True, arrived), self._reset_message(seed, options), None)
+        future = EnvFuture(self, "reset", True, arrived)
+        future.asked = self._reset_message(seed, options)
+        return self._owe(future, future.asked, None)
 
     def step(self, action: Any, arrived: Arrived | None) -> EnvFuture:
         """Starts a step, or the reset that stands in for it after the end of an episode."""
@@ -160,12 +163,18 @@ class Slot:
         renews = self._on_failure == "renew" and self.handle.state not in (ActorState.DEAD, ActorState.CLOSED)
         if renews or lost or future.was_reset:
             self.needs_reset, self.ended, self.incarnation = True, False, None
+        failed_before = future.failure is not None
         future.failure = error if renews else None
         if not renews:
             return None
         if not lost:
             self._condemn(future, error, incarnation)
-        if future.method == "reset" or self._autoreset == "same_step" or self._last is None:
+        if future.asked is not None:
+            # As it was asked for; but inputs that have failed twice are not tried a third time.
+            again = future.asked._replace(seed=None) if failed_before else future.asked
+            self._ask(future, again, None)
+            return None
+        if self._autoreset == "same_step" or self._last is None:
             self._ask(future, self._reset_message(None, None), None)
             return None
         self.ended = self._autoreset == "next_step"

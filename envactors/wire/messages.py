@@ -38,11 +38,12 @@ class Frame(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Make the envs. ``first`` is the index of the first of them."""
+    """Make the envs. ``first`` is the index of the first of them; ``registrations`` are for Gymnasium."""
 
     name: str
     first: int
     factories: list[bytes]
+    registrations: list[bytes]
 
 
 class Call(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
+from envactors.wire import registry
 from envactors.wire.messages import Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
 from envactors.wire.pickling import loads
 from envactors.worker.context import ActorContext, enter
@@ -40,6 +41,7 @@ class Host:
         self._incarnation = incarnation
         self._resetting = resetting
         self._seats: list[Seat] = []
+        registry.install(start.registrations)
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
             enter(context)
