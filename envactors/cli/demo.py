@@ -143,7 +143,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         [make_env] * arguments.num_envs,
         autoreset="disabled",
         on_failure="renew",
-        deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE),
+        deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE, close=2.0),
         restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.02, backoff_max=0.1),
     ) as envs:
         ready = time.monotonic()
@@ -155,7 +155,10 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
             rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter, with_faults=arguments.faults
         )
         reporter.phase("evaluating the learnt policy")
-        mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
+        mean_return = None
+        # An env that owes a result for ever plays no more.
+        if rollouts.lost == 0:
+            mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
         over = time.monotonic()
         restarts = sum(actor.restarts for actor in envs.stats().actors)
     return Summary(

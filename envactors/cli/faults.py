@@ -21,7 +21,7 @@ from envactors.testing import FaultyEnv
 STEP_DEADLINE = 1.0
 SLOW_RESET_SECONDS = 3.0
 # A call that runs into one of these is a fault that nobody planned: a loaded machine must not cause it.
-RESET_DEADLINE = CALL_DEADLINE = 20.0
+RESET_DEADLINE = CALL_DEADLINE = 10.0
 
 # A generation is not over before the last of its episodes is: what takes time is begun early, others play meanwhile.
 _GENERATIONS = 4
@@ -117,12 +117,15 @@ class Injector:
         elif fault.kind is FaultKind.EXCEPTION:
             order = env.arm("raise")
         else:
-            order, pid = ea.Future(), env.pid
+            pid = env.pid
             if pid is None:
                 return False
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGKILL)
-                order.set_result(None)
+            except ProcessLookupError:
+                return False
+            order = ea.Future()
+            order.set_result(None)
         self._orders.append((fault.kind, order))
         return True
 

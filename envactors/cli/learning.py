@@ -100,7 +100,7 @@ class Budget:
     # A rate taken from the first few steps says nothing.
     _SETTLING = 1.0
     # What the evaluation may take beyond the time that was reserved for it, in seconds.
-    _GRACE = 5.0
+    _GRACE = 8.0
 
     def __init__(self, seconds: float, reserved_steps: int, started: float) -> None:
         self._end = started + seconds

@@ -27,8 +27,9 @@ _STATE_STYLES = {
 }
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 30
-_WIDTH_FOR_FAILURES = 78
+_WIDTH_FOR_FAILURES = 74
 _CURVE_HEIGHTS = range(8, 17)
+_LEAST_CURVE_HEIGHT = 4
 
 
 class LiveReporter:
@@ -91,17 +92,20 @@ class LiveReporter:
         if self._fleet is None:
             return heading
         heading.append(f"  {self._fleet.seconds:.1f} s", "dim")
-        faults = Text.assemble(
-            ("faults injected: ", "dim"),
-            fault_counts(self._fleet.faults),
-            ("  renewals: ", "dim"),
-            str(self._fleet.restarts),
-        )
-        # The table's head and foot are three lines higher than the frame and the caption of the curve.
-        height = min(max(len(self._fleet.rows) + 3, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
+        faults = Text.assemble(("faults injected: ", "dim"), fault_counts(self._fleet.faults))
+        table = _table(self._fleet, self._console.width)
+        height = self._curve_height(table, len(self._fleet.rows))
         curve = curve_lines(self._generations, self._longest_return, _CURVE_WIDTH, height)
         panel = Panel.fit(Group(*curve, self._caption()), title="return", border_style="dim")
-        return Group(heading, faults, Columns([_table(self._fleet, self._console.width), panel]))
+        return Group(heading, faults, Columns([table, panel]))
+
+    def _curve_height(self, table: Table, rows: int) -> int:
+        # The table's head and foot are one line higher than the frame and the caption of the curve.
+        height = min(max(rows + 1, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
+        if self._console.measure(table).maximum + _CURVE_WIDTH + 10 <= self._console.width:
+            return height
+        # One above the other: the headings, the table's head and foot, the frame and the caption of the curve.
+        return max(min(height, self._console.height - rows - 10), _LEAST_CURVE_HEIGHT)
 
     def _caption(self) -> Text:
         if not self._generations:
@@ -156,7 +160,7 @@ def _scale_mark(row: int, top: float, height: int) -> str:
 
 
 def _table(fleet: Fleet, width: int) -> Table:
-    table = Table(border_style="dim", show_footer=True, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(border_style="dim", show_footer=True, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("actor", "all", no_wrap=True)
     table.add_column("state", min_width=8)
     table.add_column("pid", justify="right", min_width=7)

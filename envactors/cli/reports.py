@@ -223,6 +223,6 @@ def count(number: int, noun: str) -> str:
 
 
 def fault_counts(faults: Mapping[str, int]) -> str:
-    """How many faults there were: ``3 (2 SIGKILL, 1 exception)``."""
-    kinds = ", ".join(f"{number} {kind}" for kind, number in faults.items() if number)
+    """How many faults there were: ``3 (SIGKILL 2, exception 1)``."""
+    kinds = ", ".join(f"{kind} {number}" for kind, number in faults.items() if number)
     return f"{sum(faults.values())} ({kinds})" if kinds else "none"

@@ -19,8 +19,9 @@ Policy = npt.NDArray[np.float64]
 
 # How long nothing may come before those that watch are told the time, in seconds.
 _HEARTBEAT = 0.1
-# How long results that are under way may take to come when episodes are given up: as long as any deadline lets them.
-_PATIENCE = 2 * RESET_DEADLINE
+# How long results that are under way may take to come when episodes are given up: those of the
+# slowest reset come.
+_PATIENCE = RESET_DEADLINE
 # Over how long steps per second are taken, in seconds.
 _RATE_WINDOW = 1.5
 
@@ -107,9 +108,9 @@ class Rollouts:
             asked = time.monotonic()
             batch = self._envs.recv(min_envs=1, timeout=_HEARTBEAT)
             self._take_in(batch, waiting)
+            self._watch(sum(run.is_over for run in runs), len(runs))
             if len(batch.env_ids):
                 self.busy_seconds += time.monotonic() - asked
-            self._watch(sum(run.is_over for run in runs), len(runs))
             if give_up is not None and give_up():
                 self._abandon(waiting)
                 raise OutOfTimeError
@@ -146,9 +147,10 @@ class Rollouts:
 
     def _go_on(self, env_ids: list[int], observations: Any, infos: list[dict[str, Any]], waiting: deque[_Run]) -> None:
         """Has envs make their next step, or begin again where the last request failed."""
-        intact, broken = [], []
-        for row, env_id in enumerate(env_ids):
-            (broken if "failure" in infos[row] else intact).append(row)
+        intact: list[int] = []
+        broken: list[int] = []
+        for row, info in enumerate(infos):
+            (broken if "failure" in info else intact).append(row)
         self._act([env_ids[row] for row in intact], observations[intact])
         for env_id in [env_ids[row] for row in broken]:
             run = self._playing.pop(env_id)
