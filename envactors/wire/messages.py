@@ -43,7 +43,7 @@ class Start(NamedTuple):
     name: str
     first: int
     factories: list[bytes]
-    registrations: list[bytes]
+    registrations: tuple[list[bytes], list[bytes]]
 
 
 class Call(NamedTuple):

@@ -9,40 +9,54 @@ from typing import Any
 
 from envactors.wire.pickling import dumps_by_value, loads
 
+# The pickled form of each registration seen, with what it was made from: most are the same for every actor.
+_known: dict[str, tuple[Any, bytes | None]] = {}
 
-def collect() -> list[bytes]:
-    """Pickles every registration that a fresh Gymnasium would not have; none where Gymnasium is not in use."""
+
+def collect() -> tuple[list[bytes], list[bytes]]:
+    """Pickles what is registered with Gymnasium; nothing where Gymnasium is not in use.
+
+    Returns:
+        Those of the caller and of other packages, and those whose entry point is in Gymnasium itself: most of
+        these a worker has anyway, but a script may have registered a variant.
+    """
     registry: dict[str, Any] = getattr(sys.modules.get("gymnasium"), "registry", {})
-    pickled = []
-    for spec in registry.values():
-        if isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium."):
-            continue
-        try:
-            pickled.append(dumps_by_value(_resolved(spec)))
-        except Exception:  # noqa: S112 # one that cannot travel is missed only by a factory that asks for it
-            continue
-    return pickled
+    foreign: list[bytes] = []
+    own: list[bytes] = []
+    for env_id, spec in registry.items():
+        seen, data = _known.get(env_id, (None, None))
+        if seen is not spec:
+            data = _pickle(spec)
+            _known[env_id] = spec, data
+        if data is not None:
+            (own if str(spec.entry_point).startswith("gymnasium.") else foreign).append(data)
+    return foreign, own
 
 
-def _resolved(spec: Any) -> Any:
-    """A registration that names something in ``__main__`` gets that something in place of the name."""
-    module, _, name = str(spec.entry_point).partition(":")
-    if module != "__main__":
-        return spec
-    spec = copy.copy(spec)
-    spec.entry_point = operator.attrgetter(name)(sys.modules["__main__"])
-    return spec
+def install(foreign: list[bytes], own: list[bytes]) -> None:
+    """Registers what `collect` found, where this process has nothing under the same name.
 
-
-def install(pickled: list[bytes]) -> None:
-    """Registers what `collect` found, where this process has nothing under the same name."""
-    if not pickled:
+    Gymnasium is imported for the first kind alone; call again once a factory has been loaded.
+    """
+    if not foreign and "gymnasium" not in sys.modules:
         return
     import gymnasium
 
-    for data in pickled:
+    for data in (*foreign, *own):
         try:
             spec = loads(data)
-        except Exception:  # noqa: S112 # as above
+        except Exception:  # noqa: S112 # one that cannot travel is missed only by a factory that asks for it
             continue
         gymnasium.registry.setdefault(spec.id, spec)
+
+
+def _pickle(spec: Any) -> bytes | None:
+    try:
+        module, _, name = str(spec.entry_point).partition(":")
+        if module == "__main__":
+            # What the name stands for, in place of the name.
+            spec = copy.copy(spec)
+            spec.entry_point = operator.attrgetter(name)(sys.modules["__main__"])
+        return dumps_by_value(spec)
+    except Exception:
+        return None

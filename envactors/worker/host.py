@@ -41,11 +41,13 @@ class Host:
         self._incarnation = incarnation
         self._resetting = resetting
         self._seats: list[Seat] = []
-        registry.install(start.registrations)
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
             enter(context)
-            self._seats.append(Seat(loads(factory)(), context))
+            make = loads(factory)
+            if not offset:
+                registry.install(*start.registrations)
+            self._seats.append(Seat(make(), context))
 
     def _enter(self, position: int) -> Seat:
         seat = self._seats[position]
