@@ -9,6 +9,7 @@ from typing import Any
 
 from envactors.wire.pickling import dumps_by_value, loads
 
+_OWN = ("gymnasium.", "shimmy.")
 # The pickled form of each registration seen, with what it was made from: most are the same for every actor.
 _known: dict[str, tuple[Any, bytes | None]] = {}
 
@@ -29,7 +30,7 @@ def collect() -> tuple[list[bytes], list[bytes]]:
             data = _pickle(spec)
             _known[env_id] = spec, data
         if data is not None:
-            (own if str(spec.entry_point).startswith("gymnasium.") else foreign).append(data)
+            (own if _home(spec).startswith(_OWN) else foreign).append(data)
     return foreign, own
 
 
@@ -48,6 +49,11 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
         except Exception:  # noqa: S112 # one that cannot travel is missed only by a factory that asks for it
             continue
         gymnasium.registry.setdefault(spec.id, spec)
+
+
+def _home(spec: Any) -> str:
+    entry_point = spec.entry_point
+    return entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
 
 
 def _pickle(spec: Any) -> bytes | None:
