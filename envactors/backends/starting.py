@@ -69,7 +69,13 @@ class LokyStarter(_Stateless):
         process.start()
         # This backend reaps its processes itself; multiprocessing's own clean-up must not come in between.
         _children.discard(process)
-        return _watched(process.pid, lambda: process.exitcode)
+
+        def exit_code() -> int | None:
+            process.join()  # at once: its descriptor has said that it ended, and a look alone may come too early
+            code: int | None = process.exitcode
+            return code
+
+        return _watched(process.pid, exit_code)
 
 
 class SpawnStarter(_Stateless):
@@ -79,7 +85,7 @@ class SpawnStarter(_Stateless):
         boot = {"descriptors": descriptors, "parent_pid": os.getpid()}
         process = _python("bootstrap", "run_fresh", boot, descriptors, environment)
         del name  # only loky's processes have one
-        return _watched(process.pid, process.poll)
+        return _watched(process.pid, process.wait)
 
 
 class ForkStarter(_Stateless):
