@@ -138,8 +138,6 @@ def inject(envs, env_id, dice):
     return 1
 
 
-# Behind the marker until this is found: in about one run of four a single child process is left after it.
-@pytest.mark.soak
 @pytest.mark.timeout(150)
 def test_two_hundred_random_faults():
     assert storm(200, seed=1) >= 200

@@ -65,10 +65,14 @@ class Reactor:
             self._bell = undo.enter_context(contextlib.closing(Doorbell()))
             self._nudge = undo.enter_context(contextlib.closing(Doorbell()))
             self._descriptors = undo.pop_all()
+        # Two tables: a reply that was announced just before its channel's end must not be taken for the death of
+        # the process that has got the descriptor's number since.
         self._handlers: dict[int, Callable[[int], None]] = {
             self._bell.fileno(): lambda _mask: self._bell.clear(),
-            self._nudge.fileno(): lambda _mask: self._nudge.clear(),
             self._replies.fileno(): self._on_replies,
+        }
+        self._reply_handlers: dict[int, Callable[[int], None]] = {
+            self._nudge.fileno(): lambda _mask: self._nudge.clear(),
         }
         self._generation = 0
         self._ring_nudge = self._nudge.ring
@@ -108,12 +112,12 @@ class Reactor:
 
     def watch_channel(self, fd: int, handler: Callable[[int], None]) -> None:
         """Calls ``handler(mask)`` in whichever thread reads replies; it must bear being called for nothing."""
-        self._handlers[fd] = handler
+        self._reply_handlers[fd] = handler
         self._replies.add(fd)
 
     def unwatch_channel(self, fd: int) -> None:
         """Forgets a descriptor of `watch_channel`."""
-        if self._handlers.pop(fd, None) is not None:
+        if self._reply_handlers.pop(fd, None) is not None:
             self._replies.remove(fd)
 
     def want_write(self, fd: int, wanted: bool) -> None:
@@ -177,7 +181,7 @@ class Reactor:
             events = self._replies.poll(remaining(deadline))
             if not events:
                 return
-            self._handle(events)
+            self._handle_replies(events)
 
     def _stop_pumping(self) -> None:
         # In this order, and `_watch_loop` in the opposite one: at least one of the two sees what the other did.
@@ -282,9 +286,10 @@ class Reactor:
         if self._looping:
             wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)
         self._wake_at = wake_at
+        generation = self._generation
         events = [] if self._jobs else self._outer.poll(None if wake_at == _NEVER else remaining(wake_at))
         self._wake_at = _NEVER
-        self._handle(events)
+        self._handle(events, generation)
         if self._looping and not events:
             self._watch_loop()
         while self._jobs:
@@ -294,8 +299,7 @@ class Reactor:
             if one.next_timer() <= now:
                 one.on_timer(now)
 
-    def _handle(self, events: list[tuple[int, int]]) -> None:
-        generation = self._generation
+    def _handle(self, events: list[tuple[int, int]], generation: int) -> None:
         for fd, mask in events:
             if generation != self._generation:
                 # A descriptor was forgotten meanwhile and its number may be another's; the rest will be told again.
@@ -303,9 +307,14 @@ class Reactor:
             if (handler := self._handlers.get(fd)) is not None:
                 handler(mask)
 
+    def _handle_replies(self, events: list[tuple[int, int]]) -> None:
+        for fd, mask in events:
+            if (handler := self._reply_handlers.get(fd)) is not None:
+                handler(mask)
+
     def _on_replies(self, _mask: int) -> None:
         if self._pump_lock.acquire(blocking=False):
             try:
-                self._handle(self._replies.poll(0))
+                self._handle_replies(self._replies.poll(0))
             finally:
                 self._pump_lock.release()

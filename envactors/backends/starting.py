@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
@@ -23,7 +22,6 @@ StartMethod = Literal["loky", "spawn", "forkserver", "fork"]
 # How long the fork server may take over an answer, in seconds; the first one includes its imports.
 _FORK_SERVER_PATIENCE = 60.0
 _REAP_PATIENCE = 1.0
-_LOOKS = 500
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
@@ -71,7 +69,7 @@ class LokyStarter(_Stateless):
         process.start()
         # This backend reaps its processes itself; multiprocessing's own clean-up must not come in between.
         _children.discard(process)
-        return _watched(process.pid, lambda: _exit_code(lambda: process.exitcode))
+        return _watched(process.pid, lambda: process.exitcode)
 
 
 class SpawnStarter(_Stateless):
@@ -81,7 +79,7 @@ class SpawnStarter(_Stateless):
         boot = {"descriptors": descriptors, "parent_pid": os.getpid()}
         process = _python("bootstrap", "run_fresh", boot, descriptors, environment)
         del name  # only loky's processes have one
-        return _watched(process.pid, lambda: _exit_code(process.poll))
+        return _watched(process.pid, process.poll)
 
 
 class ForkStarter(_Stateless):
@@ -203,16 +201,6 @@ def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:
         os.kill(pid, SIGKILL)
         os.waitpid(pid, 0)
         raise
-
-
-def _exit_code(look: Callable[[], int | None]) -> int | None:
-    """Reaps a process whose descriptor has said that it ended; the system may take a moment to agree."""
-    for _ in range(_LOOKS):
-        code = look()
-        if code is not None:
-            return code
-        time.sleep(_REAP_PATIENCE / _LOOKS)
-    return None
 
 
 def _wait_for(pid: int) -> int | None:
