@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
+import platform
 import select
 import signal
 import termios
@@ -36,6 +38,16 @@ LONGEST_WAIT = 1e6
 
 _PR_SET_PDEATHSIG = 1
 
+# Python has no memory barriers. Where the processor keeps stores in order, a number that is written last is seen
+# last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
+STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
+
+# How long to look before sleeping, and what a look in vain costs in time without looks, in seconds.
+_SPIN_LIMIT = 50e-6
+_SPIN_PENALTY = 20
+_SPIN_LONGEST_PAUSE = 0.5
+_SPIN_LOOKS = 8
+
 
 class Poller:
     """Waits for many descriptors at once; can itself be waited for in another poller."""
@@ -46,8 +58,9 @@ class Poller:
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def add(self, fd: int) -> None:
-        self._epoll.register(fd, select.EPOLLIN)
+    def add(self, fd: int, *, edges: bool = False) -> None:
+        """Watches a descriptor; with ``edges`` it is told of once each time that something new comes."""
+        self._epoll.register(fd, select.EPOLLIN | (select.EPOLLET if edges else 0))
 
     def watch(self, fd: int, *, readable: bool = True, writable: bool = False) -> None:
         """Changes what a descriptor is watched for; neither means that it stays silent."""
@@ -65,11 +78,16 @@ class Poller:
 
 
 class Doorbell:
-    """Wakes whoever polls it; rings add up to one, and after `close` they do nothing."""
+    """Wakes whoever polls it; rings add up to one, and after `close` they do nothing.
 
-    def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    Args:
+        fd: The descriptor of a doorbell that another process made; None makes one.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if fd is None else fd
         self._closed = False
+        self._listeners: list[Poller] = []
         # A closed descriptor's number may soon be another's. Reentrant, since finalizers ring too.
         self._lock = threading.RLock()
 
@@ -85,10 +103,55 @@ class Doorbell:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
+    def tell(self, poller: Poller) -> None:
+        """Has a poller told of each ring until the bell is closed; it need not be cleared for that."""
+        with self._lock:
+            if not self._closed:
+                poller.add(self._fd, edges=True)
+                self._listeners.append(poller)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            for poller in self._listeners:
+                with contextlib.suppress(ValueError):  # itself closed meanwhile
+                    poller.remove(self._fd)
             os.close(self._fd)
+
+
+class Spin:
+    """A short look with open eyes before sleeping: to wake a sleeper costs more than most envs' steps.
+
+    It never looks for longer than a few tens of microseconds, and gives the core away meanwhile. Where looks are in
+    vain, or others want the core, it stops looking for a while, and for longer each time.
+    """
+
+    def __init__(self) -> None:
+        self._again = 0.0
+        self._pause = 0.0
+
+    def until(self, ready: Callable[[], bool]) -> bool:
+        """Looks until ``ready()``; False where that took too long, or is not tried at the moment."""
+        begun = time.monotonic()
+        if begun < self._again:
+            return ready()
+        while True:
+            for _ in range(_SPIN_LOOKS):
+                if ready():
+                    if self._pause and time.monotonic() - begun < _SPIN_LIMIT:
+                        self._pause = 0.0
+                    return True
+            os.sched_yield()
+            now = time.monotonic()
+            if now - begun > _SPIN_LIMIT:
+                # One look in vain is bad luck, unless it was the core that was gone.
+                lost = now - begun
+                if self._pause or lost > 4 * _SPIN_LIMIT:
+                    self._pause = min(max(2 * self._pause, _SPIN_PENALTY * lost), _SPIN_LONGEST_PAUSE)
+                    self._again = now + self._pause
+                else:
+                    self._pause = 1e-9
+                return ready()
 
 
 class Process:
@@ -133,6 +196,41 @@ def kill_session(leader: int) -> None:
 def anonymous_file(name: str) -> int:
     """Makes a file that has no name and lives in memory; returns its descriptor."""
     return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+class SharedFile:
+    """A file without a name, in memory, to be mapped here and in other processes; what is mapped outlives it."""
+
+    def __init__(self, name: str) -> None:
+        self._file = os.fdopen(anonymous_file(name), "r+b", buffering=0)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def allocate(self, size: int) -> mmap.mmap:
+        """Gives it this size, memory and all, and maps it.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        os.posix_fallocate(self.fileno(), 0, size)
+        return map_file(self.fileno(), size)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def map_file(fd: int, size: int) -> mmap.mmap:
+    """Maps a file into memory that is shared with whoever else maps it."""
+    return mmap.mmap(fd, size)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def unread_by_peer(sock: socket.socket) -> bool:

@@ -99,6 +99,8 @@ class ActorFuture(concurrent.futures.Future[Any]):
     def _await(self, timeout: float | None) -> None:
         if self._state not in _SETTLED:
             self._supervisor.check_owner()
+            if self._supervisor.spin_for(self) and self._state in _SETTLED:
+                return
             deadline = None if timeout is None else time.monotonic() + timeout
             self._supervisor.reactor.wait(self.settled, self, deadline)
 

@@ -16,6 +16,7 @@ from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend
 from envactors.errors import SerializationError
 from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.system import SharedFile
 from envactors.wire import registry
 from envactors.wire.messages import Call, Get, Kind, Set, Start
 from envactors.wire.pickling import dumps_by_value
@@ -248,8 +249,9 @@ def launch(
     deadlines: Deadlines,
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
+    shared: SharedFile | None = None,
 ) -> ActorHandle:
-    """Makes an actor of several envs, numbered from ``first``; see `spawn`."""
+    """Makes an actor of several envs, numbered from ``first``, that may share a file; see `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
@@ -261,6 +263,7 @@ def launch(
         deadlines,
         restart,
         _checked_env_vars(env_vars),
+        shared,
     )
     with SHIELD:
         supervisor = Supervisor(plan)

@@ -10,6 +10,7 @@ from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, Worker
 from envactors.system import READABLE, WRITABLE, is_disconnect
+from envactors.wire.board import FRAMES_DOWN, ONE_BY_ONE, ORDERED, SPIN
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.messages import Frame
 
@@ -47,6 +48,9 @@ class Incarnation:
     Attributes:
         pid: Its process id.
         silent: Whether nothing will come through its channel any more.
+        board: What it shares with the parent beside its channel, where its process is another.
+        received: How many frames have come from it.
+        hearing: Whether its rings are told to whoever reads replies.
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class Incarnation:
         self._worker = worker
         self._reactor = reactor
         self._reset_by_peer = False
+        self.board = worker.board
+        self.hearing = False
+        self.received = 0
         self.silent = False
         self.pid = worker.pid
         self.outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
@@ -82,11 +89,45 @@ class Incarnation:
         except OSError as error:
             self._check_disconnect(error)
             return
+        if self.board is not None:
+            self.board.words[FRAMES_DOWN] += 1
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
 
-    def advance(self, mask: int) -> list[Frame]:
-        """Writes and reads once, as far as the channel lets; `silent` says when nothing will come any more."""
+    def order(self, turn: int, one_by_one: bool) -> None:
+        """Starts a turn."""
+        assert self.board is not None, "only processes take turns"
+        words = self.board.words
+        words[ONE_BY_ONE] = one_by_one
+        words[ORDERED] = turn
+        self.board.to_worker.ring()
+
+    def let_spin(self, spin: bool) -> None:
+        """Says whether the worker may look with open eyes before it sleeps."""
+        if self.board is not None:
+            self.board.words[SPIN] = spin
+
+    def hear(self, on_bell: Callable[[int], None] | None) -> None:
+        """Has rings told to whoever reads replies, or not any more."""
+        if self.board is None or self.hearing is (on_bell is not None):
+            return
+        fd = self.board.to_parent.fileno()
+        self.hearing = on_bell is not None
+        if on_bell is None:
+            self._reactor.unwatch_channel(fd)
+        else:
+            self._reactor.watch_channel(fd, on_bell)
+
+    def clear_bell(self) -> None:
+        """Takes in the rings so far."""
+        if self.board is not None:
+            self.board.to_parent.clear()
+
+    def advance(self, mask: int) -> list[Frame] | None:
+        """Writes and reads once, as far as the channel lets; None when there was nothing to read.
+
+        `silent` says when nothing will come any more.
+        """
         channel = self._worker.channel
         if mask & WRITABLE:
             try:
@@ -96,11 +137,11 @@ class Incarnation:
             if not channel.backlog:
                 self._reactor.want_write(channel.fileno(), False)
         if not mask & READABLE:
-            return []
+            return None
         try:
             return self._read()
         except BlockingIOError:
-            return []
+            return None
 
     def _read(self) -> list[Frame]:
         channel = self._worker.channel
@@ -117,11 +158,13 @@ class Incarnation:
             self.silent = True
             self._reactor.unwatch_channel(channel.fileno())
             return []
+        self.received += len(frames)
         return frames
 
     def bury(self) -> tuple[list[Frame], Obituary]:
         """Takes in everything that a dead process left, and frees its descriptors."""
         worker, reactor = self._worker, self._reactor
+        self.hear(None)
         frames: list[Frame] = []
         with contextlib.suppress(BlockingIOError):
             while not self.silent:

@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from envactors.actor.errands import Errands
@@ -44,6 +44,57 @@ class Timed(Protocol):
 
     def on_timer(self, now: float) -> None:
         """Acts on the deadlines that have passed."""
+
+
+class _Gate(Protocol):
+    """What a thread sleeps at."""
+
+    def release(self) -> None:
+        """Wakes it."""
+
+
+class Bells:
+    """The doorbells that one thread waits for beside the replies; it hears them whoever reads those.
+
+    Args:
+        reactor: What else it waits for.
+    """
+
+    def __init__(self, reactor: Reactor) -> None:
+        with contextlib.ExitStack() as undo:
+            self._alone = undo.enter_context(contextlib.closing(Poller()))
+            self._with_replies = undo.enter_context(contextlib.closing(Poller()))
+            self._nudge = undo.enter_context(contextlib.closing(Doorbell()))
+            self._descriptors = undo.pop_all()
+        self._replies = reactor._replies.fileno()
+        self._alone.add(self._nudge.fileno())
+        self._with_replies.add(self._replies)
+
+    def listen(self, bell: Doorbell) -> None:
+        """Adds a bell; it is forgotten when it is closed."""
+        bell.tell(self._alone)
+        bell.tell(self._with_replies)
+
+    def release(self) -> None:
+        """Wakes the thread that sleeps here."""
+        self._nudge.ring()
+
+    def sleep(self, timeout: float | None) -> None:
+        """Sleeps until a bell rings or `release` is called, at most ``timeout`` seconds."""
+        self._alone.poll(timeout)
+        self._nudge.clear()
+
+    def sleep_with_replies(self, timeout: float | None) -> tuple[bool, bool]:
+        """Sleeps until a bell rings or a reply comes; says whether anything did, and whether a reply did."""
+        events = self._with_replies.poll(timeout)
+        return bool(events), any(fd == self._replies for fd, _ in events)
+
+    def close(self) -> None:
+        """Closes its descriptors."""
+        self._descriptors.close()
+
+    def __del__(self) -> None:
+        self._descriptors.close()
 
 
 class Reactor:
@@ -80,7 +131,7 @@ class Reactor:
         self._wake_at = _NEVER
         self._pump_lock = threading.Lock()
         self._pumping: int | None = None
-        self._parked: dict[object, list[threading.Lock]] = {}
+        self._parked: dict[object, list[_Gate]] = {}
         self._knocking: set[int] = set()
         self._masked = False
         self._looping = False
@@ -144,7 +195,7 @@ class Reactor:
         for gate in self._parked.pop(key, ()):
             gate.release()
 
-    def pump(self, done: Callable[[], bool], deadline: float | None) -> bool:
+    def pump(self, done: Callable[[], bool], deadline: float | None, bells: Bells | None = None) -> bool:
         """Reads replies in this thread until ``done()``, the deadline (`time.monotonic`) or an interrupt.
 
         Returns:
@@ -153,7 +204,7 @@ class Reactor:
         me = threading.get_ident()
         if self._pumping == me:
             # A signal handler or a finalizer waits for a result while this thread waits for another.
-            self._pump(done, deadline)
+            self._pump(done, deadline, bells)
             return True
         # `with` rather than a trial `acquire`: no interrupt falls between the taking and the giving back. Who
         # finds the lock taken does not wait for it; who takes it while another knocks gives it back at once.
@@ -169,18 +220,24 @@ class Reactor:
                 self._pumping = me
                 if not self._masked:
                     self._mask(True)
-                self._pump(done, deadline)
+                self._pump(done, deadline, bells)
                 self._stop_pumping()
             except BaseException:
                 self._stop_pumping()
                 raise
         return True
 
-    def _pump(self, done: Callable[[], bool], deadline: float | None) -> None:
+    def _pump(self, done: Callable[[], bool], deadline: float | None, bells: Bells | None) -> None:
         while not done() and not SHIELD.interrupted and not self._knocking:
-            events = self._replies.poll(remaining(deadline))
-            if not events:
-                return
+            if bells is None:
+                events = self._replies.poll(remaining(deadline))
+                if not events:
+                    return
+            else:
+                anything, replies = bells.sleep_with_replies(remaining(deadline))
+                if not anything:
+                    return
+                events = self._replies.poll(0) if replies else []
             self._handle_replies(events)
 
     def _stop_pumping(self) -> None:
@@ -193,14 +250,24 @@ class Reactor:
         self._masked = masked
         self._outer.watch(self._replies.fileno(), readable=not masked)
 
-    def _count_wait(self) -> None:
+    def count_wait(self) -> None:
+        """Takes note of a wait, also of one that ended without sleeping: many in a short time are a loop."""
         self._waits += 1
         if self._waits % _LOOP_WAITS == 0:
             now = time.monotonic()
             if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
-                self._looping = True
-                self._bell.ring()
+                self._begin_loop()
             self._loop_begun = now
+
+    def _begin_loop(self) -> None:
+        with SHIELD:
+            self._looping = True
+            if self._pumping is None and self._pump_lock.acquire(blocking=False):
+                try:
+                    self._mask(True)
+                finally:
+                    self._pump_lock.release()
+            self._bell.ring()
 
     def _watch_loop(self) -> None:
         """Ends a loop that has made no wait since the last look."""
@@ -213,39 +280,50 @@ class Reactor:
                     self._pump_lock.release()
         self._waits_seen = self._waits
 
-    def wait(self, done: Callable[[], bool], key: object, deadline: float | None) -> bool:
+    def wait(self, done: Callable[[], bool], key: object, deadline: float | None, bells: Bells | None = None) -> bool:
         """Waits until ``done()`` or the deadline, reading replies if no other thread does.
 
         Args:
             done: What is waited for; becomes true in a thread that then calls `wake`.
             key: What that thread gives to `wake`.
             deadline: A time of `time.monotonic`, None for none.
+            bells: What else makes it look again.
 
         Returns:
             Whether ``done()``.
         """
-        self._count_wait()
+        self.count_wait()
         while not done():
             with SHIELD:
                 SHIELD.wake = self._ring_nudge
-                pumped = self.pump(done, deadline)
+                pumped = self.pump(done, deadline, bells)
             # Out of the shield an interrupt that was held back is raised.
             if not pumped:
-                self._park(done, key, deadline)
+                self._park(done, key, deadline, bells)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return done()
 
-    def _park(self, done: Callable[[], bool], key: object, deadline: float | None) -> None:
+    def _park(self, done: Callable[[], bool], key: object, deadline: float | None, bells: Bells | None) -> None:
+        if bells is not None:
+            with self._parked_as(bells, key):
+                if not done():
+                    bells.sleep(remaining(deadline))
+            return
         # A bare lock, not a condition: an interrupt ends its acquire and breaks nothing.
         gate = threading.Lock()
         gate.acquire()
-        gates = self._parked.setdefault(key, [])
-        gates.append(gate)
-        try:
+        with self._parked_as(gate, key):
             if not done():
                 patience = remaining(deadline)
                 gate.acquire(timeout=-1 if patience is None else patience)
+
+    @contextlib.contextmanager
+    def _parked_as(self, gate: _Gate, key: object) -> Iterator[None]:
+        gates = self._parked.setdefault(key, [])
+        gates.append(gate)
+        try:
+            yield
         finally:
             if gate in gates:
                 gates.remove(gate)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from envactors.actor.future import ActorFuture
+
+if TYPE_CHECKING:
+    from envactors.actor.turn import Turn
 
 
 class Request:
@@ -39,7 +43,7 @@ class Request:
     def __init__(
         self,
         kind: int | None,
-        payload: bytes,
+        payload: bytes | bytearray,
         method: str,
         index: int,
         timeout: float | None,
@@ -60,10 +64,10 @@ class Request:
 
 
 class RequestTable:
-    """At most one running request, the others in order."""
+    """At most one running request or turn, the others in order."""
 
     def __init__(self) -> None:
-        self.running: Request | None = None
+        self.running: Request | Turn | None = None
         self._queue: deque[Request] = deque()
         self._last_id = 0
 
@@ -81,19 +85,29 @@ class RequestTable:
         if self.running is not None or not self._queue:
             return None
         # Marked first and unqueued second: an interrupt in between leaves it in both, never in none.
-        self.running = self._queue[0]
-        return self._queue.popleft()
+        request = self.running = self._queue[0]
+        self._queue.popleft()
+        return request
 
-    def finish(self, call_id: int) -> Request | None:
-        """Takes out the running request if it has this number; None says that the reply is stale."""
+    def take(self, turn: Turn) -> bool:
+        """Numbers a turn and makes it the running one; False when something runs or waits."""
+        if self.running is not None or self._queue:
+            return False
+        self._last_id += 1
+        turn.call_id = self._last_id
+        self.running = turn
+        return True
+
+    def finish(self, call_id: int) -> Request | Turn | None:
+        """Takes out what runs if it has this number; None says that the reply is stale."""
         request = self.running
         if request is None or request.call_id != call_id:
             return None
         self.running = None
         return request
 
-    def interrupt(self) -> Request | None:
-        """Takes out the running request, whatever it is."""
+    def interrupt(self) -> Request | Turn | None:
+        """Takes out what runs, whatever it is."""
         request, self.running = self.running, None
         if request is not None and self._queue and self._queue[0] is request:
             self._queue.popleft()

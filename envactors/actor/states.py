@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from envactors.backends.base import Backend
 from envactors.errors import ActorError
 from envactors.options import Deadlines, RestartPolicy
+from envactors.system import SharedFile
 from envactors.wire.messages import Start
 
 
@@ -76,3 +77,4 @@ class Plan:
     deadlines: Deadlines
     restart: RestartPolicy
     env_vars: Mapping[str, str]
+    shared: SharedFile | None = None

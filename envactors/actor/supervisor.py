@@ -27,9 +27,11 @@ from envactors.actor.interrupts import SHIELD
 from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
+from envactors.actor.turn import Turn
 from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
-from envactors.system import LONGEST_WAIT, READABLE
-from envactors.wire.messages import Frame, Kind
+from envactors.system import LONGEST_WAIT, READABLE, Spin
+from envactors.wire.board import FRAMES_UP, Board
+from envactors.wire.messages import Attach, Frame, Kind
 from envactors.wire.pickling import dumps
 
 # How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
@@ -39,6 +41,10 @@ _EXIT_GRACE = 1.0
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
 _START_CALL_ID = 0
+
+
+def _is_renewal(running: Request | Turn | None) -> bool:
+    return isinstance(running, Request) and running.kind is None
 
 
 class _Outcome(NamedTuple):
@@ -108,6 +114,9 @@ class Supervisor:
         self._outcomes: deque[_Outcome | None] = deque()
         self._delivering = threading.RLock()
         self._in_delivery = False
+        limit = Turn.first_look(plan.deadlines)
+        self._spin = Spin()
+        self._turn_limit = None if limit == float("inf") else limit
         self._completed = self._failed = self._restarts = self._stale = 0
         plan.backend.retain()
         self._engine = engines.join(self)
@@ -124,7 +133,8 @@ class Supervisor:
 
     @property
     def state(self) -> ActorState:
-        with self._lock:
+        with self._change:
+            self._look_at_turn()
             phase, running = self._phase, self._table.running
             if phase is Phase.CLOSED or (phase is Phase.ENDING and self._verdict is Verdict.CLOSE):
                 return ActorState.CLOSED
@@ -132,7 +142,7 @@ class Supervisor:
                 return ActorState.DEAD
             if phase is Phase.LAUNCHING and self.incarnation == 0:
                 return ActorState.STARTING
-            if phase in (Phase.LAUNCHING, Phase.BACKOFF) or (running is not None and running.kind is None):
+            if phase in (Phase.LAUNCHING, Phase.BACKOFF) or _is_renewal(running):
                 return ActorState.RENEWING
             return ActorState.IDLE if running is None else ActorState.BUSY
 
@@ -140,6 +150,44 @@ class Supervisor:
         with self._lock:
             last = self._losses[-1][1] if self._losses else None
             return ActorStats(self._completed, self._failed, self._restarts, self._stale, len(self._table), last)
+
+    @property
+    def spins(self) -> bool:
+        """Whether it may be looked out for with open eyes at the moment."""
+        return self.plan.backend.spin and self._engine.cores_to_spare
+
+    def tell_spin(self) -> None:
+        """Tells the worker whether it may look out with open eyes."""
+        process = self._process
+        if process is not None:
+            process.let_spin(self.spins)
+
+    @property
+    def board(self) -> Board | None:
+        """What it shares with its present process."""
+        process = self._process
+        return None if process is None else process.board
+
+    def spin_for(self, future: ActorFuture) -> bool:
+        """Looks out with open eyes for the reply to a running call, and takes it in; says whether one came."""
+        running, process = self._table.running, self._process
+        if process is None or process.board is None or not self.spins:
+            return False
+        if not isinstance(running, Request) or running.future is not future:
+            return False
+        self.reactor.count_wait()
+        words, received = process.board.words, process.received
+        if not self._spin.until(lambda: words[FRAMES_UP] > received):
+            return False
+        self._on_channel(READABLE)
+        return True
+
+    def attach(self, attach: Attach) -> ActorFuture:
+        """Has the present process, and each one that follows it, use the shared slab."""
+        self._start_payload = dumps(tuple(self.plan.start._replace(attach=attach)))
+        future = ActorFuture(self, None)
+        self.ask(Kind.ATTACH, attach, future, "attach", retries=self.plan.restart.max_restarts)
+        return future
 
     # Asking ----------------------------------------------------------------------------------------------
 
@@ -198,6 +246,7 @@ class Supervisor:
         with self._change:
             if self._closing:
                 raise self._failures.closed(request, self.incarnation)
+            self._look_at_turn()
             self._table.add(request)
             if request.bound is not None and (request.bound < self.incarnation or self._is_between()):
                 self._fail_bound(request.bound)
@@ -232,7 +281,7 @@ class Supervisor:
             if future.settled():
                 return False
             running = self._table.running
-            if running is not None and running.future is future:
+            if isinstance(running, Request) and running.future is future:
                 self._check_kills("abort a running call")
                 running.retries = 0
                 self._replace()
@@ -248,6 +297,7 @@ class Supervisor:
         with self._change:
             if self._phase is Phase.CLOSED:
                 return
+            self._look_at_turn()
             if self._table.running is not None:
                 self._check_kills("kill it in the middle of a call")
             if not restart:
@@ -267,6 +317,7 @@ class Supervisor:
                 self._set_timer("close", min(when, self._timers.get("close", when)))
             if not self._closing:
                 self._closing = True
+                self._look_at_turn()
                 if self._phase in (Phase.DEAD, Phase.BACKOFF):
                     self._end(Verdict.CLOSE)
                 else:
@@ -281,6 +332,11 @@ class Supervisor:
         patience = self._close_patience(timeout)
         self._closed.wait(None if patience is None else min(patience + _KILL_GRACE, LONGEST_WAIT))
         self._engine.linger()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed and its process gone."""
+        return self._closed.is_set()
 
     def check_owner(self) -> None:
         """Refuses to go on in a process that inherited the actor by a fork.
@@ -312,6 +368,7 @@ class Supervisor:
         with self._change:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
             self._receive(READABLE)
+            self._look_at_turn()
             for name in [name for name, when in self._timers.items() if when <= now]:
                 self._timers.pop(name, None)
                 if name == "backoff":
@@ -322,6 +379,10 @@ class Supervisor:
                 elif name == "kill" and self._process is not None:
                     self._process.kill()
                 elif name == "call" and self._phase in (Phase.LAUNCHING, Phase.LIVE):
+                    running = self._table.running
+                    if isinstance(running, Turn) and (later := running.later(self.plan.deadlines, now)) is not None:
+                        self._set_timer("call", later)
+                        continue
                     self._phase, self._verdict = Phase.ENDING, Verdict.TIMEOUT
                     if self._process is not None:
                         self._process.ask_stacks()
@@ -364,9 +425,10 @@ class Supervisor:
     def _launch(self) -> None:
         """Runs in the launcher's thread, once for each `_begin_launch`."""
         worker, refusal = None, None
+        slab = None if self.plan.shared is None else self.plan.shared.fileno()
         if self._phase is Phase.LAUNCHING:
             try:
-                worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars)
+                worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars, slab)
             except Exception as error:
                 refusal = error
         with self._change:
@@ -374,6 +436,7 @@ class Supervisor:
                 self._lose(Obituary(refusal=refusal))
             else:
                 self._process = Incarnation(worker, self.plan.name, self.reactor, self._on_channel, self._on_death)
+                self.tell_spin()
                 if self._phase is Phase.LAUNCHING:
                     self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
                 else:
@@ -389,7 +452,7 @@ class Supervisor:
         self._timers.pop("call", None)
         self._phase, self._started = Phase.LIVE, True
         renewal = self._table.interrupt()
-        if renewal is not None:
+        if isinstance(renewal, Request):
             self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
         self._dispatch()
 
@@ -401,6 +464,10 @@ class Supervisor:
             return
         request = self._table.start()
         if request is None:
+            if isinstance(self._table.running, Turn) and self._table and self._process is not None:
+                # Who waits for the turn need not be looking at it, and others wait for its end.
+                self._process.hear(self._on_bell)
+                self._look_at_turn()
             return
         request.future.begin()
         request.started = time.monotonic()
@@ -423,14 +490,17 @@ class Supervisor:
         with self._change:
             self._receive(mask)
 
-    def _receive(self, mask: int) -> None:
+    def _receive(self, mask: int) -> bool:
+        """Takes in what has come; False when nothing had."""
         if self._process is None or self._process.silent:
-            return
-        for frame in self._process.advance(mask):
+            return False
+        frames = self._process.advance(mask)
+        for frame in frames or ():
             self._on_frame(frame)
         if self._process.silent and self._phase is not Phase.STOPPING:
             # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
             self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
+        return frames is not None
 
     def _on_frame(self, frame: Frame) -> None:
         running = self._table.running
@@ -440,6 +510,9 @@ class Supervisor:
             self._on_started(frame)
         elif running is None or frame.call_id != running.call_id or self._phase is Phase.ENDING:
             self._stale += 1
+        elif isinstance(running, Turn):
+            running.take(frame)
+            self.reactor.wake(running.waiter)
         elif frame.kind == Kind.RESETTING:
             self._timers.pop("call", None)
             deadline = self.plan.deadlines.of("reset")
@@ -451,12 +524,105 @@ class Supervisor:
             when = time.monotonic() + _EXIT_GRACE
             self._set_timer("kill", min(when, self._timers.get("kill", when)))
         elif self._phase is Phase.LIVE:
-            self._table.finish(frame.call_id)
+            self._table.running = None
             self._timers.pop("call", None)
             self._completed += 1
             self._outcomes.append(_Outcome(running, frame, None))
             if self._table:
                 self._dispatch()
+
+    # Turns -----------------------------------------------------------------------------------------------
+
+    def take_turn(self, turn: Turn) -> bool:
+        """Starts a turn of the actor's envs, whose actions stand in shared memory; called under `SHIELD`.
+
+        Returns:
+            False where the actor is not free for it now, or has another process: then each env is to be asked alone.
+        """
+        with self._lock:
+            self._look_at_turn()
+            process = self._process
+            if (
+                self._phase is not Phase.LIVE
+                or self.incarnation != turn.bound
+                or process is None
+                or process.board is None
+                or self._closing
+                or not self._table.take(turn)
+            ):
+                return False
+            turn.board = process.board
+            turn.started = time.monotonic()
+            if self._turn_limit is not None:
+                self._set_timer("call", turn.started + self._turn_limit)
+            process.order(turn.call_id, turn.one_by_one)
+        return True
+
+    def end_turn(self, turn: Turn) -> bool:
+        """Takes a finished turn off; called under `SHIELD`. False as long as it is under way."""
+        with self._lock:
+            if self._table.running is turn:
+                self._look_at_turn()
+        return turn.over
+
+    def take_mail(self, turn: Turn) -> None:
+        """Takes in what has come besides the results so far; called under `SHIELD`."""
+        with self._lock:
+            if self._table.running is turn and self._phase is Phase.LIVE:
+                self._fetch_mail(turn)
+
+    def read_mail(self, turn: Turn, index: int) -> tuple[Any, BaseException | None]:
+        """Reads what came besides an env's result: `Mail`'s fields, or what the env failed with."""
+        request = Request(Kind.STEP, b"", turn.method(index), index, None, 0, ActorFuture(self, None))
+        request.call_id = turn.call_id
+        return self._failures.outcome(request, turn.mail[index], self.pid)
+
+    def _look_at_turn(self) -> None:
+        """Takes the running turn off if the worker has finished it."""
+        turn = self._table.running
+        if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or not turn.finished:
+            return
+        if not self._fetch_mail(turn):
+            return
+        self._table.running = None
+        self._timers.pop("call", None)
+        self._completed += len(turn.envs)
+        turn.over = True
+        if self._process is not None and self._process.hearing:
+            self._process.hear(None)
+            self.reactor.wake(turn.waiter)
+        if self._table:
+            self._dispatch()
+
+    def _fetch_mail(self, turn: Turn) -> bool:
+        """Takes in what came besides the results that are there; all of it was sent before them."""
+        while turn.awaits_mail():
+            if not self._receive(READABLE):
+                self.torn()  # the worker's numbers are wrong: what else is?
+                return False
+        return True
+
+    def _on_bell(self, _mask: int) -> None:
+        with self._change:
+            if self._process is not None:
+                self._process.clear_bell()
+            turn = self._table.running
+            self._look_at_turn()
+            if isinstance(turn, Turn):
+                self.reactor.wake(turn.waiter)  # the ring was meant for them too
+
+    def _interrupt(self) -> Request | None:
+        """Takes out what runs; of a turn that is lost the first part, the others wait as if they had not begun."""
+        running = self._table.interrupt()
+        if not isinstance(running, Turn):
+            return running
+        parts = running.split(self.plan.deadlines)
+        first = parts.pop(0) if parts and parts[0].started else None
+        for request in reversed(parts):
+            self._table.put_back(request)
+        self._completed += len(running.envs) - len(running.lost)
+        self.reactor.wake(running.waiter)
+        return first
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -513,7 +679,7 @@ class Supervisor:
         verdict, self._verdict = self._verdict, None
         for name in ("call", "kill", "backoff"):
             self._timers.pop(name, None)
-        running = self._table.interrupt()
+        running = self._interrupt()
         lost = self.incarnation
         if self._started:
             deliberate = verdict not in (None, Verdict.TIMEOUT)
@@ -533,9 +699,12 @@ class Supervisor:
         self._fail_bound(lost)
 
     def _loss_error(self, request: Request) -> ActorError:
-        if self._loss is None or self._loss.call_id == request.call_id:
-            return self._loss or self._failures.death(Obituary(), self.incarnation, request, aborted=True)
-        return self._failures.loss(request, self._loss)
+        loss = self._loss
+        if loss is None:
+            return self._failures.death(Obituary(), self.incarnation, request, aborted=True)
+        if (loss.call_id, loss.index) == (request.call_id, request.index):
+            return loss
+        return self._failures.loss(request, loss)
 
     def _fail_bound(self, incarnation: int) -> None:
         """Fails what waits and was meant for a process that is lost."""
@@ -578,7 +747,7 @@ class Supervisor:
             return
         self._final = self._failures.exhausted([loss for _, loss in self._losses], self.incarnation)
         self._phase = Phase.DEAD
-        renewal = self._table.interrupt()
+        renewal = self._interrupt()
         if renewal is not None:
             self._fail(renewal, twin(self._final))
         self._settle_dead()

@@ -7,7 +7,7 @@ Gymnasium nor any other framework is imported for it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -85,6 +85,33 @@ def _bounds(space: Any) -> tuple[Any, Any]:
         start = int(getattr(space, "start", 0))
         return np.asarray(start), np.asarray(start + int(space.n) - 1)
     return None, None
+
+
+def leaves(spec: Spec) -> list[ArraySpec]:
+    """The leaves of a spec in the order of `flatten`."""
+    if isinstance(spec, dict):
+        return [leaf for inner in spec.values() for leaf in leaves(inner)]
+    if isinstance(spec, tuple):
+        return [leaf for inner in spec for leaf in leaves(inner)]
+    return [spec]
+
+
+def flatten(spec: Spec, value: Any) -> list[Any]:
+    """The leaves of a conforming value."""
+    if isinstance(spec, dict):
+        return [leaf for key, inner in spec.items() for leaf in flatten(inner, value[key])]
+    if isinstance(spec, tuple):
+        return [leaf for inner, part in zip(spec, value, strict=True) for leaf in flatten(inner, part)]
+    return [value]
+
+
+def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
+    """Makes a value of its leaves."""
+    if isinstance(spec, dict):
+        return {key: unflatten(inner, flat) for key, inner in spec.items()}
+    if isinstance(spec, tuple):
+        return tuple(unflatten(inner, flat) for inner in spec)
+    return next(flat)
 
 
 def spec_of_value(value: Any) -> Spec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
+from envactors.wire.board import Board
 from envactors.wire.messages import Frame
 
 Stream = Literal["stdout", "stderr"]
@@ -52,6 +53,10 @@ class Worker(Protocol):
         """The parent's end of its channel."""
 
     @property
+    def board(self) -> Board | None:
+        """What it shares with the parent beside its channel, where its process is another."""
+
+    @property
     def outputs(self) -> list[tuple[Stream, int]]:
         """Descriptors to read what it prints, where that needs passing on; they do not block."""
 
@@ -83,15 +88,20 @@ class Backend(Protocol):
         """Whether a worker can be ended in the middle of a call."""
 
     @property
+    def spin(self) -> bool:
+        """Whether to look with open eyes for a moment before sleeping."""
+
+    @property
     def inline(self) -> bool:
         """Whether workers run in the threads that call them."""
 
-    def launch(self, name: str, env_vars: Mapping[str, str]) -> Worker:
+    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> Worker:
         """Starts a worker; called from a thread that lasts as long as any actor does.
 
         Args:
             name: The actor's name.
             env_vars: Environment variables to set before anything is imported.
+            slab: The descriptor of a file that the worker may share with the parent, where there is one.
 
         Raises:
             OSError: The system refused.

@@ -22,11 +22,12 @@ class InlineBackend:
     """
 
     kills = False
+    spin = False
     inline = True
 
-    def launch(self, name: str, env_vars: Mapping[str, str]) -> InlineWorker:
+    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> InlineWorker:
         """Makes a worker; see `envactors.backends.base.Backend.launch`."""
-        del name, env_vars
+        del name, env_vars, slab
         return InlineWorker()
 
     def retain(self) -> None:
@@ -77,6 +78,7 @@ class InlineWorker:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self.board = None
         self.outputs: list[tuple[Stream, int]] = []
         self.channel = InlineChannel()
         self._ended = Doorbell()

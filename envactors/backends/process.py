@@ -11,6 +11,7 @@ from typing import get_args
 from envactors import system
 from envactors.backends.base import ExitStatus, Stream
 from envactors.backends.starting import Starter, StartMethod, make_starter
+from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
 from envactors.worker.bootstrap import Descriptors
 
@@ -32,24 +33,30 @@ class ProcessBackend:
             ``"forkserver"``: forked from a fresh process that has imported NumPy and, where installed, Gymnasium;
             a worker in milliseconds. ``"fork"``: forked from the caller itself with all that its other threads
             may be in the middle of; only here the caller is ever forked. None needs a ``__main__`` guard.
+        spin: Whether caller and workers look with open eyes for some tens of microseconds before they sleep, where
+            there are cores to spare for it.
 
     Raises:
         ValueError: No such start method.
+        TypeError: ``spin`` is no bool.
     """
 
     kills = True
     inline = False
 
-    def __init__(self, start_method: StartMethod = "loky") -> None:
+    def __init__(self, start_method: StartMethod = "loky", spin: bool = True) -> None:
         if start_method not in get_args(StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
+        if not isinstance(spin, bool):
+            raise TypeError(f"spin is {spin!r}: expected True or False")
         self.start_method = start_method
+        self.spin = spin
         self._starter: Starter = make_starter(start_method)
 
     def __repr__(self) -> str:
-        return f"ProcessBackend(start_method={self.start_method!r})"
+        return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
 
-    def launch(self, name: str, env_vars: Mapping[str, str]) -> ProcessWorker:
+    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> ProcessWorker:
         """Starts a worker process; see `envactors.backends.base.Backend.launch`."""
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as undo:
             sock, their_sock = socket.socketpair()
@@ -59,9 +66,22 @@ class ProcessBackend:
             err_r, err_w = _pipe(undo, theirs)
             stacks = system.anonymous_file("envactors-stacks")
             undo.callback(os.close, stacks)
-            descriptors = Descriptors(their_sock.fileno(), out_w, err_w, stacks)
+            page = theirs.enter_context(contextlib.closing(system.SharedFile("envactors-page")))
+            to_worker = undo.enter_context(contextlib.closing(system.Doorbell()))
+            to_parent = undo.enter_context(contextlib.closing(system.Doorbell()))
+            board = Board(page.allocate(PAGE), to_worker, to_parent)
+            descriptors = Descriptors(
+                channel=their_sock.fileno(),
+                stdout=out_w,
+                stderr=err_w,
+                stacks=stacks,
+                page=page.fileno(),
+                to_worker=to_worker.fileno(),
+                to_parent=to_parent.fileno(),
+                slab=slab,
+            )
             process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars})
-            worker = ProcessWorker(process, sock, [("stdout", out_r), ("stderr", err_r)], stacks)
+            worker = ProcessWorker(process, sock, board, [("stdout", out_r), ("stderr", err_r)], stacks)
             undo.pop_all()
         return worker
 
@@ -76,12 +96,18 @@ class ProcessWorker:
     """One worker process; see `envactors.backends.base.Worker`."""
 
     def __init__(
-        self, process: system.Process, sock: socket.socket, outputs: list[tuple[Stream, int]], stacks: int
+        self,
+        process: system.Process,
+        sock: socket.socket,
+        board: Board,
+        outputs: list[tuple[Stream, int]],
+        stacks: int,
     ) -> None:
         self.pid = process.pid
         self.sentinel = process.fileno()
         sock.setblocking(False)
         self.channel = Channel(sock)
+        self.board = board
         self.outputs = outputs
         self._process = process
         self._stacks = stacks
@@ -105,6 +131,7 @@ class ProcessWorker:
         system.kill_session(self.pid)  # what env code has started goes with it
         code = self._process.reap()
         self.channel.close()
+        self.board.close_bells()
         for _, fd in self.outputs:
             os.close(fd)
         os.close(self._stacks)

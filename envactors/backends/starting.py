@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from envactors.system import SIGKILL, Process
@@ -77,7 +77,7 @@ class SpawnStarter(_Stateless):
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         boot = {"descriptors": descriptors, "parent_pid": os.getpid()}
-        process = _python("bootstrap", "run_fresh", boot, descriptors, environment)
+        process = _python("bootstrap", "run_fresh", boot, descriptors.present(), environment)
         del name  # only loky's processes have one
         return _watched(process.pid, process.poll)
 
@@ -122,10 +122,10 @@ class ForkServerStarter:
         request = "fork", (os.getpid(), dict(environment))
         with self._lock:
             try:
-                pid, fds = self._ask(request, descriptors, environment)
+                pid, fds = self._ask(request, descriptors.present(), environment)
             except OSError:
                 self._stop()  # the server was lost, and its workers with it: another one
-                pid, fds = self._ask(request, descriptors, environment)
+                pid, fds = self._ask(request, descriptors.present(), environment)
         return Process(pid, fds[0], lambda: self._reap(pid))
 
     def _reap(self, pid: int) -> int | None:
@@ -138,7 +138,7 @@ class ForkServerStarter:
     def _ask(
         self,
         request: tuple[str, Any],
-        fds: tuple[int, ...],
+        fds: Sequence[int],
         environment: Mapping[str, str],
         patience: float = _FORK_SERVER_PATIENCE,
     ) -> tuple[Any, list[int]]:
@@ -178,7 +178,7 @@ class ForkServerStarter:
 
 
 def _python(
-    module: str, function: str, boot: dict[str, Any], fds: tuple[int, ...], environment: Mapping[str, str]
+    module: str, function: str, boot: dict[str, Any], fds: Sequence[int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Starts a fresh interpreter that runs a function of one of the worker's modules."""
     boot = {**boot, "path": [entry or os.getcwd() for entry in sys.path], "argv": sys.argv}  # noqa: PTH109

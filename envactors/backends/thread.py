@@ -22,11 +22,12 @@ class ThreadBackend:
     """
 
     kills = False
+    spin = False
     inline = False
 
-    def launch(self, name: str, env_vars: Mapping[str, str]) -> ThreadWorker:
+    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> ThreadWorker:
         """Starts a worker thread; see `envactors.backends.base.Backend.launch`."""
-        del env_vars
+        del env_vars, slab
         return ThreadWorker(name)
 
     def retain(self) -> None:
@@ -44,6 +45,7 @@ class ThreadWorker:
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
+        self.board = None
         self.outputs: list[tuple[Stream, int]] = []
         ours, self._theirs = socket.socketpair()
         ours.setblocking(False)

@@ -10,26 +10,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.interrupts import SHIELD
 from envactors.actor.states import ActorStats
-from envactors.arrays.specs import Spec, batches_alike, conform, spec_of_value, split_batch, stack
+from envactors.actor.turn import Turn
+from envactors.arrays.slab import Layout
+from envactors.arrays.specs import (
+    ArraySpec,
+    Spec,
+    batches_alike,
+    conform,
+    leaves,
+    spec_of_value,
+    split_batch,
+    stack,
+)
+from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.errors import (
     ActorClosedError,
     AlreadyPendingError,
     NothingPendingError,
     SpaceMismatchError,
+    VectorEnvError,
     VectorInputError,
     VectorStepError,
     VectorTimeoutError,
 )
 from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.system import SharedFile
 from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.handle import EnvHandle
-from envactors.vector.slot import Autoreset, EnvFuture, OnFailure, Slot
+from envactors.vector.plane import Landed, Plane
+from envactors.vector.slot import Autoreset, EnvFuture, Ledger, OnFailure, Slot
 from envactors.wire.messages import Describe, Description, Kind
 
 
@@ -74,10 +90,15 @@ class VectorEnv:
         restart: When a lost process is replaced.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
         backend: Where the actors live.
+        shared_memory: Whether observations, actions, rewards and flags travel through memory that is shared with the
+            workers, where these are processes and the specs are fixed arrays; otherwise they are sent.
+        copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
+            possible, valid until that env's next step.
 
     Raises:
         ActorStartError: An env could not be made.
         SpaceMismatchError: The envs' values do not go into one batch.
+        VectorEnvError: There is not enough memory to share.
     """
 
     def __init__(
@@ -91,6 +112,8 @@ class VectorEnv:
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         backend: str | Backend = "process",
+        shared_memory: bool = True,
+        copy: bool = True,
     ) -> None:
         factories = list(factories)
         if not factories:
@@ -101,7 +124,16 @@ class VectorEnv:
             raise VectorInputError(f"on_failure is {on_failure!r}: expected one of {get_args(OnFailure)}")
         if isinstance(envs_per_actor, bool) or not isinstance(envs_per_actor, int) or envs_per_actor < 1:
             raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1")
-        self._arrived: dict[int, EnvFuture] = {}
+        for name, flag in (("shared_memory", shared_memory), ("copy", copy)):
+            if not isinstance(flag, bool):
+                raise VectorInputError(f"{name} is {flag!r}: expected True or False")
+        backend = resolve(backend)
+        self._file = SharedFile("envactors-slab") if shared_memory and backend.kills else None
+        self._arrived: dict[int, EnvFuture | Landed] = {}
+        self._plane: Plane | None = None
+        self._ledger = Ledger(len(factories))
+        # What those wake that have something for whoever waits; not the facade itself, which they must not keep.
+        self._waiter = object()
         self._is_closed = False
         self._slots: list[Slot] = []
         self.actors: list[ActorHandle] = []
@@ -118,17 +150,20 @@ class VectorEnv:
                     deadlines=deadlines,
                     restart=restart,
                     env_vars=variables,
+                    shared=self._file,
                 )
                 self.actors.append(actor)
                 for position in range(len(group)):
                     handle = actor
                     if envs_per_actor > 1:
                         handle = EnvHandle(actor._supervisor, actor._lifeline, position)
-                    self._slots.append(Slot(first + position, handle, autoreset, on_failure))
+                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure))
             inline = self.actors[0]._supervisor.plan.backend.inline
             # In line the steps run where they are started, and Ctrl-C shall reach them.
             self._shield = contextlib.nullcontext() if inline else SHIELD
             self._learn_specs()
+            if self._file is not None:
+                self._share(self._file, autoreset, copy)
         except BaseException:
             self.close(0)
             raise
@@ -155,6 +190,25 @@ class VectorEnv:
         self._reward_spec: Spec = first.reward
         self.metadata = first.metadata
         self.render_mode = first.render_mode
+
+    def _share(self, file: SharedFile, autoreset: Autoreset, copy: bool) -> None:
+        """Has steps go through shared memory, where their values are arrays that are known beforehand."""
+        observation, action, reward = self._observation_spec, self._action_spec, self._reward_spec
+        if observation is None or action is None or not isinstance(reward, ArraySpec):
+            return
+        if not all(leaf.batchable for leaf in leaves(action)) or not any(
+            leaf.batchable for leaf in leaves(observation)
+        ):
+            return
+        layout = Layout(observation, action, reward, self.num_envs)
+        try:
+            self._plane = Plane(layout, file, self._slots, self._ledger, autoreset, copy, self._collect, self._waiter)
+        except (OSError, ValueError, OverflowError) as error:
+            raise VectorEnvError(
+                f"{layout.size} bytes of shared memory for {self.num_envs} envs could not be had ({error}): use fewer "
+                "envs, give the process more memory, or shared_memory=False"
+            ) from error
+        _results(self._plane.attached)
 
     # Looking ---------------------------------------------------------------------------------------------
 
@@ -188,8 +242,8 @@ class VectorEnv:
     def stats(self) -> VectorStats:
         """Counts over the vector env's life."""
         return VectorStats(
-            [slot.steps for slot in self._slots],
-            [slot.episodes for slot in self._slots],
+            self._ledger.steps.tolist(),
+            self._ledger.episodes.tolist(),
             [actor.stats() for actor in self.actors],
         )
 
@@ -223,10 +277,11 @@ class VectorEnv:
         check_timeout(timeout, "reset(timeout=...)")
         seeds = _seeds(seed, [slot.env_id for slot in slots])
         self._check_free(slots)
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._shield:
             for slot, one in zip(slots, seeds, strict=True):
                 slot.reset(one, options, self._collect)
-        batch = self._gather(slots, timeout, "reset")
+        batch = self._gather(slots, timeout, deadline, "reset")
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> Any:
@@ -250,13 +305,20 @@ class VectorEnv:
         """
         slots = self._select(env_ids)
         check_timeout(timeout, "step(timeout=...)")
-        self._start(slots, actions, self._collect)
-        batch = self._gather(slots, timeout, "step")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        in_turns = self._begin(slots, actions, one_by_one=False)
+        if in_turns and slots is self._slots and self._plane is not None:
+            # The common case: a batch at once, nothing env by env.
+            if not self._plane.spin():
+                self._wait(self._plane.settled, deadline)
+            if self._plane.settled() and (result := self._plane.gather()) is not None:
+                return result
+        batch = self._gather(slots, timeout, deadline, "step")
         return batch[1:6]
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Starts steps and returns at once; `recv` hands the results out. Arguments and errors as for `step`."""
-        self._start(self._select(env_ids), actions, self._collect)
+        self._begin(self._select(env_ids), actions, one_by_one=True)
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
         """Starts steps and gives a future for each; they never appear in `recv`.
@@ -266,7 +328,10 @@ class VectorEnv:
         Returns:
             Futures of `EnvStep`, in the order of ``env_ids``, made for `envactors.as_completed`.
         """
-        return self._start(self._select(env_ids), actions, None)
+        slots = self._select(env_ids)
+        values = self._check(slots, actions)
+        with self._shield:
+            return [slot.step(action, None) for slot, action in zip(slots, values, strict=True)]
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
         """Takes results of `send` (and of timed-out `step` and `reset`) in the order of their completion.
@@ -288,40 +353,69 @@ class VectorEnv:
                 raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
         if max_envs is not None and min_envs is not None and max_envs < min_envs:
             raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
-        owed = sum(1 for slot in self._slots if slot.owed is not None and slot.owed.collected)
+        owed = sum(1 for slot in self._slots if slot.owed is not None and _is_collected(slot.owed))
         if owed == 0:
             raise NothingPendingError("recv with nothing under way: send actions first")
         wanted = owed if min_envs is None else min(min_envs, owed)
         arrived = self._arrived
-        self._wait(lambda: len(arrived) >= wanted or any(future.failed for future in tuple(arrived.values())), timeout)
-        ready = list(arrived.values())
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def enough() -> bool:
+            self._look()
+            return len(arrived) >= wanted or any(future.failed for future in tuple(arrived.values()))
+
+        self._wait(enough, deadline)
+        ready = sorted(arrived.values(), key=lambda future: future.when)
         failed = [future for future in ready if future.failed]
         fine = [future for future in ready if not future.failed][:max_envs]
         return self._hand_out([*fine, *failed], "recv")
 
-    def _start(self, slots: list[Slot], actions: Any, arrived: Callable[[EnvFuture], None] | None) -> list[EnvFuture]:
+    def _begin(self, slots: list[Slot], actions: Any, *, one_by_one: bool) -> bool:
+        """Starts steps whose results are collected; says whether all of them go by turns."""
+        values = self._check(slots, actions)
+        with self._shield:
+            if self._plane is None:
+                left: Iterable[int] = range(len(slots))
+            else:
+                left = self._plane.begin(slots, values, one_by_one)
+                if not left:
+                    return True
+            for position in left:
+                slots[position].step(values[position], self._collect)
+        return False
+
+    def _check(self, slots: list[Slot], actions: Any) -> Sequence[Any] | npt.NDArray[Any]:
+        """Refuses steps that cannot be made; gives one action an env."""
         self._check_free(slots)
         for slot in slots:
             if slot.needs_reset:
                 raise VectorInputError(f"env {slot.env_id} was asked to step: it needs a reset first")
-        split = split_batch(self._action_spec, actions, len(slots), "actions")
-        with self._shield:
-            return [slot.step(action, arrived) for slot, action in zip(slots, split, strict=True)]
+        return split_batch(self._action_spec, actions, len(slots), "actions")
 
     # Collecting ------------------------------------------------------------------------------------------
 
     def _collect(self, future: EnvFuture) -> None:
         """Takes in a result; runs in whichever thread reads replies."""
         self._arrived[future.env_id] = future
-        self.actors[0]._supervisor.reactor.wake(self)
+        self.actors[0]._supervisor.reactor.wake(self._waiter)
 
-    def _wait(self, done: Callable[[], bool], timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        return self.actors[0]._supervisor.reactor.wait(done, self, deadline)
+    def _look(self) -> None:
+        if self._plane is not None:
+            with self._shield:
+                self._plane.look(self._arrived)
 
-    def _gather(self, slots: list[Slot], timeout: float | None, what: str) -> Batch:
+    def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        bells = None if self._plane is None else self._plane.bells
+        return self.actors[0]._supervisor.reactor.wait(done, self._waiter, deadline, bells)
+
+    def _gather(self, slots: list[Slot], timeout: float | None, deadline: float | None, what: str) -> Batch:
         arrived = self._arrived
-        if not self._wait(lambda: all(slot.env_id in arrived for slot in slots), timeout):
+
+        def all_there() -> bool:
+            self._look()
+            return all(slot.env_id in arrived for slot in slots)
+
+        if not self._wait(all_there, deadline):
             late = [slot.env_id for slot in slots if slot.env_id not in arrived]
             raise VectorTimeoutError(
                 f"{what} waited {timeout} s and the results of the envs {late} have not come; nothing is lost, recv "
@@ -329,7 +423,7 @@ class VectorEnv:
             )
         return self._hand_out([arrived[slot.env_id] for slot in slots], what)
 
-    def _hand_out(self, futures: list[EnvFuture], what: str) -> Batch:
+    def _hand_out(self, futures: Sequence[EnvFuture | Landed], what: str) -> Batch:
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
         with SHIELD:
@@ -431,7 +525,12 @@ class VectorEnv:
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
-        close_all([actor._supervisor for actor in self.actors], timeout)
+        supervisors = [actor._supervisor for actor in self.actors]
+        close_all(supervisors, timeout)
+        if self._plane is not None:
+            self._plane.bells.close()
+        if self._file is not None and all(supervisor.has_ended for supervisor in supervisors):
+            self._file.close()  # until then another process may be on its way that is to have it
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -471,6 +570,11 @@ class VectorEnv:
             raise AlreadyPendingError(
                 f"the envs {owing} still owe a result: take it with recv (or from its future) before the next request"
             )
+
+
+def _is_collected(owed: EnvFuture | Turn) -> bool:
+    """Whether a result is handed out by `VectorEnv.recv` rather than by its future."""
+    return isinstance(owed, Turn) or owed.collected
 
 
 def _results(futures: list[ActorFuture]) -> list[Any]:

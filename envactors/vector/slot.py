@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
+from envactors.actor.requests import Request
 from envactors.actor.states import ActorState
+from envactors.actor.turn import Turn
 from envactors.errors import ActorDiedError, ActorError, SerializationError
 from envactors.vector.batch import EnvStep
 from envactors.wire.messages import Kind, Reset, Step, Transition
+from envactors.wire.pickling import dumps
+
+if TYPE_CHECKING:
+    from envactors.vector.plane import Plane
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFailure = Literal["raise", "renew"]
@@ -29,6 +36,7 @@ class EnvFuture(ActorFuture):
         self.was_reset = was_reset
         self.failure: BaseException | None = None
         self.asked: Reset | None = None
+        self.when = 0.0
         self._slot = slot
         self._arrived = arrived
 
@@ -63,11 +71,27 @@ class EnvFuture(ActorFuture):
                 slot.owed = None
             super().settle(step, error, incarnation)
         if self._arrived is not None and slot.owed is self:
+            self.when = time.monotonic()
             self._arrived(self)
 
     def discard(self) -> None:
         self._slot.owed = None
         super().discard()
+
+
+class Ledger:
+    """What is counted of the envs of one vector, an entry an env.
+
+    Attributes:
+        ended: Whether the next step resets, by autoreset.
+        steps: How many steps it has made.
+        episodes: How many episodes have ended.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.ended = np.zeros(count, np.bool_)
+        self.steps = np.zeros(count, np.int64)
+        self.episodes = np.zeros(count, np.int64)
 
 
 class Slot:
@@ -76,28 +100,34 @@ class Slot:
     Attributes:
         env_id: Its number.
         handle: Its handle.
-        owed: The future of a result that was asked for and not handed out yet.
+        owed: What will give the result that was asked for and not handed out yet.
         needs_reset: Whether it must be reset before it can step.
-        ended: Whether the next step resets, by autoreset.
         incarnation: The process that holds its episode; None where it has none.
         root_seed: The seed of its last seeded reset.
-        steps: How many steps it has made.
-        episodes: How many episodes have ended.
+        last: Its last complete result, where losses are renewed; `Slot.newest` knows of those in shared memory too.
+        plane: The shared memory, where the vector has one.
     """
 
-    def __init__(self, env_id: int, handle: ActorHandle, autoreset: Autoreset, on_failure: OnFailure) -> None:
+    def __init__(
+        self, env_id: int, handle: ActorHandle, ledger: Ledger, autoreset: Autoreset, on_failure: OnFailure
+    ) -> None:
         self.env_id = env_id
         self.handle = handle
-        self.owed: EnvFuture | None = None
+        self.owed: EnvFuture | Turn | None = None
         self.needs_reset = True
-        self.ended = False
         self.incarnation: int | None = None
         self.root_seed: int | None = None
-        self.steps = 0
-        self.episodes = 0
-        self._last: EnvStep | None = None
+        self.last: EnvStep | None = None
+        self.plane: Plane | None = None
+        self._last_asked = 0
+        self._ledger = ledger
         self._autoreset = autoreset
         self._on_failure = on_failure
+
+    @property
+    def ended(self) -> bool:
+        """Whether the next step resets, by autoreset."""
+        return bool(self._ledger.ended[self.env_id])
 
     def reset(self, seed: int | None, options: dict[str, Any] | None, arrived: Arrived | None) -> EnvFuture:
         """Starts a reset."""
@@ -115,6 +145,16 @@ class Slot:
             return self._owe(EnvFuture(self, "step", True, arrived), self._reset_message(None, None), bound)
         message = Step(self.handle._env, action, self._autoreset == "same_step", self.root_seed)
         return self._owe(EnvFuture(self, "step", False, arrived), message, self.incarnation)
+
+    def lose(self, was_reset: bool, arrived: Arrived) -> Request:
+        """Makes the request that stands for a step, or an autoreset, that was lost in a turn."""
+        future = self.owed = EnvFuture(self, "step", was_reset, arrived)
+        if was_reset and self._on_failure == "raise":
+            # A reset needs nothing of the process that is gone, so that one that had not begun can still be done.
+            payload = dumps(tuple(self._reset_message(None, None)))
+            return Request(Kind.RESET, payload, "reset", self.env_id, None, 0, future)
+        method = "reset" if was_reset else "step"
+        return Request(Kind.STEP, b"", method, self.env_id, None, 0, future, self.incarnation)
 
     def _reset_message(self, seed: int | None, options: dict[str, Any] | None) -> Reset:
         return Reset(self.handle._env, seed, options, self.root_seed)
@@ -137,24 +177,37 @@ class Slot:
     def completed(self, future: EnvFuture, step: EnvStep) -> EnvStep:
         """Takes in a result; returns what is handed out for it."""
         over = step.terminated or step.truncated
-        self.ended = over and self._autoreset != "same_step"
-        self.needs_reset = over and self._autoreset == "disabled"
+        self.end(over)
         self.incarnation = step.incarnation
-        self.steps += not future.was_reset
-        self.episodes += over
+        self._ledger.steps[self.env_id] += not future.was_reset
+        self._ledger.episodes[self.env_id] += over
         if future.failure is not None:
             step = self._mark(future, step)
         if self._on_failure == "renew":
             # Who gets the step itself, and not a batch that was copied from it, may change it.
-            self._last = step if future.collected else step._replace(obs=copy.deepcopy(step.obs))
+            self.last = step if future.collected else step._replace(obs=copy.deepcopy(step.obs))
+            if self.plane is not None:
+                self._last_asked = int(self.plane.slab.asked[self.env_id])
         return step
+
+    def newest(self) -> EnvStep | None:
+        """The last complete result."""
+        if self.plane is not None and self.plane.given[self.env_id] > self._last_asked:
+            return self.plane.last(self.env_id)
+        return self.last
+
+    def end(self, over: bool) -> None:
+        """Takes in whether an episode has ended."""
+        self._ledger.ended[self.env_id] = over and self._autoreset == "next_step"
+        self.needs_reset = over and self._autoreset == "disabled"
 
     def _mark(self, future: EnvFuture, step: EnvStep) -> EnvStep:
         info = {**step.info, "failure": future.failure}
         if future.method == "reset":
             return step._replace(info=info)
-        if self._last is not None:
-            info |= {"final_obs": self._last.obs, "final_info": self._last.info}
+        last = self.newest()
+        if last is not None:
+            info |= {"final_obs": last.obs, "final_info": last.info}
         return step._replace(truncated=True, info=info)
 
     def failed(self, future: EnvFuture, error: BaseException, incarnation: int) -> EnvStep | None:
@@ -162,7 +215,8 @@ class Slot:
         lost = isinstance(error, ActorError) and not isinstance(error, SerializationError)
         renews = self._on_failure == "renew" and self.handle.state not in (ActorState.DEAD, ActorState.CLOSED)
         if renews or lost or future.was_reset:
-            self.needs_reset, self.ended, self.incarnation = True, False, None
+            self._ledger.ended[self.env_id] = False
+            self.needs_reset, self.incarnation = True, None
         failed_before = future.failure is not None
         future.failure = error if renews else None
         if not renews:
@@ -174,15 +228,16 @@ class Slot:
             again = future.asked._replace(seed=None) if failed_before else future.asked
             self._ask(future, again, None)
             return None
-        if self._autoreset == "same_step" or self._last is None:
+        last = self.newest()
+        if self._autoreset == "same_step" or last is None:
             self._ask(future, self._reset_message(None, None), None)
             return None
-        self.ended = self._autoreset == "next_step"
-        self.needs_reset = not self.ended
+        self._ledger.ended[self.env_id] = self._autoreset == "next_step"
+        self.needs_reset = self._autoreset != "next_step"
         where = error.incarnation if lost and isinstance(error, ActorError) else incarnation
-        reward = np.zeros_like(self._last.reward) if isinstance(self._last.reward, np.ndarray) else 0.0
+        reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
         info = {"failure": error}
-        return EnvStep(self.env_id, self._last.obs, reward, False, True, info, (where or 0) + 1)
+        return EnvStep(self.env_id, last.obs, reward, False, True, info, (where or 0) + 1)
 
     def recovers(self, future: EnvFuture) -> bool:
         """Whether a failed future goes on with another reset."""

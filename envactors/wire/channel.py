@@ -12,7 +12,8 @@ from envactors.wire.messages import Frame
 if TYPE_CHECKING:
     import socket
 
-_HEADER = struct.Struct("<HQBIQ")
+# Its length keeps large arrays behind it aligned.
+_HEADER = struct.Struct("<HQBIQ9x")
 _MAGIC = 0xEA70
 _CHUNK = 1 << 16
 # Far above any real message. A longer one, or no magic number, means that somebody else wrote into the channel.

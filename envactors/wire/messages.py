@@ -1,5 +1,8 @@
 """Every message that travels between an actor and its worker.
 
+What is asked of a vector's envs in every step, and what comes of it, stands in shared memory instead where that is
+possible (`envactors.arrays.slab`); only what does not fit there is sent, as `Mail`.
+
 A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the
 named tuples below. The header is readable without the payload, so that a payload that cannot be unpickled
 fails its own call and no other.
@@ -9,6 +12,10 @@ from __future__ import annotations
 
 import enum
 from typing import Any, NamedTuple
+
+from envactors.arrays.slab import Layout
+
+INDEX_BYTES = 16
 
 
 class Kind(enum.IntEnum):
@@ -22,6 +29,7 @@ class Kind(enum.IntEnum):
     RESET = 6
     STEP = 7
     CLOSE = 8
+    ATTACH = 9
 
     RESULT = 16
     FAILED = 17
@@ -37,6 +45,13 @@ class Frame(NamedTuple):
     payload: bytes | bytearray | memoryview
 
 
+class Attach(NamedTuple):
+    """Use the shared slab; with ``autoreset`` an episode that ends is reset within the step."""
+
+    layout: Layout
+    autoreset: bool
+
+
 class Start(NamedTuple):
     """Make the envs. ``first`` is the index of the first of them; ``registrations`` are for Gymnasium."""
 
@@ -44,6 +59,7 @@ class Start(NamedTuple):
     first: int
     factories: list[bytes]
     registrations: tuple[list[bytes], list[bytes]]
+    attach: Attach | None = None
 
 
 class Call(NamedTuple):
@@ -125,6 +141,16 @@ class Description(NamedTuple):
     render_mode: str | None
 
 
+class Mail(NamedTuple):
+    """What a step in shared memory had besides: its info, and the parts of its observation that are not arrays.
+
+    Its frame's payload begins with the env's index, `INDEX_BYTES` long.
+    """
+
+    info: dict[str, Any]
+    loose: list[Any]
+
+
 class Transition(NamedTuple):
     """The result of `Reset` (with reward 0 and no flags) and `Step`."""
 
@@ -144,4 +170,5 @@ REQUESTS: dict[int, Any] = {
     Kind.RESET: Reset,
     Kind.STEP: Step,
     Kind.CLOSE: Close,
+    Kind.ATTACH: Attach,
 }

@@ -14,18 +14,27 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
 from envactors import system
+from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
 from envactors.worker.context import own_process
 from envactors.worker.main import serve
 
 
 class Descriptors(NamedTuple):
-    """The descriptors that a worker gets from its parent."""
+    """The descriptors that a worker gets from its parent; the slab's where there may be one."""
 
     channel: int
     stdout: int
     stderr: int
     stacks: int
+    page: int
+    to_worker: int
+    to_parent: int
+    slab: int | None = None
+
+    def present(self) -> list[int]:
+        """Those that there are, in order."""
+        return [fd for fd in self if fd is not None]
 
 
 class Passage:
@@ -35,7 +44,7 @@ class Passage:
         self._descriptors = descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, tuple(DupFd(fd) for fd in self._descriptors)
+        return _arrive, tuple(DupFd(fd) for fd in self._descriptors.present())
 
 
 def _arrive(*passed: Any) -> Descriptors:
@@ -60,9 +69,12 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
     _redirect(descriptors)
     faulthandler.enable()
     faulthandler.register(system.STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)
+    page = system.map_file(descriptors.page, PAGE)
+    os.close(descriptors.page)
+    board = Board(page, system.Doorbell(descriptors.to_worker), system.Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)
-        serve(Channel(sock))
+        serve(Channel(sock), board, descriptors.slab)
 
 
 def run_fresh(descriptors: list[int], parent_pid: int) -> None:

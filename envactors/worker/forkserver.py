@@ -53,7 +53,7 @@ def _fork(sock: socket.socket, number: int, descriptors: Descriptors, environmen
     # The pidfd is made here, where the child cannot have been reaped yet.
     watch = os.pidfd_open(pid)
     socket.send_fds(sock, [pickle.dumps((number, pid))], [watch])
-    for fd in (watch, *descriptors):
+    for fd in (watch, *descriptors.present()):
         os.close(fd)
 
 

@@ -40,17 +40,17 @@ class Host:
     def __init__(self, start: Start, incarnation: int, resetting: Callable[[], None]) -> None:
         self._incarnation = incarnation
         self._resetting = resetting
-        self._seats: list[Seat] = []
+        self.seats: list[Seat] = []
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
             enter(context)
             make = loads(factory)
             if not offset:
                 registry.install(*start.registrations)
-            self._seats.append(Seat(make(), context))
+            self.seats.append(Seat(make(), context))
 
     def _enter(self, position: int) -> Seat:
-        seat = self._seats[position]
+        seat = self.seats[position]
         enter(seat.context)
         return seat
 
@@ -89,13 +89,19 @@ class Host:
     def reset(self, message: Reset) -> Transition:
         """Resets an env."""
         seat = self._enter(message.env)
-        obs, info = self._reset(seat, message.seed, message.options, message.root_seed)
+        obs, info = self.reset_seat(seat, message.seed, message.options, message.root_seed)
         return Transition(obs, 0.0, False, False, info)
 
     def step(self, message: Step) -> Transition:
         """Steps an env; with autoreset an ended episode's successor is begun (Gymnasium's ``SAME_STEP``)."""
         seat = self._enter(message.env)
-        result = seat.env.step(message.action)
+        return Transition(*self.advance(seat, message.action, message.autoreset, message.root_seed, self._resetting))
+
+    def advance(
+        self, seat: Seat, action: Any, autoreset: bool, root_seed: int | None, resetting: Callable[[], None]
+    ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the env of a seat; gives a `Transition`'s fields, and calls ``resetting`` on the way to a reset."""
+        result = seat.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(
                 f"step of env {seat.index} returned {_shape_of(result)}: "
@@ -104,13 +110,13 @@ class Host:
         obs, reward, terminated, truncated, info = result
         obs = self._conform(seat, obs)
         terminated, truncated = bool(terminated), bool(truncated)
-        if message.autoreset and (terminated or truncated):
-            self._resetting()
-            first, reset_info = self._reset(seat, None, None, message.root_seed)
+        if autoreset and (terminated or truncated):
+            resetting()
+            first, reset_info = self.reset_seat(seat, None, None, root_seed)
             obs, info = first, {**reset_info, "final_obs": obs, "final_info": info}
         if type(reward) is not float:
             reward = _as_reward(seat, reward)
-        return Transition(obs, reward, terminated, truncated, info)
+        return obs, reward, terminated, truncated, info
 
     def close(self, _message: Close) -> None:
         """Closes the envs, all of them even if some raise.
@@ -119,7 +125,7 @@ class Host:
             Exception: The first that an env's ``close`` raised.
         """
         first: Exception | None = None
-        for position in range(len(self._seats)):
+        for position in range(len(self.seats)):
             closer = getattr(self._enter(position).env, "close", None)
             try:
                 if callable(closer):
@@ -129,9 +135,10 @@ class Host:
         if first is not None:
             raise first
 
-    def _reset(
+    def reset_seat(
         self, seat: Seat, seed: int | None, options: dict[str, Any] | None, root_seed: int | None
     ) -> tuple[Any, dict[str, Any]]:
+        """Resets the env of a seat; gives its observation and its info."""
         if seed is None and root_seed is not None and self._incarnation > 0 and not seat.was_reset:
             seed = renewed_seed(root_seed, self._incarnation)
         kwargs = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}

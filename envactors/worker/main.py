@@ -6,27 +6,76 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from envactors import system
+from envactors.arrays.slab import Slab
+from envactors.system import Poller, Spin
+from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, ORDERED, SPIN, Board
 from envactors.wire.channel import Channel
-from envactors.wire.messages import REQUESTS, Failure, Fault, Frame, Kind
+from envactors.wire.messages import REQUESTS, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.worker.host import Host
+from envactors.worker.turns import Turns
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: Channel, board: Board | None = None, slab: int | None = None) -> None:
     """Answers requests until the parent closes or is gone.
 
     Args:
         channel: The worker's end, which blocks.
+        board: What is shared with the parent, where that is another process.
+        slab: The descriptor of the file that a slab may be mapped from.
     """
     try:
-        server = Server(channel.send)
-        while (frames := channel.receive()) is not None:
-            for frame in frames:
-                if not server.handle(frame):
-                    return
+        if board is None:
+            _read(channel, Server(channel.send))
+        else:
+            _attend(channel, board, slab)
     except OSError:
         # The parent is gone or has given this process up: there is nobody left to tell.
         return
+
+
+def _read(channel: Channel, server: Server) -> None:
+    while (frames := channel.receive()) is not None:
+        for frame in frames:
+            if not server.handle(frame):
+                return
+
+
+def _attend(channel: Channel, board: Board, slab: int | None) -> None:
+    """Waits for frames and for turns together."""
+    words = board.words
+
+    def send(frame: Frame) -> None:
+        channel.send(frame)
+        words[FRAMES_UP] += 1
+
+    server = Server(send, board, slab)
+    spin, poller = Spin(), Poller()
+    poller.add(channel.fileno())
+    board.to_worker.tell(poller)
+    received = taken = 0
+
+    def called() -> bool:
+        return words[ORDERED] != taken or words[FRAMES_DOWN] > received
+
+    while True:
+        if words[ORDERED] != taken:
+            taken = words[ORDERED]
+            server.take_turn(taken)
+            continue
+        if words[FRAMES_DOWN] <= received:
+            if words[SPIN] and spin.until(called):
+                continue
+            if all(fd != channel.fileno() for fd, _ in poller.poll(None)):
+                continue
+        frames = channel.receive()
+        if frames is None:
+            return
+        for frame in frames:
+            received += 1
+            if not server.handle(frame):
+                return
 
 
 class Server:
@@ -34,10 +83,15 @@ class Server:
 
     Args:
         send: Takes each answer.
+        board: What is shared with the parent, where that is another process.
+        slab: The descriptor of the file that a slab may be mapped from.
     """
 
-    def __init__(self, send: Callable[[Frame], None]) -> None:
+    def __init__(self, send: Callable[[Frame], None], board: Board | None = None, slab: int | None = None) -> None:
         self._send = send
+        self._board = board
+        self._slab = slab
+        self._turns: Turns | None = None
         self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
         self._pid = os.getpid()
         self._incarnation = 0
@@ -52,7 +106,7 @@ class Server:
         self._answer(kind, payload)
         return frame.kind != Kind.CLOSE
 
-    def _execute(self, frame: Frame) -> tuple[Kind, bytes]:
+    def _execute(self, frame: Frame) -> tuple[Kind, bytes | bytearray]:
         """Runs one request and gives its reply; whatever it raises fails this request alone."""
         try:
             message = REQUESTS[frame.kind](*loads(frame.payload))
@@ -70,6 +124,7 @@ class Server:
     def _start(self, message: Any) -> None:
         host = Host(message, self._incarnation, self._resetting)
         self._handlers = {
+            Kind.ATTACH: lambda attach: self._attach(host, attach),
             Kind.CALL: host.call,
             Kind.GET: host.get,
             Kind.SET: host.set,
@@ -78,13 +133,27 @@ class Server:
             Kind.STEP: host.step,
             Kind.CLOSE: host.close,
         }
+        if message.attach is not None:
+            self._attach(host, message.attach)
+
+    def _attach(self, host: Host, message: Attach) -> None:
+        assert self._board is not None, "only processes are told to attach a slab"
+        assert self._slab is not None, "and only those that have one"
+        slab = Slab(message.layout, system.map_file(self._slab, message.layout.size))
+        self._turns = Turns(host, slab, self._board, message.autoreset, self._answer)
+
+    def take_turn(self, order: int) -> None:
+        """Runs the steps that were asked through shared memory."""
+        assert self._turns is not None, "no turn comes before the slab"
+        self._call_id = order
+        self._turns.take(order)
 
     def _resetting(self) -> None:
         self._answer(Kind.RESETTING, b"")
 
-    def _failed(self, error: BaseException, fault: Fault) -> tuple[Kind, bytes]:
+    def _failed(self, error: BaseException, fault: Fault) -> tuple[Kind, bytes | bytearray]:
         failure: Failure = pack_failure(error, fault)
         return Kind.FAILED, dumps(tuple(failure))
 
-    def _answer(self, kind: Kind, payload: bytes) -> None:
+    def _answer(self, kind: Kind, payload: bytes | bytearray) -> None:
         self._send(Frame(kind, self._incarnation, self._call_id, payload))

@@ -1,0 +1,156 @@
+"""A step of several envs of one actor, asked through shared memory: one request, whose parts may fare differently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from envactors.actor.requests import Request
+from envactors.arrays.slab import PLAIN, Slab
+from envactors.options import Deadlines
+from envactors.wire.board import BEGUN, FINISHED, PLACE, RESETTING, SINCE, Board
+from envactors.wire.messages import INDEX_BYTES, Frame
+
+
+class Turn:
+    """A turn of an actor's envs. The parent asks for it while the actor is idle, so it never waits in a queue.
+
+    Args:
+        slab: Where it stands what is asked, and what comes of it.
+        envs: The indices of the envs that step, in the order of their places in the actor.
+        first: The index of the actor's first env.
+        bound: The incarnation that holds their episodes.
+        one_by_one: Whether each result is of use before the others are there.
+        waiter: Whom `envactors.actor.reactor.Reactor.wake` wakes when something has changed.
+        lose: A weak reference to what makes the request that stands for an env whose step was lost, from its index;
+            where that is gone, nobody waits any more.
+
+    Attributes:
+        call_id: Its number, from when it was started.
+        started: When that was (`time.monotonic`).
+        over: Whether it is not under way any more.
+        lost: The envs that were lost with the process, once it is over.
+        mail: What came besides, by env.
+    """
+
+    __slots__ = (
+        "_lose",
+        "_overdue",
+        "board",
+        "bound",
+        "call_id",
+        "envs",
+        "first",
+        "lost",
+        "mail",
+        "one_by_one",
+        "over",
+        "slab",
+        "started",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        slab: Slab,
+        envs: Sequence[int],
+        first: int,
+        bound: int,
+        one_by_one: bool,
+        waiter: object,
+        lose: Callable[[], Callable[[int], Request] | None],
+    ) -> None:
+        self.slab = slab
+        self.envs = envs
+        self.first = first
+        self.bound = bound
+        self.one_by_one = one_by_one
+        self.waiter = waiter
+        self._lose = lose
+        self._overdue: int | None = None
+        self.board: Board
+        self.call_id = 0
+        self.started = 0.0
+        self.over = False
+        self.lost: Sequence[int] = ()
+        self.mail: dict[int, Frame] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the worker has run all of it; what came besides may still be on the way."""
+        return self.board.words[FINISHED] == self.call_id
+
+    def take(self, frame: Frame) -> None:
+        """Takes in what came besides a result."""
+        index = int.from_bytes(frame.payload[:INDEX_BYTES], "little")
+        self.mail[index] = frame._replace(payload=memoryview(frame.payload)[INDEX_BYTES:])
+
+    def complete(self, index: int) -> bool:
+        """Whether an env's result is there as a whole."""
+        slab = self.slab
+        return bool(slab.done[index] == slab.asked[index] and (slab.extras[index] == PLAIN or index in self.mail))
+
+    def awaits_mail(self) -> bool:
+        """Whether something was sent besides results and is not taken in yet."""
+        slab = self.slab
+        return any(
+            slab.extras[index] != PLAIN and slab.done[index] == slab.asked[index] and index not in self.mail
+            for index in self.envs
+        )
+
+    def later(self, deadlines: Deadlines, now: float) -> float | None:
+        """When to look at its deadline again; None when the env that runs has passed its own."""
+        words, times = self.board.words, self.board.times
+        while True:
+            since = times[SINCE]
+            begun, index = words[BEGUN] == self.call_id, self.first + words[PLACE]
+            resetting = bool(words[RESETTING])
+            if times[SINCE] == since:
+                break
+        if not begun:
+            since, index, resetting = self.started, self.envs[0], False
+        limit = deadlines.of("reset" if resetting or self.slab.what[index] else "step")
+        when = now + self.first_look(deadlines) if limit is None else since + limit
+        if when > now:
+            return when
+        self._overdue = index
+        return None
+
+    @staticmethod
+    def first_look(deadlines: Deadlines) -> float:
+        """How long to wait before the first look at its deadline, in seconds; infinite where there is none."""
+        limits = (deadlines.of("step"), deadlines.of("reset"))
+        return min((limit for limit in limits if limit is not None), default=float("inf"))
+
+    def method(self, index: int) -> str:
+        """What an env was asked for."""
+        return "reset" if self.slab.what[index] else "step"
+
+    def split(self, deadlines: Deadlines) -> list[Request]:
+        """Ends the turn with its process: gives a request for each env that was lost, the one that ran first.
+
+        The others have not begun (``started`` is 0). What is asked of a lost env is taken back, so that the row with
+        its last complete observation stays as it is.
+        """
+        words, slab = self.board.words, self.slab
+        begun = words[BEGUN] == self.call_id
+        lost = [index for index in self.envs if index == self._overdue or not self.complete(index)]
+        running = self._overdue
+        if running is None and begun and words[FINISHED] != self.call_id:
+            running = self.first + words[PLACE]
+        lost.sort(key=lambda index: index != running)
+        lose = self._lose()
+        parts = [] if lose is None else [lose(index) for index in lost]
+        for request in parts:
+            request.call_id = self.call_id
+            if request.index == running:
+                request.started = self.board.times[SINCE] if begun else self.started
+                if begun and words[RESETTING]:
+                    request.method = "reset"
+            request.timeout = deadlines.of(request.method)
+        for index in lost:
+            if slab.done[index] == slab.asked[index]:
+                slab.done[index] -= 1  # came too late; its writer is dead
+            slab.asked[index] = slab.done[index]
+        self.lost = lost
+        self.over = True
+        return parts

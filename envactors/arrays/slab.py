@@ -1,0 +1,120 @@
+"""The memory that a vector env shares with its workers: observations, actions and flags, a row an env.
+
+Every array has one writer a row: the parent for what is asked, the env's worker for what has come of it. An env's
+observations are written into two rows in turn, so that the last complete one outlives a writer that is killed in the
+middle of the next.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.arrays.specs import ArraySpec, Spec, leaves
+
+# What is asked of an env, and what comes with its result.
+STEP: Final = 0
+RESET: Final = 1
+PLAIN: Final = 0
+WITH_MAIL: Final = 1
+FAILED: Final = 2
+
+# Processors fetch pairs of cache lines.
+_ALIGNMENT = 128
+
+
+class Layout(NamedTuple):
+    """What a slab holds; the same on both sides.
+
+    Attributes:
+        observation: One env's observation; leaves that cannot be batched are not in the slab.
+        action: One env's action, all of whose leaves can be batched.
+        reward: One env's reward.
+        envs: How many there are.
+    """
+
+    observation: Spec
+    action: Spec
+    reward: ArraySpec
+    envs: int
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        end = 0
+        for shape, dtype in _fields(self):
+            end = _aligned(end) + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return max(end, 1)
+
+
+class Slab:
+    """The arrays of a layout over shared memory.
+
+    Args:
+        layout: The layout.
+        memory: At least ``layout.size`` bytes, zeros at first.
+
+    Attributes:
+        asked: int64, shape (n,): the number of the last transition that was asked for. Its last bit says into which of
+            an env's two rows the observation goes.
+        done: int64, shape (n,): the number of the last one that is complete.
+        when: float64, shape (n,): when it was (`time.monotonic`), where results are wanted one by one.
+        what: uint8, shape (n,): `STEP` or `RESET`.
+        extras: uint8, shape (n,): `PLAIN`, `WITH_MAIL` for what follows through the channel, or `FAILED`.
+        terminated: bool, shape (n,).
+        truncated: bool, shape (n,).
+        rewards: float64, shape (n,) and the reward's.
+        actions: An array of shape (n, ...) for each leaf of the action spec.
+        observations: An array of shape (2, n, ...) for each leaf of the observation spec, None for those that are
+            not in the slab.
+    """
+
+    def __init__(self, layout: Layout, memory: mmap.mmap) -> None:
+        self.layout = layout
+        arrays = _arrays(layout, memory)
+        self.asked: npt.NDArray[np.int64] = next(arrays)
+        self.done: npt.NDArray[np.int64] = next(arrays)
+        self.when: npt.NDArray[np.float64] = next(arrays)
+        self.what: npt.NDArray[np.uint8] = next(arrays)
+        self.extras: npt.NDArray[np.uint8] = next(arrays)
+        self.terminated: npt.NDArray[np.bool_] = next(arrays)
+        self.truncated: npt.NDArray[np.bool_] = next(arrays)
+        self.rewards: npt.NDArray[np.float64] = next(arrays)
+        self.actions: list[npt.NDArray[Any]] = [next(arrays) for _ in leaves(layout.action)]
+        self.observations: list[npt.NDArray[Any] | None] = [
+            next(arrays) if leaf.batchable else None for leaf in leaves(layout.observation)
+        ]
+
+
+def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
+    n = layout.envs
+    yield (n,), np.dtype(np.int64)
+    yield (n,), np.dtype(np.int64)
+    yield (n,), np.dtype(np.float64)
+    yield (n,), np.dtype(np.uint8)
+    yield (n,), np.dtype(np.uint8)
+    yield (n,), np.dtype(np.bool_)
+    yield (n,), np.dtype(np.bool_)
+    yield (n, *layout.reward.shape), layout.reward.dtype
+    for leaf in leaves(layout.action):
+        yield (n, *leaf.shape), leaf.dtype
+    for leaf in leaves(layout.observation):
+        if leaf.batchable:
+            yield (2, n, *leaf.shape), leaf.dtype
+
+
+def _arrays(layout: Layout, memory: mmap.mmap) -> Iterator[npt.NDArray[Any]]:
+    start = 0
+    for shape, dtype in _fields(layout):
+        start = _aligned(start)
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, start)
+        yield array
+        start += array.nbytes
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

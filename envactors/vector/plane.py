@@ -1,0 +1,355 @@
+"""The data plane: steps of many envs asked and answered through shared memory, one turn an actor.
+
+    begin    actions, what to do and a new number ──▶ slab ──▶ a turn of each actor's envs, one ring each
+    look     a turn is finished, or an env of it is done ──▶ `Landed` results, or the failure of one env
+    gather   a whole batch at once, where nothing is out of the ordinary
+
+An env goes by turns once it was reset through its actor's channel. Whatever is out of the ordinary (a lost process, an
+actor that is busy) goes through the channel, env by env, with all that `envactors.vector.slot` knows of it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.interrupts import SHIELD
+from envactors.actor.reactor import Bells
+from envactors.actor.requests import Request
+from envactors.actor.supervisor import Supervisor
+from envactors.actor.turn import Turn
+from envactors.arrays.slab import FAILED, PLAIN, RESET, STEP, Layout, Slab
+from envactors.arrays.specs import ArraySpec, flatten, unflatten
+from envactors.system import SharedFile, Spin
+from envactors.vector.batch import EnvStep
+from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
+from envactors.wire.board import FINISHED, Board
+from envactors.wire.messages import Attach, Mail
+
+
+class Landed:
+    """One env's result in shared memory, complete and not handed out yet."""
+
+    failed = False
+
+    def __init__(self, plane: Plane, turn: Turn, env_id: int, mail: Mail) -> None:
+        self.env_id = env_id
+        self.when = float(plane.slab.when[env_id]) if turn.one_by_one else time.monotonic()
+        self._plane = plane
+        self._turn = turn
+        self._mail = mail
+
+    def exception(self) -> BaseException | None:
+        """What stands in place of a result."""
+        return None
+
+    def result(self) -> EnvStep:
+        """The result; once."""
+        return self._plane.hand_out(self._turn, self.env_id, self._mail)
+
+
+class _Group:
+    """The envs of one actor.
+
+    Attributes:
+        supervisor: The actor.
+        slots: Its envs.
+        envs: Their indices.
+        board: That of the process whose rings are heard.
+    """
+
+    def __init__(self, supervisor: Supervisor, slots: list[Slot]) -> None:
+        self.supervisor = supervisor
+        self.slots = slots
+        self.envs = [slot.env_id for slot in slots]
+        self.board: Board | None = None
+
+
+class Plane:
+    """Steps envs through shared memory.
+
+    Args:
+        layout: What the memory holds.
+        file: Where it is.
+        slots: All envs.
+        ledger: What is counted of them.
+        autoreset: What happens at the end of an episode.
+        copy: Whether batches are copied out of the memory.
+        arrived: Takes the failures, and whatever else comes env by env.
+        waiter: Whom actors wake.
+
+    Raises:
+        OSError: There is not enough memory.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        file: SharedFile,
+        slots: list[Slot],
+        ledger: Ledger,
+        autoreset: Autoreset,
+        copy: bool,
+        arrived: Arrived,
+        waiter: object,
+    ) -> None:
+        self.slab = slab = Slab(layout, file.allocate(layout.size))
+        self._slots = slots
+        self._ledger = ledger
+        self._autoreset = autoreset
+        self._copy = copy
+        self._arrived = arrived
+        self._waiter = waiter
+        by_actor: dict[Supervisor, list[Slot]] = {}
+        for slot in slots:
+            by_actor.setdefault(slot.handle._supervisor, []).append(slot)
+        self._groups = [_Group(supervisor, members) for supervisor, members in by_actor.items()]
+        attach = Attach(layout, autoreset == "same_step")
+        self.attached = [group.supervisor.attach(attach) for group in self._groups]
+        self.bells = Bells(self._groups[0].supervisor.reactor)
+        self.turns: list[Turn] = []
+        self._supervisors: dict[int, Supervisor] = {slot.env_id: slot.handle._supervisor for slot in slots}
+        self._spin = Spin()
+        self._only_action = slab.actions[0] if isinstance(layout.action, ArraySpec) else None
+        # The number of the last result of each env that was handed out.
+        self.given = np.zeros(len(slots), np.int64)
+        self._mails = [Mail({}, []) for _ in slots]
+        self._none = bytes(len(slots))
+        self._extras, self._ended = slab.extras.data, ledger.ended.data
+        self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
+        self._asked = slab.asked.data
+        self._in_step: bool | None = None
+        self._ids = np.arange(len(slots))
+        # The turns of a vector that nobody holds any more must not keep it, or its actors would never end.
+        self._lose_weakly = weakref.WeakMethod(self._lose)
+        for slot in slots:
+            slot.plane = self
+
+    # Asking ----------------------------------------------------------------------------------------------
+
+    def begin(self, slots: list[Slot], actions: Sequence[Any] | npt.NDArray[Any], one_by_one: bool) -> list[int]:
+        """Starts turns; gives the positions of the envs that must be asked alone. Called under `SHIELD`."""
+        if slots is self._slots:
+            return self._begin_all(actions, one_by_one)
+        left = []
+        self._in_step = None
+        positions = {slot.env_id: position for position, slot in enumerate(slots)}
+        for group in self._groups:
+            envs = [env for env in group.envs if env in positions]
+            if not envs:
+                continue
+            if self._ready(group, [self._slots[env] for env in envs]):
+                for env in envs:
+                    self._write_action(env, actions[positions[env]])
+                    self.slab.what[env] = RESET if self._ended[env] else STEP
+                    self.slab.asked[env] += 1
+                if self._start(group, envs, one_by_one):
+                    continue
+            left += [positions[env] for env in envs]
+        return left
+
+    def _begin_all(self, actions: Sequence[Any] | npt.NDArray[Any], one_by_one: bool) -> list[int]:
+        slab, left = self.slab, []
+        np.copyto(slab.what, self._ledger.ended)
+        slab.asked += 1
+        if self._only_action is not None:
+            self._only_action[...] = actions
+        else:
+            for env, action in enumerate(actions):
+                self._write_action(env, action)
+        for group in self._groups:
+            ready = self._ready(group, group.slots)
+            if not ready:
+                slab.asked[group.envs] -= 1
+            if not ready or not self._start(group, group.envs, one_by_one):
+                left += group.envs
+                self._in_step = None
+        return left
+
+    def _write_action(self, env: int, action: Any) -> None:
+        for array, leaf in zip(self.slab.actions, flatten(self.slab.layout.action, action), strict=True):
+            array[env] = leaf
+
+    @staticmethod
+    def _ready(group: _Group, slots: list[Slot]) -> bool:
+        """Whether envs have episodes that this very process holds."""
+        incarnation = group.supervisor.incarnation
+        return all(slot.incarnation == incarnation for slot in slots)
+
+    def _start(self, group: _Group, envs: list[int], one_by_one: bool) -> bool:
+        supervisor = group.supervisor
+        turn = Turn(self.slab, envs, group.envs[0], supervisor.incarnation, one_by_one, self._waiter, self._lose_weakly)
+        board = supervisor.board
+        if board is not group.board and board is not None:
+            group.board = board
+            self.bells.listen(board.to_parent)
+        if not supervisor.take_turn(turn):
+            self.slab.asked[envs] -= 1
+            return False
+        for env in envs:
+            self._slots[env].owed = turn
+        self.turns.append(turn)
+        return True
+
+    def _lose(self, env_id: int) -> Request:
+        self._in_step = None
+        return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._arrived)
+
+    # Waiting ---------------------------------------------------------------------------------------------
+
+    def spin(self) -> bool:
+        """Looks out for the end of all turns with open eyes for a moment; says whether it has come."""
+        turns = self.turns
+        if not all(self._supervisors[turn.first].spins for turn in turns):
+            return False
+        marks = [(turn.board.words, turn.call_id) for turn in turns]
+
+        def finished() -> bool:
+            return all(words[FINISHED] == call_id for words, call_id in marks)
+
+        return self._spin.until(finished)
+
+    def settled(self) -> bool:
+        """Whether no turn is under way any more; takes off those that are finished."""
+        for turn in self.turns:
+            if not turn.over and not (turn.finished and self._supervisors[turn.first].end_turn(turn)):
+                return False
+        return True
+
+    def look(self, arrived: dict[int, Any]) -> None:
+        """Gives out the results that are there and were not given out yet; failures arrive by themselves."""
+        going = []
+        for turn in self.turns:
+            supervisor = self._supervisors[turn.first]
+            if not turn.over and turn.finished:
+                supervisor.end_turn(turn)
+            elif not turn.over and turn.one_by_one:
+                supervisor.take_mail(turn)
+            over = turn.over
+            for env_id in turn.envs:
+                if self._slots[env_id].owed is turn and env_id not in arrived and turn.complete(env_id):
+                    mail, error = self._read_mail(turn, env_id)
+                    if error is None:
+                        arrived[env_id] = Landed(self, turn, env_id, mail)
+                    else:
+                        self._fail(turn, env_id, error)
+            if not over:
+                going.append(turn)
+        self.turns = going
+
+    def _read_mail(self, turn: Turn, env_id: int) -> tuple[Mail, BaseException | None]:
+        if self._extras[env_id] == PLAIN:
+            return Mail({}, []), None
+        content, error = self._supervisors[turn.first].read_mail(turn, env_id)
+        return (Mail({}, []), error) if error is not None else (Mail(*content), None)
+
+    def _fail(self, turn: Turn, env_id: int, error: BaseException) -> None:
+        """Has an env fail with what it raised."""
+        slot = self._slots[env_id]
+        self._extras[env_id] = FAILED  # also what could not be unpickled is no result
+        future = slot.owed = EnvFuture(slot, "step", bool(self.slab.what[env_id]), self._arrived)
+        future.settle(None, error, turn.bound)
+
+    # Handing out -----------------------------------------------------------------------------------------
+
+    def gather(self) -> tuple[Any, ...] | None:
+        """The results of a step of all envs, batched as `VectorEnv.step` gives them.
+
+        Returns:
+            None where something is out of the ordinary, and each env is to be looked at; nothing is handed out then.
+        """
+        slab, turns = self.slab, self.turns
+        if len(turns) != len(self._groups) or any(turn.lost for turn in turns):
+            return None
+        extras = self._extras.tobytes()
+        if extras == self._none:
+            infos: list[dict[str, Any]] = [{} for _ in self._slots]
+            mails = None
+        else:
+            read = [self._read_mail(turn, env_id) for turn in turns for env_id in turn.envs]
+            if any(error is not None for _, error in read):
+                return None
+            mails = [mail for mail, _ in read]
+            infos = [mail.info for mail in mails]
+        obs = self._observations(mails)
+        result = obs, slab.rewards.copy(), slab.terminated.copy(), slab.truncated.copy(), infos
+        with SHIELD:
+            for slot in self._slots:
+                slot.owed = None
+            self.turns = []
+            self._mails = mails or self._mails
+            np.copyto(self.given, slab.asked)
+            self._count()
+        return result
+
+    def _observations(self, mails: list[Mail] | None) -> Any:
+        if self._in_step is None:
+            halves = self.slab.asked & 1
+            self._in_step = bool((halves == halves[0]).all())
+        half = self._asked[0] & 1
+        spec, copy = self.slab.layout.observation, self._copy
+
+        def batches() -> Iterator[Any]:
+            loose = 0
+            for array in self.slab.observations:
+                if array is None:
+                    yield [mail.loose[loose] for mail in mails or ()]
+                    loose += 1
+                elif not self._in_step:
+                    yield array[self.slab.asked & 1, self._ids]
+                else:
+                    yield array[half].copy() if copy else array[half]
+
+        return unflatten(spec, batches())
+
+    def _count(self) -> None:
+        slab, ledger = self.slab, self._ledger
+        resets = self._ended.tobytes() != self._none
+        ledger.steps += (slab.what == STEP) if resets else 1
+        if self._terminated.tobytes() != self._none or self._truncated.tobytes() != self._none:
+            over = slab.terminated | slab.truncated
+            ledger.episodes += over
+            for env_id in np.flatnonzero(over):
+                self._slots[env_id].end(True)
+            if resets:
+                np.copyto(ledger.ended, over & (self._autoreset == "next_step"))
+        elif resets:
+            ledger.ended[...] = False
+
+    def hand_out(self, turn: Turn, env_id: int, mail: Mail) -> EnvStep:
+        """Makes the result of an env, and takes it into account."""
+        slab, ledger, slot = self.slab, self._ledger, self._slots[env_id]
+        terminated, truncated = bool(slab.terminated[env_id]), bool(slab.truncated[env_id])
+        reward = slab.rewards[env_id]
+        ledger.steps[env_id] += slab.what[env_id] == STEP
+        if terminated or truncated:
+            ledger.episodes[env_id] += 1
+        slot.end(terminated or truncated)
+        self._mails[env_id] = mail
+        self.given[env_id] = slab.asked[env_id]
+        obs = self._observation(env_id, int(slab.asked[env_id]) & 1)
+        reward = reward.copy() if reward.shape else float(reward)
+        return EnvStep(env_id, obs, reward, terminated, truncated, mail.info, turn.bound)
+
+    def _observation(self, env_id: int, half: int) -> Any:
+        others = iter(self._mails[env_id].loose)
+        return unflatten(
+            self.slab.layout.observation,
+            (
+                next(others) if array is None else array[half, env_id, ...].copy()[()]
+                for array in self.slab.observations
+            ),
+        )
+
+    def last(self, env_id: int) -> EnvStep:
+        """The last result of an env that was handed out here, as far as a renewal tells of it."""
+        slab, slot = self.slab, self._slots[env_id]
+        obs = self._observation(env_id, int(self.given[env_id]) & 1)
+        reward = slab.rewards[env_id]
+        info = self._mails[env_id].info
+        return EnvStep(env_id, obs, reward.copy() if reward.shape else 0.0, False, False, info, slot.incarnation or 0)

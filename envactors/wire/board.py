@@ -1,0 +1,54 @@
+"""What the two halves of an actor see at a glance: a page of shared memory with a few numbers, and two doorbells.
+
+Each number has one writer. The numbers tell what is true; rings only say that it may be worth a look, so that lost
+and extra ones do no harm. Nothing here can be left locked by a process that is killed.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Final
+
+from envactors.system import Doorbell
+
+PAGE: Final = mmap.PAGESIZE
+
+# Written by the parent: how many frames it has sent; the last turn that it has ordered, by call id; whether that
+# one's results are wanted one by one; whether the worker may look with open eyes before it sleeps.
+FRAMES_DOWN: Final = 0
+ORDERED: Final = 1
+ONE_BY_ONE: Final = 2
+SPIN: Final = 3
+# Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
+# the last that it has finished; which of its envs it is at; whether in a reset within a step; since when.
+FRAMES_UP: Final = 32
+BEGUN: Final = 33
+FINISHED: Final = 34
+PLACE: Final = 35
+RESETTING: Final = 36
+SINCE: Final = 37
+
+
+class Board:
+    """The shared page of one incarnation.
+
+    Args:
+        page: The page.
+        to_worker: Rung by the parent.
+        to_parent: Rung by the worker.
+
+    Attributes:
+        words: Its numbers, 64 bits each, by the names above.
+        times: The same memory as times of `time.monotonic`, in seconds.
+    """
+
+    def __init__(self, page: mmap.mmap, to_worker: Doorbell, to_parent: Doorbell) -> None:
+        self.words = memoryview(page).cast("q")
+        self.times = memoryview(page).cast("d")
+        self.to_worker = to_worker
+        self.to_parent = to_parent
+
+    def close_bells(self) -> None:
+        """Closes the doorbells; the numbers stay readable."""
+        self.to_worker.close()
+        self.to_parent.close()
