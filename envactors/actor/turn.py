@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from envactors.actor.requests import Request
 from envactors.arrays.slab import PLAIN, Slab
 from envactors.options import Deadlines
-from envactors.wire.board import BEGUN, FINISHED, PLACE, RESETTING, SINCE, Board
+from envactors.wire.board import BEGUN, FINISHED, MAILED, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import INDEX_BYTES, Frame
 
 
@@ -91,11 +91,8 @@ class Turn:
 
     def awaits_mail(self) -> bool:
         """Whether something was sent besides results and is not taken in yet."""
-        slab = self.slab
-        return any(
-            slab.extras[index] != PLAIN and slab.done[index] == slab.asked[index] and index not in self.mail
-            for index in self.envs
-        )
+        words = self.board.words
+        return words[BEGUN] == self.call_id and words[MAILED] > len(self.mail)
 
     def later(self, deadlines: Deadlines, now: float) -> float | None:
         """When to look at its deadline again; None when the env that runs has passed its own."""

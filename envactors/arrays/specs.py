@@ -192,10 +192,13 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
 
 
 def _split_array(spec: ArraySpec, values: Any, count: int, what: str) -> npt.NDArray[Any]:
+    shape = (count, *spec.shape)
+    if type(values) is np.ndarray and values.dtype == spec.dtype and values.shape == shape:
+        return values
     _check_length(values, count, what, spec.shape)
     if count == 0:
-        return np.empty((0, *spec.shape), spec.dtype)
-    return _as_array(spec, values, (count, *spec.shape), what)
+        return np.empty(shape, spec.dtype)
+    return _as_array(spec, values, shape, what)
 
 
 def _check_length(values: Any, count: int, what: str, shape: tuple[int, ...] | None = None) -> None:

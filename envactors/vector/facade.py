@@ -386,8 +386,9 @@ class VectorEnv:
 
     def _check(self, slots: list[Slot], actions: Any) -> Sequence[Any] | npt.NDArray[Any]:
         """Refuses steps that cannot be made; gives one action an env."""
-        self._check_free(slots)
         for slot in slots:
+            if slot.owed is not None:
+                self._check_free(slots)
             if slot.needs_reset:
                 raise VectorInputError(f"env {slot.env_id} was asked to step: it needs a reset first")
         return split_batch(self._action_spec, actions, len(slots), "actions")

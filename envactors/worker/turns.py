@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from envactors.arrays.slab import FAILED, PLAIN, WITH_MAIL, Slab
 from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
-from envactors.wire.board import BEGUN, FINISHED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
+from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import INDEX_BYTES, Fault, Kind, Mail
 from envactors.wire.pickling import dumps, pack_failure
 from envactors.worker.context import enter
@@ -52,6 +52,7 @@ class Turns:
         """Runs what was asked, and tells that it has."""
         words, asked, done = self._board.words, self._asked, self._done
         one_by_one = words[ONE_BY_ONE]
+        words[MAILED] = 0
         for number, place in enumerate(self._places):
             index = place.index
             turn = asked[index]
@@ -67,8 +68,7 @@ class Turns:
                 self._when[index] = time.monotonic()
                 self._board.to_parent.ring()
         words[FINISHED] = order
-        if not one_by_one:
-            self._board.to_parent.ring()
+        self._board.to_parent.ring()
 
     def _resetting(self) -> None:
         self._board.times[SINCE] = time.monotonic()
@@ -103,15 +103,19 @@ class Turns:
             except BaseException as error:
                 self._fail(index, error, Fault.RESULT)
                 return
-            self._send(Kind.RESULT, index.to_bytes(INDEX_BYTES, "little") + payload)
+            self._mail(Kind.RESULT, index.to_bytes(INDEX_BYTES, "little") + payload)
             self._extras[index] = WITH_MAIL
 
     def _fail(self, index: int, error: BaseException, fault: Fault) -> None:
         if os.getpid() != self._pid:
             os._exit(1)
         payload = dumps(tuple(pack_failure(error, fault)))
-        self._send(Kind.FAILED, index.to_bytes(INDEX_BYTES, "little") + payload)
+        self._mail(Kind.FAILED, index.to_bytes(INDEX_BYTES, "little") + payload)
         self._extras[index] = FAILED
+
+    def _mail(self, kind: Kind, payload: bytes) -> None:
+        self._send(kind, payload)
+        self._board.words[MAILED] += 1
 
 
 class _Place:

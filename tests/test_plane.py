@@ -1,0 +1,505 @@
+"""Steps through shared memory: the same results as through channels, and never a torn or a stale one."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+import time
+import zlib
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from helpers import SOON, run_script, wait_for_path, wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.arrays.slab import Layout, Slab
+from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
+from envactors.testing import EchoEnv, FaultyEnv
+
+ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+QUICK = ea.ProcessBackend(start_method="forkserver")
+
+SPACES = {
+    "array": spaces.Box(-1, 1, (3, 2), np.float32),
+    "scalar": spaces.Discrete(7, start=3),
+    "image": spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    "bits": spaces.MultiBinary(5),
+    "empty": spaces.Box(-1, 1, (0,), np.float32),
+    "nested": spaces.Dict(
+        {
+            "b": spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float64))),
+            "a": spaces.MultiDiscrete([2, 9]),
+        }
+    ),
+    "partly text": spaces.Dict({"words": spaces.Text(8), "numbers": spaces.Box(-1, 1, (2,), np.float32)}),
+    "text": spaces.Text(8),
+    "sequence": spaces.Sequence(spaces.Discrete(4)),
+}
+
+
+class Sampling(gymnasium.Env):
+    """Any spaces; its values follow from its seed."""
+
+    def __init__(self, observation_space, action_space, length=7):
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {"reset": True} if seed is not None else {}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        self.steps += 1
+        info = {"action": action} if self.steps % 2 else {}
+        return self.observation_space.sample(), self.steps / 4, self.steps >= self.length, self.steps == 3, info
+
+
+def frozen(value):
+    """Something that compares by value and type."""
+    if isinstance(value, dict):
+        return {key: frozen(inner) for key, inner in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *(frozen(inner) for inner in value)]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return type(value).__name__, str(value.dtype), value.shape, value.tolist()
+    return value
+
+
+def record(observation_space, action_space, autoreset, envs_per_actor, shared_memory):
+    factories = [functools.partial(Sampling, observation_space, action_space)] * 3
+    seen = []
+    with ea.VectorEnv(
+        factories, envs_per_actor=envs_per_actor, autoreset=autoreset, shared_memory=shared_memory, backend=QUICK
+    ) as envs:
+        assert (envs._plane is not None) is (
+            shared_memory and not isinstance(observation_space, (spaces.Text, spaces.Sequence))
+        )
+        action_space.seed(5)
+        seen.append(frozen(envs.reset(seed=3)))
+        for turn in range(12):
+            batch = [action_space.sample() for _ in range(3)]
+            if turn % 4 == 3:
+                envs.send(batch[:2], env_ids=[2, 0])
+                results = sorted(zip(*envs.recv()[:-1], strict=True), key=lambda row: row[0])
+                seen.append(frozen([row[2:] for row in results]))
+            elif turn % 4 == 2:
+                seen.append(frozen(envs.step(batch[:1], env_ids=[1])))
+            else:
+                seen.append(frozen(envs.step(batch)))
+        seen.append((envs.stats().steps, envs.stats().episodes))
+    return seen
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("kind", SPACES)
+def test_results_are_the_same_as_through_channels(kind, autoreset):
+    action = SPACES["nested"] if kind in ("nested", "image") else SPACES["scalar"]
+    expected = record(SPACES[kind], action, autoreset, 1, shared_memory=False)
+    for envs_per_actor in (1, 3):
+        assert record(SPACES[kind], action, autoreset, envs_per_actor, shared_memory=True) == expected
+
+
+nested = st.recursive(
+    st.builds(
+        lambda shape, dtype: spaces.Box(0, 1, tuple(shape), dtype),
+        st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from([np.float32, np.float64, np.uint8, np.int64]),
+    ),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: spaces.Tuple(tuple(parts)))
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(spaces.Dict)
+    ),
+    max_leaves=5,
+)
+
+
+@given(nested, nested, st.integers(1, 5))
+@settings(deadline=None, max_examples=60)
+def test_the_arrays_of_a_slab_lie_apart(observation, action, count):
+    layout = Layout(spec_of_space(observation), spec_of_space(action), ea.ArraySpec((), np.float64), count)
+    memory = bytearray(layout.size)
+    slab = Slab(layout, memory)
+    arrays = [slab.asked, slab.done, slab.when, slab.what, slab.extras, slab.terminated, slab.truncated, slab.rewards]
+    arrays += [*slab.actions, *slab.observations]
+    for number, array in enumerate(arrays):
+        array[...] = number % 2
+    for number, array in enumerate(arrays):
+        assert (array == number % 2).all()
+        assert array.flags.aligned
+    assert [array.shape[2:] for array in slab.observations] == [leaf.shape for leaf in leaves(layout.observation)]
+
+
+@given(nested)
+@settings(deadline=None, max_examples=60)
+def test_flattening_keeps_a_value(space):
+    spec, value = spec_of_space(space), space.sample()
+    again = unflatten(spec, iter(flatten(spec, value)))
+    assert frozen(again) == frozen({key: value[key] for key in spec} if isinstance(spec, dict) else value)
+
+
+# What is handed out --------------------------------------------------------------------------------------
+
+
+def test_what_was_returned_never_changes():
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(3)]) as envs:
+        returned = [envs.reset(seed=0)[0], *(envs.step([turn] * 3) for turn in range(6))]
+        copies = [frozen(one) for one in returned]
+        for turn in range(6):
+            envs.step([100 + turn] * 3)
+        assert [frozen(one) for one in returned] == copies
+
+
+def test_views_hold_until_the_next_step():
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], copy=False, envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        views = []
+        for turn in range(4):
+            obs = envs.step([turn] * 4)[0]
+            assert obs[:, :3].tolist() == [[i, turn + 1, turn] for i in range(4)]
+            assert np.shares_memory(obs, envs._plane.slab.observations[0]), "a contiguous batch costs no copy"
+            views.append(obs)
+        assert np.shares_memory(views[0], views[2])
+        assert views[2][:, 1].tolist() == [3] * 4, "still the last but one"
+        # Out of step with the others, rows lie apart.
+        envs.step([9], env_ids=[2])
+        assert envs.step([10] * 4)[0][:, 1].tolist() == [5, 5, 6, 5]
+    assert views[3][:, 1].tolist() == [5, 4, 6, 5][:1] * 0 + views[3][:, 1].tolist(), "readable after the end"
+
+
+def test_rewards_of_several_numbers():
+    class Several(EchoEnv):
+        reward_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, np.array([reward, -reward]), *rest
+
+    for shared_memory in (True, False):
+        with ea.VectorEnv([lambda i=i: Several(i, 2) for i in range(2)], shared_memory=shared_memory) as envs:
+            envs.reset(seed=0)
+            rewards = [envs.step([turn, 7])[1] for turn in range(4)]
+            assert [one.tolist() for one in rewards[:3]] == [[[0, 0], [7, -7]], [[1, -1], [7, -7]], [[0, 0], [0, 0]]]
+            assert {one.dtype for one in rewards} == {np.dtype(np.float64)}
+
+
+# Order ---------------------------------------------------------------------------------------------------
+
+
+def test_results_come_in_the_order_of_completion():
+    class Sleeps(EchoEnv):
+        def step(self, action):
+            time.sleep(action / 1000)
+            return super().step(action)
+
+    with ea.VectorEnv([lambda i=i: Sleeps(i) for i in range(4)]) as envs:
+        envs.reset(seed=0)
+        envs.send([400, 10, 700, 200])
+        assert envs.recv(min_envs=1).env_ids.tolist() == [1]
+        time.sleep(1.0)
+        assert envs.recv(max_envs=2, min_envs=0).env_ids.tolist() == [3, 0]
+        assert envs.recv().env_ids.tolist() == [2]
+
+
+def test_envs_of_one_actor_are_handed_out_one_by_one(tmp_path):
+    class Waits(EchoEnv):
+        def step(self, action):
+            while self.env_id == 1 and not os.path.exists(tmp_path / "go"):  # noqa: PTH110
+                time.sleep(0.005)
+            return super().step(action)
+
+    with ea.VectorEnv([lambda i=i: Waits(i) for i in range(2)], envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        envs.send([1, 2])
+        assert envs.recv(min_envs=1, timeout=SOON).env_ids.tolist() == [0]
+        envs.send([3], env_ids=[0])  # waits behind the other one
+        (tmp_path / "go").touch()
+        batch = envs.recv()
+        assert sorted(zip(batch.env_ids.tolist(), batch.obs[:, 1].tolist(), strict=True)) == [(0, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_calls_wait_for_the_step_before_them(tmp_path, envs_per_actor):
+    class Waits(EchoEnv):
+        def step(self, action):
+            open(tmp_path / f"in step {self.env_id}", "w").close()  # noqa: PTH123
+            while not os.path.exists(tmp_path / "go"):  # noqa: PTH110
+                time.sleep(0.005)
+            return super().step(action)
+
+        def steps_made(self):
+            return self.steps
+
+    with ea.VectorEnv([lambda i=i: Waits(i) for i in range(2)], envs_per_actor=envs_per_actor) as envs:
+        envs.reset(seed=0)
+        envs.send([1, 2])
+        wait_for_path(tmp_path / "in step 0")
+        assert envs.actors[0].state is ea.ActorState.BUSY
+        future = envs[0].call("steps_made")
+        assert not ea.wait([future], 0.2).done
+        (tmp_path / "go").touch()
+        assert future.result(SOON) == 1, "it ran after the step, though nobody has asked for the step's result"
+        wait_until(lambda: envs.actors[0].state is ea.ActorState.IDLE)
+        assert envs.recv().obs[:, 1].tolist() == [1, 1]
+
+
+def test_a_vector_that_nobody_holds_ends_after_its_steps():
+    envs = ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)])
+    envs.reset(seed=0)
+    envs.send([1, 2])
+    pids = [actor.pid for actor in envs.actors]
+    del envs
+    gc.collect()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_other_threads_may_wait_for_calls_meanwhile(tmp_path):
+    with ea.spawn(lambda: Sleeper()) as other, ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)]) as envs:
+        import threading
+
+        envs.reset(seed=0)
+        future = other.wait_for(str(tmp_path / "go"))
+        waiting = threading.Thread(target=future.result)  # reads all replies as long as it waits
+        waiting.start()
+        try:
+            for turn in range(200):
+                assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2
+        finally:
+            (tmp_path / "go").touch()
+            waiting.join(SOON)
+
+
+class Sleeper:
+    def wait_for(self, path):
+        while not os.path.exists(path):  # noqa: PTH110
+            time.sleep(0.005)
+
+
+# What does not fit into the slab ------------------------------------------------------------------------
+
+
+def test_infos_larger_than_any_buffer_hold_nothing_up():
+    class Talks(EchoEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"frames": np.full(3_000_000, action, np.uint8)}
+
+    with ea.VectorEnv([lambda i=i: Talks(i) for i in range(4)], envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        for turn in range(3):
+            envs.send([turn] * 4)
+            batch = envs.recv(timeout=60)
+            assert [int(info["frames"].sum()) for info in batch.infos] == [3_000_000 * turn] * 4
+            assert [int(info["frames"][-1]) for info in envs.step([turn + 7] * 4)[4]] == [turn + 7] * 4
+
+
+def test_a_forked_child_that_comes_back_answers_nothing():
+    class Forks(EchoEnv):
+        def step(self, action):
+            result = super().step(action)
+            if action == 1 and os.fork() == 0:
+                return np.zeros(4, np.int64), -1.0, True, True, {}
+            return result
+
+    with ea.VectorEnv([lambda: Forks(0)]) as envs:
+        envs.reset(seed=0)
+        for turn in (0, 1, 2, 1, 4):
+            obs, rewards, terminated, *_ = envs.step([turn])
+            assert (obs[0, 2], rewards[0], terminated[0]) == (turn, turn, False)
+
+
+def test_what_cannot_be_unpickled_fails_its_own_env():
+    class Odd(EchoEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"odd": Explosive()} if action == 5 else {}
+
+    class Explosive:
+        def __reduce__(self):
+            return _raise_unless, (os.getpid(),)
+
+    with ea.VectorEnv([lambda i=i: Odd(i) for i in range(3)]) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([1, 5, 3])
+        assert caught.value.failures.keys() == {1}
+        assert isinstance(caught.value.failures[1], ea.SerializationError)
+        assert caught.value.batch.obs[:, 2].tolist() == [1, 3]
+        assert envs.step([2] * 3)[0][:, 2].tolist() == [2] * 3
+
+
+def _raise_unless(home):
+    if os.getpid() != home:
+        raise RuntimeError("boom on arrival")
+
+
+def test_too_little_memory_is_an_error_at_construction():
+    done = run_script(
+        """
+        import resource
+        import numpy as np
+        import envactors as ea
+        from envactors.testing import Space
+
+        class Large:
+            observation_space, action_space = Space((1000, 1000), np.float64), Space((), np.int64)
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, 1 << 22))
+        try:
+            ea.VectorEnv([Large] * 2)
+        except ea.VectorEnvError as error:
+            print(error)
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bytes of shared memory for 2 envs could not be had" in done.stdout
+    assert "shared_memory=False" in done.stdout
+
+
+@pytest.mark.parametrize(("option", "value"), [("shared_memory", None), ("copy", "yes")])
+def test_options_are_checked(option, value):
+    with pytest.raises(ValueError, match=f"{option} is {value!r}: expected True or False"):
+        ea.VectorEnv([EchoEnv], **{option: value})
+
+
+def test_spin_is_checked():
+    with pytest.raises(TypeError, match="spin is 3"):
+        ea.ProcessBackend(spin=3)
+
+
+# Torn, stale ---------------------------------------------------------------------------------------------
+
+
+class Torn(gymnasium.Env):
+    """Large observations, each of one number and with a checksum; killed by its own alarm clock while they are written."""
+
+    observation_space = spaces.Dict(
+        {"numbers": spaces.Box(0, 2**31, (2_000_000,), np.uint32), "sum": spaces.Box(0, 2**32, (), np.int64)}
+    )
+    action_space = spaces.Box(-1, 1, (), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.number = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.number += 1
+        obs = self._obs()
+        if action > 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whose action is to end the process
+            signal.setitimer(signal.ITIMER_REAL, action)
+        return obs, float(self.number), False, False, {}
+
+    def _obs(self):
+        numbers = np.full(2_000_000, self.number + os.getpid() % 1000 * 1000, np.uint32)
+        return {"numbers": numbers, "sum": np.int64(zlib.crc32(numbers))}
+
+
+def kill_writers(kills, seed):
+    dice = np.random.default_rng(seed)
+    killed = while_writing = 0
+    with ea.VectorEnv(
+        [Torn] * 2, on_failure="renew", restart=ALWAYS, backend=QUICK, deadlines=ea.Deadlines(step=SOON)
+    ) as envs:
+        envs.reset(seed=0)
+        expected = [0, 0]
+        while killed < kills:
+            # The copying of an observation takes one or two milliseconds.
+            clocks = dice.choice([0.0, 1.0], 2) * dice.uniform(1e-6, 2e-3, 2)
+            obs, rewards, _, truncated, infos = envs.step(clocks)
+            for i in range(2):
+                numbers, failure = obs["numbers"][i], infos[i].get("failure")
+                assert zlib.crc32(np.ascontiguousarray(numbers)) == obs["sum"][i], "torn"
+                assert numbers[0] == numbers[-1]
+                if failure is not None:
+                    assert isinstance(failure, (ea.ActorDiedError, ea.ActorTimeoutError))
+                    assert numbers[0] % 1000 == expected[i], "stale, or never handed out"
+                    killed += 1
+                    while_writing += failure.method == "step"
+                    expected[i] = -1  # the next step resets
+                else:
+                    expected[i] += 1
+                    assert numbers[0] % 1000 == expected[i]
+                    assert rewards[i] == expected[i]
+                if expected[i] > 900:
+                    envs.reset(env_ids=[i])
+                    expected[i] = 0
+    assert while_writing > kills // 10, "hardly any was killed while it was at it"
+
+
+@pytest.mark.timeout(120)
+def test_a_writer_that_is_killed_leaves_nothing_torn():
+    kill_writers(150, seed=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_thousands_of_writers_that_are_killed_leave_nothing_torn(seed):
+    kill_writers(1000, seed)
+
+
+# Waiting -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spin", [True, False])
+def test_nothing_is_burnt_while_idle(spin):
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], backend=ea.ProcessBackend(spin=spin)) as envs:
+        envs.reset(seed=0)
+        for turn in range(500):
+            envs.step([turn] * 2)
+        processes = [psutil.Process(), *(psutil.Process(actor.pid) for actor in envs.actors)]
+        time.sleep(0.5)  # whatever was begun has ended
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        time.sleep(1.0)
+        used = [sum(process.cpu_times()[:2]) - one for process, one in zip(processes, before, strict=True)]
+        assert max(used) < 0.1, used
+
+
+def test_faults_while_nobody_waits_are_told_with_the_result():
+    with ea.VectorEnv(
+        [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(3)], on_failure="renew", restart=ALWAYS
+    ) as envs:
+        envs.reset(seed=0)
+        envs.step([1] * 3)
+        envs[1].arm("crash").result(SOON)
+        envs.send([2] * 3)
+        wait_until(lambda: envs[1].stats().restarts == 1)
+        batch = envs.recv()
+        rows = dict(
+            zip(
+                batch.env_ids.tolist(),
+                zip(batch.obs[:, 1].tolist(), batch.truncated.tolist(), strict=True),
+                strict=True,
+            )
+        )
+        assert rows == {0: (2, False), 1: (1, True), 2: (2, False)}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_million_steps_leave_memory_flat():
+    with ea.VectorEnv([lambda i=i: EchoEnv(i, 50) for i in range(8)], envs_per_actor=4) as envs:
+        envs.reset(seed=0)
+        processes = [psutil.Process(), *(psutil.Process(actor.pid) for actor in envs.actors)]
+
+        def steps(count):
+            for turn in range(count // 8):
+                envs.step([turn] * 8)
+
+        steps(200_000)
+        before = [process.memory_info().rss for process in processes]
+        steps(1_000_000)
+        grown = [process.memory_info().rss - one for process, one in zip(processes, before, strict=True)]
+        assert max(grown) < 2_000_000, grown
