@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import threading
 import time
 import zlib
 
@@ -175,7 +176,7 @@ def test_views_hold_until_the_next_step():
         # Out of step with the others, rows lie apart.
         envs.step([9], env_ids=[2])
         assert envs.step([10] * 4)[0][:, 1].tolist() == [5, 5, 6, 5]
-    assert views[3][:, 1].tolist() == [5, 4, 6, 5][:1] * 0 + views[3][:, 1].tolist(), "readable after the end"
+    assert views[3][:, 1].tolist() in ([5, 5, 6, 5], [4, 4, 4, 4], [4, 4, 5, 4]), "readable after the end"
 
 
 def test_rewards_of_several_numbers():
@@ -265,9 +266,7 @@ def test_a_vector_that_nobody_holds_ends_after_its_steps():
 
 
 def test_other_threads_may_wait_for_calls_meanwhile(tmp_path):
-    with ea.spawn(lambda: Sleeper()) as other, ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)]) as envs:
-        import threading
-
+    with ea.spawn(Sleeper) as other, ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)]) as envs:
         envs.reset(seed=0)
         future = other.wait_for(str(tmp_path / "go"))
         waiting = threading.Thread(target=future.result)  # reads all replies as long as it waits
@@ -382,7 +381,7 @@ def test_spin_is_checked():
 
 
 class Torn(gymnasium.Env):
-    """Large observations, each of one number and with a checksum; killed by its own alarm clock while they are written."""
+    """Large observations of one number each, with a checksum; killed by its own alarm clock while they are written."""
 
     observation_space = spaces.Dict(
         {"numbers": spaces.Box(0, 2**31, (2_000_000,), np.uint32), "sum": spaces.Box(0, 2**32, (), np.int64)}
@@ -417,7 +416,7 @@ def kill_writers(kills, seed):
         while killed < kills:
             # The copying of an observation takes one or two milliseconds.
             clocks = dice.choice([0.0, 1.0], 2) * dice.uniform(1e-6, 2e-3, 2)
-            obs, rewards, _, truncated, infos = envs.step(clocks)
+            obs, rewards, *_, infos = envs.step(clocks)
             for i in range(2):
                 numbers, failure = obs["numbers"][i], infos[i].get("failure")
                 assert zlib.crc32(np.ascontiguousarray(numbers)) == obs["sum"][i], "torn"
@@ -477,14 +476,8 @@ def test_faults_while_nobody_waits_are_told_with_the_result():
         envs.send([2] * 3)
         wait_until(lambda: envs[1].stats().restarts == 1)
         batch = envs.recv()
-        rows = dict(
-            zip(
-                batch.env_ids.tolist(),
-                zip(batch.obs[:, 1].tolist(), batch.truncated.tolist(), strict=True),
-                strict=True,
-            )
-        )
-        assert rows == {0: (2, False), 1: (1, True), 2: (2, False)}
+        rows = zip(batch.env_ids.tolist(), batch.obs[:, 1].tolist(), batch.truncated.tolist(), strict=True)
+        assert sorted(rows) == [(0, 2, False), (1, 1, True), (2, 2, False)]
 
 
 @pytest.mark.soak
