@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from envactors.cli import bench, main
 from envactors.cli.contenders import OPPONENTS, GymnasiumLoop, Ours, OursAsynchronous, OursPacked, PlainLoop
-from envactors.cli.figures import Finding, Round, in_words, rates, ratios, spread
+from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
 from envactors.cli.jobs import BenchInputError, EnvSource, make_job
 from envactors.testing import EchoEnv, workloads
 
@@ -169,13 +169,16 @@ def test_ctrl_c_at_a_terminal():
     assert_all_gone(descendants, 1)
 
 
-def test_nothing_is_left_when_the_command_is_killed():
-    with endless_run(stdout=subprocess.PIPE, text=True) as process:
+def test_nothing_is_left_when_the_command_is_killed(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with endless_run(stdout=subprocess.PIPE, text=True, env=environment) as process:
         while not process.stdout.readline().startswith("round 1 "):
             pass
         descendants = workers_of(process)
+        assert list(tmp_path.iterdir()) != []
     # Each side notices by itself.
     assert_all_gone(descendants, 10)
+    assert list(tmp_path.iterdir()) == []
 
 
 def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
@@ -439,8 +442,8 @@ FINDING = {
         (
             {"step_seconds": 2.0, "default": 7.5, "packed": 2.0},
             (
-                "2.0 s in the loop; processes pay: the default is 7.5 times the loop on 2 cores, more than there are "
-                "cores, since the env waits more than it computes, 4 envs a process 2.0 times."
+                "2.0 s in the loop; processes pay: the default is 7.5 times the loop on 2 cores (more than there are: "
+                "its steps wait more than they compute), 4 envs a process 2.0 times."
             ),
         ),
     ],
@@ -453,9 +456,28 @@ def test_the_words_follow_the_figures(changes, words):
     ]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0.00384, "0.0038"),
+        (0.0999, "0.10"),
+        (0.254, "0.25"),
+        (0.999, "1.00"),
+        (1.26, "1.26"),
+        (9.996, "10"),
+        (123.4, "123"),
+    ],
+)
+def test_ratios_have_two_digits_that_count(ratio, text):
+    assert ratio_text(ratio) == text
+
+
 def test_a_busy_machine_is_told_of_and_nobody_is_compared_with_nobody():
-    words = in_words(Finding(**{**FINDING, "others": {}, "load": 7.0}))
+    words = in_words(Finding(**{**FINDING, "default": 2.5, "others": {}, "load": 7.0}))
     assert len(words) == 2
+    assert (
+        "2.5 times the loop on 2 cores (more than there are: many processes get more of a busy machine, or" in words[0]
+    )
     assert "load average was 7.0" in words[1]
 
 

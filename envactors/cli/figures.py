@@ -112,7 +112,7 @@ def in_words(finding: Finding) -> list[str]:
     if finding.others:
         name, ratio = min(finding.others.items(), key=lambda item: item[1])
         sentences.append(f"The fastest of the others is {name}: the default makes {_times(ratio)} its steps.")
-    if finding.load > _BUSY * finding.cores:
+    if _is_busy(finding):
         sentences.append(
             f"The load average was {finding.load:.1f} before anything was started: other processes were using the "
             "machine, and the ratios say more than the steps per second."
@@ -120,14 +120,21 @@ def in_words(finding: Finding) -> list[str]:
     return sentences
 
 
+def _is_busy(finding: Finding) -> bool:
+    return finding.load > _BUSY * finding.cores
+
+
 def _whether_processes_pay(finding: Finding) -> str:
     cores = f"on {finding.cores} {'core' if finding.cores == 1 else 'cores'}"
     default, packed = finding.default, finding.packed
     together = f"{finding.envs_per_actor} envs a process"
     if default > 1 + _TOLERANCE:
-        why = (
-            ", more than there are cores, since the env waits more than it computes" if default > finding.cores else ""
-        )
+        why = ""
+        if default > (1 + _TOLERANCE) * finding.cores:
+            waits = "its steps wait more than they compute"
+            if _is_busy(finding):
+                waits = f"many processes get more of a busy machine, or {waits}"
+            why = f" (more than there are: {waits})"
         text = f"processes pay: the default is {_times(default)} the loop {cores}{why}"
         if packed is not None:
             text += f", {together} {_times(packed)}"
@@ -146,8 +153,13 @@ def _whether_processes_pay(finding: Finding) -> str:
     return f"{text}."
 
 
+def ratio_text(ratio: float) -> str:
+    """A ratio for a column of them, with two digits at least that count."""
+    return f"{ratio:.0f}" if ratio >= 9.995 else f"{ratio:.2f}" if ratio >= 0.0995 else f"{ratio:.2g}"
+
+
 def _times(ratio: float) -> str:
-    return f"{ratio:.1f} times" if ratio >= 0.95 else f"{ratio:.2f} times"
+    return f"{ratio:.1f} times" if 0.995 <= ratio < 9.95 else f"{ratio_text(ratio)} times"
 
 
 def _duration(seconds: float) -> str:

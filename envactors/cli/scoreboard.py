@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from envactors.cli.figures import Comparison, Spread
+from envactors.cli.figures import Comparison, Spread, ratio_text
 
 
 class Scoreboard:
@@ -95,4 +95,4 @@ class Scoreboard:
 
 
 def _ratio(ratio: Spread | None) -> str:
-    return "-" if ratio is None else f"{ratio.median:.2f}"
+    return "-" if ratio is None else ratio_text(ratio.median)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable
@@ -202,7 +205,7 @@ def serve(descriptor: int) -> None:
     # Not for the processes that the side starts.
     os.set_inheritable(descriptor, False)
     contender: Contender | None = None
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    try:
         while (request := connection.recv()) is not None:
             try:
                 if contender is None:
@@ -217,8 +220,17 @@ def serve(descriptor: int) -> None:
                 connection.send((False, (summary, traceback.format_exc())))
             else:
                 connection.send((True, answer))
+    except (EOFError, BrokenPipeError):
+        # The command was killed, and its directories are nobody's.
+        atexit.register(_clear_away, tempfile.gettempdir())
     if contender is not None:
         contender.close()
+
+
+def _clear_away(directory: str) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        Path(directory).parent.rmdir()
 
 
 def _play(contender: Contender, seconds: float) -> Round:
