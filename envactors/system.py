@@ -37,6 +37,7 @@ SIGKILL = signal.SIGKILL
 LONGEST_WAIT = 1e6
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 # Python has no memory barriers. Where the processor keeps stores in order, a number that is written last is seen
 # last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
@@ -249,11 +250,24 @@ def die_with_parent(parent_pid: int) -> None:
     Raises:
         OSError: The kernel refused.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, "PR_SET_PDEATHSIG")
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant whose own parent ends, so that none gets out of sight.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def _prctl(option: int, value: int, name: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({name}) failed")
 
 
 def is_disconnect(error: OSError) -> bool:

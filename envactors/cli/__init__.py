@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli import demo
+from envactors.cli import bench, demo
 
 _INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 _READER_GONE = 141  # and for one whose output nobody reads any more
@@ -48,4 +48,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"envactors {envactors.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.register(commands)
+    bench.register(commands)
     return parser

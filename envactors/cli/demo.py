@@ -6,9 +6,9 @@ import argparse
 import importlib.util
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from envactors.cli.arguments import at_least, seconds
 from envactors.errors import EnvActorsError
 
 if TYPE_CHECKING:
@@ -54,25 +54,25 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--num-envs", type=_at_least(1), default=8, metavar="N", help="how many envs, one actor each (default: 8)"
+        "--num-envs", type=at_least(1), default=8, metavar="N", help="how many envs, one actor each (default: 8)"
     )
     parser.add_argument(
         "--seed",
-        type=_at_least(0),
+        type=at_least(0),
         default=0,
         metavar="N",
         help="decides the learning curve, whatever the number of envs up to 24 (default: 0)",
     )
     parser.add_argument(
         "--generations",
-        type=_at_least(1),
+        type=at_least(1),
         default=60,
         metavar="N",
         help="learn for at most so many generations (default: 60); most seeds need about ten",
     )
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=seconds,
         default=50.0,
         metavar="SECONDS",
         help="stop learning early enough to be through with the evaluation by then (default: 50)",
@@ -176,20 +176,3 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         repeated=rollouts.repeated,
         lost=rollouts.lost,
     )
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def integer(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return integer
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
-    return value

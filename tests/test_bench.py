@@ -1,0 +1,493 @@
+"""`envactors bench`: the installed command, run as users run it, and the figures it makes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envactors.cli import bench, main
+from envactors.cli.contenders import OPPONENTS, GymnasiumLoop, Ours, OursAsynchronous, OursPacked, PlainLoop
+from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
+from envactors.cli.jobs import BenchInputError, EnvSource, make_job
+from envactors.testing import EchoEnv, workloads
+
+COMMAND = Path(sys.executable).with_name("envactors")
+SMALL = ("--rounds", "2", "--seconds", "0.05")
+ECHO = "envactors.testing:EchoEnv"
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    # Rich would take the pipe for a terminal here.
+    environment = {**os.environ, "FORCE_COLOR": "1"}
+    return subprocess.run(
+        [COMMAND, "bench", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=55,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "figures.json"
+    against = ("--against", "loop,pipe, gymnasium")
+    done = run("CartPole-v1", *SMALL, "--num-envs", "2", "--envs-per-actor", "2", *against, "--json", str(path))
+    return done, json.loads(path.read_text())
+
+
+def test_the_table_and_the_words(measured):
+    done, _ = measured
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.split("\n\n")[1].splitlines())) <= 80
+    for title in ("envactors 0", "envactors, 2 a process", "envactors, recv", "loop", "gymnasium 1", "pipe"):
+        assert re.search(rf"^{title}.*: started in [\d.]+ s$", done.stdout, re.MULTILINE)
+        assert re.search(rf"^{title}.* [\d,]+ +[\d,]+ to [\d,]+ +[\d.]+ +[\d.]+ *$", done.stdout, re.MULTILINE)
+    assert "round 2 of 2 done" in done.stdout
+    assert re.search(r"^A step of this env takes about [\d.]+ [um]s in the loop; .* times the loop", done.stdout, re.M)
+    assert re.search(r"^The fastest of the others is (pipe|gymnasium [\d.]+): .* its steps\.$", done.stdout, re.M)
+
+
+def test_everything_is_in_the_file(measured):
+    done, record = measured
+    assert record["arguments"] == {
+        "env": "CartPole-v1",
+        "num_envs": 2,
+        "envs_per_actor": 2,
+        "against": ["loop", "pipe", "gymnasium"],
+        "seconds": 0.05,
+        "rounds": 2,
+    }
+    environment = record["environment"]
+    assert environment["cores"] == len(psutil.Process().cpu_affinity())
+    assert set(environment["versions"]) == {"envactors", "gymnasium"}
+    assert len(environment["load_average"]["before"]) == 3
+    assert record["in_words"] == [line for line in record["in_words"] if line in done.stdout]
+    sides = {side["name"]: side for side in record["sides"]}
+    assert list(sides) == ["envactors", "envactors-packed", "envactors-recv", "loop", "gymnasium", "pipe"]
+    for side in sides.values():
+        assert side["error"] is None
+        assert [one["seconds"] >= 0.05 and one["steps"] > 0 for one in side["rounds"]] == [True, True]
+        own = [one["env_steps_per_second"] for one in side["rounds"]]
+        assert side["env_steps_per_second"]["median"] == pytest.approx(statistics.median(own))
+        loops = [one["env_steps_per_second"] for one in sides["loop"]["rounds"]]
+        paired = statistics.median(one / loop for one, loop in zip(own, loops, strict=True))
+        assert side["side_to_loop"]["median"] == pytest.approx(paired)
+    assert sides["envactors"]["envactors_to_side"]["median"] == sides["loop"]["side_to_loop"]["median"] == 1.0
+
+
+@pytest.fixture
+def own_module(tmp_path):
+    (tmp_path / "ray.py").write_text("raise RuntimeError('no cluster today')")
+    code = """
+    import os
+    from envactors.testing import EchoEnv
+
+    class envs:
+        echo = EchoEnv
+
+    class Fragile(EchoEnv):
+        def step(self, action):
+            os._exit(3)
+    """
+    (tmp_path / "own.py").write_text(textwrap.dedent(code))
+    return tmp_path
+
+
+def test_a_factory_of_ones_own_and_a_side_that_fails(own_module):
+    # The env knows nothing of Gymnasium; its loop is a plain one.
+    done = run("own:envs.echo", *SMALL, "--num-envs", "1", "--against", "ray", "--json", "figures.json", cwd=own_module)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^ray.* failed: RuntimeError: no cluster today$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ray.* failed *$", done.stdout, re.MULTILINE)
+    record = json.loads((own_module / "figures.json").read_text())
+    sides = {side["name"]: side for side in record["sides"]}
+    assert "Traceback" in sides["ray"]["error"]["details"]
+    assert (sides["ray"]["rounds"], sides["ray"]["side_to_loop"]) == ([], None)
+    assert len(sides["envactors"]["rounds"]) == len(sides["loop"]["rounds"]) == 2
+
+
+def test_an_env_that_takes_its_process_along(own_module):
+    done = run("own:Fragile", *SMALL, "--num-envs", "1", "--against", "loop", cwd=own_module)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "loop (Python) failed: its process ended (3)" in done.stdout
+    assert re.search("^envactors [^,]* failed: VectorStepError: ", done.stdout, re.MULTILINE)
+
+
+ENDLESS = (COMMAND, "bench", ECHO, "--num-envs", "1", "--against", "loop", "--rounds", "1000", "--seconds", "0.05")
+
+
+@contextlib.contextmanager
+def endless_run(**options):
+    # A session of its own, so that the signal reaches all that a terminal would send it to, and not pytest.
+    with subprocess.Popen(ENDLESS, start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_at_a_terminal():
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environment |= {"TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    with endless_run(stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(theirs)
+        screen = b""
+        while b" of 1000: " not in screen:
+            screen += os.read(ours, 1 << 16)
+        descendants = workers_of(process)
+        os.killpg(process.pid, signal.SIGINT)
+        # The last one who has the other end leaves: EIO.
+        with contextlib.suppress(OSError):
+            while os.read(ours, 1 << 16):
+                pass
+        errors = process.stderr.read()
+        process.wait()
+    os.close(ours)
+    assert (process.returncode, errors) == (130, b"envactors: interrupted\n")
+    for text in ("starting envactors", "━", "1 env, 3 sides: 1000 rounds of 0.05 s each"):
+        assert text in screen.decode(errors="ignore")
+    assert_all_gone(descendants, 1)
+
+
+def test_nothing_is_left_when_the_command_is_killed(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with endless_run(stdout=subprocess.PIPE, text=True, env=environment) as process:
+        while not process.stdout.readline().startswith("round 1 "):
+            pass
+        descendants = workers_of(process)
+        assert list(tmp_path.iterdir()) != []
+    # Each side notices by itself.
+    assert_all_gone(descendants, 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    assert len(descendants) >= 3 + 1 + 1
+    return descendants
+
+
+def assert_all_gone(processes: list[psutil.Process], patience: float) -> None:
+    _, left = psutil.wait_procs(processes, timeout=patience)
+    assert left == []
+
+
+class Mute(EchoEnv):
+    action_space = None
+
+
+def refused(capsys, *arguments: str) -> str:
+    try:
+        status = main(["bench", *arguments])
+    except SystemExit as end:
+        status = end.code
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    return captured.err
+
+
+@pytest.fixture
+def path_restored(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.mark.usefixtures("path_restored")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((ECHO, "--against", "pipe,rey"), "unknown: 'rey'; known: loop, gymnasium, stable-baselines3, tianshou, ray, "),
+        ((ECHO, "--against", ""), "unknown: ''; known: loop, "),
+        ((ECHO, "--against", "gymnasium"), f"--against gymnasium: {ECHO} is not a gymnasium.Env"),
+        ((ECHO, "--num-envs", "0"), "0 is less than 1"),
+        ((ECHO, "--envs-per-actor", "0"), "0 is less than 1"),
+        ((ECHO, "--rounds", "0"), "0 is less than 1"),
+        ((ECHO, "--seconds", "nan"), "nan is not a positive number of seconds"),
+        ((ECHO, "--json", "/nowhere/figures.json"), "/nowhere/figures.json cannot be written"),
+        ((ECHO, "--json", "/tmp"), "/tmp cannot be written"),
+        (("NoSuchEnv-v0",), "NoSuchEnv-v0 could not be made: NameNotFound: "),
+        (("nowhere:make",), "nowhere:make could not be made: ModuleNotFoundError: No module named 'nowhere'"),
+        (("envactors.testing:nobody",), "could not be made: AttributeError: "),
+        (("test_bench:Mute",), "test_bench:Mute makes a Mute without an action_space to sample from: give the env one"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_work_is_refused_before_anything_starts(arguments, text, capsys):
+    assert text in refused(capsys, *arguments)
+
+
+@pytest.mark.usefixtures("path_restored")
+def test_a_peer_that_is_missing(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    errors = refused(capsys, ECHO, "--against", "dask,pipe")
+    assert "envactors bench: --against dask: not installed: pip install distributed\n" in errors
+    # Where nobody asks for it, it is left out.
+    sides, skipped = bench._choose(None, make_job(ECHO, 2, 1))
+    assert skipped["dask"] == "not installed: pip install distributed"
+    assert {"pipe", "loky"} <= {side.name for side in sides}
+    assert "dask" not in {side.name for side in sides}
+
+
+@pytest.mark.usefixtures("path_restored")
+@pytest.mark.parametrize(
+    ("missing", "env", "text"),
+    [
+        ("rich", ECHO, "envactors bench needs rich: pip install 'envactors[demo]'\n"),
+        ("psutil", ECHO, "envactors bench needs psutil: pip install 'envactors[demo]'\n"),
+        (
+            "gymnasium",
+            "CartPole-v1",
+            "envactors bench: CartPole-v1 is made by gymnasium: pip install 'envactors[demo]'",
+        ),
+    ],
+)
+def test_missing_extras_are_named(missing, env, text, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert refused(capsys, env).startswith(text)
+
+
+def test_nobody_is_imported_before_it_takes_part():
+    peers = ["gymnasium", *(opponent.module for opponent in OPPONENTS if opponent.module not in (None, "loky"))]
+    code = f"import sys, envactors.cli.contenders, envactors.testing.workloads; print({{*{peers}}} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_help_names_everybody(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    described = capsys.readouterr().out
+    for text in (*(opponent.name for opponent in OPPONENTS), "--against", "--json", "--envs-per-actor", "exit status"):
+        assert text in described
+
+
+# The sides ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [PlainLoop, GymnasiumLoop, Ours, OursPacked])
+def test_all_sides_make_the_same_steps_and_do_not_count_resets(kind, tmp_path):
+    # CartPole's episodes are over sooner or later, depending on the seed and every action.
+    job = make_job("CartPole-v1", 3, 2)
+    side = kind(job, str(tmp_path))
+    side.start()
+    try:
+        for _ in range(2):
+            side.reset(7)
+            made = [side.step() for _ in range(80)]
+            assert made == expected_steps(job, 7, 80)
+            assert min(made) < 3
+    finally:
+        side.close()
+
+
+def expected_steps(job, seed, turns):
+    envs = [job.source() for _ in range(job.num_envs)]
+    ended = [True] * job.num_envs
+    made = []
+    for i, env in enumerate(envs):
+        env.reset(seed=seed + i)
+        ended[i] = False
+    for turn in range(turns):
+        made.append(ended.count(False))
+        for i, env in enumerate(envs):
+            if ended[i]:
+                env.reset()
+                ended[i] = False
+            else:
+                _, _, terminated, truncated, _ = env.step(job.actions[turn][i])
+                ended[i] = terminated or truncated
+    return made
+
+
+def test_the_asynchronous_side_counts_what_the_envs_count(tmp_path):
+    job = make_job(ECHO, 3, 1)
+    side = OursAsynchronous(job, str(tmp_path))
+    side.start()
+    try:
+        for _ in range(2):
+            side.reset(0)
+            made = sum(side.step() for _ in range(20))
+            made += side.settle()
+            assert made == sum(side._envs.get_attr("steps"))
+            assert side.settle() == 0
+    finally:
+        side.close()
+
+
+# The workloads ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nothing", "image", "busy_100us", "busy_1ms", "sleeping", "pong", "humanoid"])
+def test_workloads(name):
+    if name == "pong":
+        pytest.importorskip("ale_py")
+        pytest.importorskip("cv2")
+    if name == "humanoid":
+        pytest.importorskip("mujoco")
+    source = EnvSource(f"envactors.testing.workloads:{name}")
+    env = source()
+    obs, _ = env.reset(seed=1)
+    assert env.observation_space.contains(obs)
+    obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+    assert env.observation_space.contains(obs)
+    assert (terminated, truncated) == (False, False)
+    shape = {"image": (4, 84, 84), "pong": (4, 84, 84), "humanoid": (348,)}.get(name, (4,))
+    assert obs.shape == shape
+    env.close()
+
+
+def test_work_is_an_amount_and_waits_follow_the_seed(monkeypatch):
+    turns, waits = [], []
+    monkeypatch.setattr(workloads, "compute", turns.append)
+    for make in (workloads.busy_100us, workloads.busy_1ms):
+        env = make()
+        env.reset()
+        env.step(0)
+    assert turns == [workloads._TURNS_PER_100_US, 10 * workloads._TURNS_PER_100_US]
+    monkeypatch.setattr(workloads.time, "sleep", waits.append)
+    env = workloads.sleeping()
+    for _ in range(2):
+        env.reset(seed=3)
+        for _ in range(200):
+            env.step(0)
+    assert waits[:200] == waits[200:]
+    assert np.mean(waits) == pytest.approx(0.002, rel=0.3)
+
+
+# The figures --------------------------------------------------------------------------------------------
+
+POSITIVE = st.floats(1e-6, 1e6)
+SIDES = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_size=1, max_size=20)
+
+
+@given(st.lists(POSITIVE, min_size=1, max_size=30))
+def test_a_spread_has_its_values_in_order(values):
+    found = spread(values)
+    slack = 1e-9 * max(values)
+    assert min(values) - slack <= found.lower_quartile <= found.median + slack
+    assert found.median <= found.upper_quartile + slack <= max(values) + 2 * slack
+    assert found.median == pytest.approx(statistics.median(values))
+    assert found == spread(values[::-1])
+
+
+@given(SIDES)
+def test_what_a_rounds_time_does_to_both_sides_does_nothing_to_their_ratio(rounds):
+    slow = [(Round(one, seconds), Round(other, seconds)) for one, other, seconds in rounds]
+    quick = [(Round(one, 1.0), Round(other, 1.0)) for one, other, _ in rounds]
+    (ours, theirs), (our_counts, their_counts) = (zip(*sides, strict=True) for sides in (slow, quick))
+    assert ratios(ours, theirs).median == pytest.approx(ratios(our_counts, their_counts).median)
+    assert ratios(ours, ours).median == 1.0
+    assert rates(our_counts) == spread([one for one, _, _ in rounds])
+
+
+FINDING = {
+    "step_seconds": 5e-6,
+    "default": 0.4,
+    "packed": 1.3,
+    "envs_per_actor": 4,
+    "asynchronous": 1.0,
+    "others": {"pipe": 1.25, "ray": 9.0},
+    "cores": 2,
+    "load": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {},
+            (
+                "5 us in the loop; a process costs more than it gives unless several envs share one: 4 envs a process "
+                "are 1.3 times the loop on 2 cores, the default is 0.40 times."
+            ),
+        ),
+        (
+            {"packed": 0.8, "asynchronous": 1.2},
+            (
+                "5 us in the loop; a process costs more than it gives: the default is 0.40 times the loop on 2 cores, "
+                "4 envs a process 0.80 times; taking what is done (recv) is 1.2 times the default."
+            ),
+        ),
+        (
+            {"step_seconds": 0.0012, "default": 1.0, "packed": None, "cores": 1},
+            "1.2 ms in the loop; a process costs about what it gives: the default is 1.0 times the loop on 1 core.",
+        ),
+        (
+            {"step_seconds": 80e-6, "default": 1.8, "packed": 1.9},
+            (
+                "80 us in the loop; processes pay: the default is 1.8 times the loop on 2 cores, 4 envs a process 1.9 "
+                "times."
+            ),
+        ),
+        (
+            {"step_seconds": 2.0, "default": 7.5, "packed": 2.0},
+            (
+                "2.0 s in the loop; processes pay: the default is 7.5 times the loop on 2 cores (more than there are: "
+                "its steps wait more than they compute), 4 envs a process 2.0 times."
+            ),
+        ),
+    ],
+    ids=["packed pays", "nothing pays", "even", "processes pay", "waiting"],
+)
+def test_the_words_follow_the_figures(changes, words):
+    assert in_words(Finding(**{**FINDING, **changes})) == [
+        f"A step of this env takes about {words}",
+        "The fastest of the others is pipe: the default makes 1.2 times its steps.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0.00384, "0.0038"),
+        (0.0999, "0.10"),
+        (0.254, "0.25"),
+        (0.999, "1.00"),
+        (1.26, "1.26"),
+        (9.996, "10"),
+        (123.4, "123"),
+    ],
+)
+def test_ratios_have_two_digits_that_count(ratio, text):
+    assert ratio_text(ratio) == text
+
+
+def test_a_busy_machine_is_told_of_and_nobody_is_compared_with_nobody():
+    words = in_words(Finding(**{**FINDING, "default": 2.5, "others": {}, "load": 7.0}))
+    assert len(words) == 2
+    assert (
+        "2.5 times the loop on 2 cores (more than there are: many processes get more of a busy machine, or" in words[0]
+    )
+    assert "load average was 7.0" in words[1]
+
+
+def test_names_that_gymnasium_makes_and_factories():
+    assert [EnvSource(name).is_factory for name in ("CartPole-v1", "ale_py:ALE/Pong-v5", "own:make", "a.b:c.d")] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    with pytest.raises(BenchInputError, match="could not be made: KeyError: 'no'"):
+        make_job("test_bench:broken", 1, 1)
+
+
+def broken():
+    raise KeyError("no")
