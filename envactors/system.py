@@ -100,6 +100,10 @@ class Doorbell:
             if not self._closed:
                 os.eventfd_write(self._fd, 1)
 
+    def ring_open(self) -> None:
+        """Rings a bell of which the caller knows that nobody closes it meanwhile."""
+        os.eventfd_write(self._fd, 1)
+
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)

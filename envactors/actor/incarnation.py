@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
+from envactors.actor.turn import Turn
 from envactors.backends.base import ExitStatus, Worker
 from envactors.system import READABLE, WRITABLE, is_disconnect
 from envactors.wire.board import FRAMES_DOWN, ONE_BY_ONE, ORDERED, SPIN
@@ -94,13 +95,15 @@ class Incarnation:
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
 
-    def order(self, turn: int, one_by_one: bool) -> None:
-        """Starts a turn."""
-        assert self.board is not None, "only processes take turns"
-        words = self.board.words
-        words[ONE_BY_ONE] = one_by_one
-        words[ORDERED] = turn
-        self.board.to_worker.ring()
+    def order(self, turn: Turn) -> None:
+        """Starts a turn; under the actor's lock, so that the bell is open."""
+        board = self.board
+        assert board is not None, "only processes take turns"
+        turn.board = board
+        words = board.words
+        words[ONE_BY_ONE] = turn.one_by_one
+        words[ORDERED] = turn.call_id
+        board.to_worker.ring_open()
 
     def let_spin(self, spin: bool) -> None:
         """Says whether the worker may look with open eyes before it sleeps."""

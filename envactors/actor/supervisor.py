@@ -540,22 +540,21 @@ class Supervisor:
             False where the actor is not free for it now, or has another process: then each env is to be asked alone.
         """
         with self._lock:
-            self._look_at_turn()
+            if self._table.running is not None:
+                self._look_at_turn()
             process = self._process
             if (
                 self._phase is not Phase.LIVE
                 or self.incarnation != turn.bound
                 or process is None
-                or process.board is None
                 or self._closing
                 or not self._table.take(turn)
             ):
                 return False
-            turn.board = process.board
-            turn.started = time.monotonic()
+            turn.started = now = time.monotonic()
             if self._turn_limit is not None:
-                self._set_timer("call", turn.started + self._turn_limit)
-            process.order(turn.call_id, turn.one_by_one)
+                self._set_timer("call", now + self._turn_limit)
+            process.order(turn)
         return True
 
     def end_turn(self, turn: Turn) -> bool:
@@ -579,17 +578,18 @@ class Supervisor:
 
     def _look_at_turn(self) -> None:
         """Takes the running turn off if the worker has finished it."""
-        turn = self._table.running
-        if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or not turn.finished:
+        turn, process = self._table.running, self._process
+        if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or process is None or not turn.finished:
             return
         if not self._fetch_mail(turn):
             return
         self._table.running = None
-        self._timers.pop("call", None)
+        if self._turn_limit is not None:
+            self._timers.pop("call", None)
         self._completed += len(turn.envs)
         turn.over = True
-        if self._process is not None and self._process.hearing:
-            self._process.hear(None)
+        if process.hearing:
+            process.hear(None)
             self.reactor.wake(turn.waiter)
         if self._table:
             self._dispatch()

@@ -27,20 +27,19 @@ class ArraySpec:
         dtype: ``object`` stands for values that cannot be batched; a batch of them is a list.
         low: The least value, or None.
         high: The greatest value, or None.
+        batchable: Whether values of it can be put into one array.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     low: npt.NDArray[Any] | None = None
     high: npt.NDArray[Any] | None = None
+    batchable: bool = dataclasses.field(init=False, repr=False, default=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
-
-    @property
-    def batchable(self) -> bool:
-        return self.dtype.kind in _ARRAY_KINDS
+        object.__setattr__(self, "batchable", self.dtype.kind in _ARRAY_KINDS)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArraySpec):

@@ -223,8 +223,11 @@ class Plane:
 
     def settled(self) -> bool:
         """Whether no turn is under way any more; takes off those that are finished."""
+        supervisors = self._supervisors
         for turn in self.turns:
-            if not turn.over and not (turn.finished and self._supervisors[turn.first].end_turn(turn)):
+            if turn.over:
+                continue
+            if turn.board.words[FINISHED] != turn.call_id or not supervisors[turn.first].end_turn(turn):
                 return False
         return True
 

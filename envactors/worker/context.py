@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -27,6 +28,7 @@ _current: ContextVar[ActorContext | None] = ContextVar("envactors_current_actor"
 # What env code's own threads see; only in a process that is one actor's alone.
 _process_wide: ActorContext | None = None
 _is_worker_process = False
+_is_forked_copy = False
 
 
 def current_actor() -> ActorContext | None:
@@ -38,14 +40,26 @@ def own_process() -> None:
     """Says that this process is one actor's alone."""
     global _is_worker_process
     _is_worker_process = True
+    os.register_at_fork(after_in_child=_note_copy)
+
+
+def _note_copy() -> None:
+    global _is_forked_copy
+    _is_forked_copy = True
+
+
+def is_forked_copy() -> bool:
+    """Whether this process is a copy that env code has made of its worker."""
+    return _is_forked_copy
 
 
 def enter(context: ActorContext) -> None:
     """Says whose code runs from here on."""
     global _process_wide
-    _current.set(context)
     if _is_worker_process:
         _process_wide = context
+    else:
+        _current.set(context)
 
 
 @contextlib.contextmanager

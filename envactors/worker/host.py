@@ -26,6 +26,8 @@ class Seat:
         self.spec = _space_spec(env, "observation_space")
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
+        # Named once: this is on the way of every step.
+        self.observation_name = f"the observation of env {self.index}"
 
 
 class Host:
@@ -95,12 +97,18 @@ class Host:
     def step(self, message: Step) -> Transition:
         """Steps an env; with autoreset an ended episode's successor is begun (Gymnasium's ``SAME_STEP``)."""
         seat = self._enter(message.env)
-        return Transition(*self.advance(seat, message.action, message.autoreset, message.root_seed, self._resetting))
+        obs, reward, terminated, truncated, info = self.advance(
+            seat, message.action, message.autoreset, message.root_seed, self._resetting
+        )
+        return Transition(obs, reward, bool(terminated), bool(truncated), info)
 
     def advance(
         self, seat: Seat, action: Any, autoreset: bool, root_seed: int | None, resetting: Callable[[], None]
     ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the env of a seat; gives a `Transition`'s fields, and calls ``resetting`` on the way to a reset."""
+        """Steps the env of a seat; gives a `Transition`'s fields, and calls ``resetting`` on the way to a reset.
+
+        What the env gives is checked and converted, but for the flags, of which only the truth counts.
+        """
         result = seat.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(
@@ -108,8 +116,11 @@ class Host:
                 "expected (obs, reward, terminated, truncated, info)"
             )
         obs, reward, terminated, truncated, info = result
-        obs = self._conform(seat, obs)
-        terminated, truncated = bool(terminated), bool(truncated)
+        spec = seat.spec
+        # What `conform` does with a value that fits already; the call alone takes as long as many a step.
+        fits = type(obs) is np.ndarray and type(spec) is ArraySpec and obs.dtype is spec.dtype
+        if not fits or obs.shape != spec.shape:
+            obs = self._conform(seat, obs)
         if autoreset and (terminated or truncated):
             resetting()
             first, reset_info = self.reset_seat(seat, None, None, root_seed)
@@ -151,7 +162,7 @@ class Host:
     def _conform(self, seat: Seat, obs: Any) -> Any:
         if seat.spec is None:
             seat.spec = spec_of_value(obs)
-        return conform(seat.spec, obs, f"the observation of env {seat.index}")
+        return conform(seat.spec, obs, seat.observation_name)
 
 
 def find(env: Any, name: str) -> Any:

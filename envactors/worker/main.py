@@ -52,7 +52,8 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
 
     server = Server(send, board, slab)
     spin, poller = Spin(), Poller()
-    poller.add(channel.fileno())
+    fd = channel.fileno()
+    poller.add(fd)
     board.to_worker.tell(poller)
     received = taken = 0
 
@@ -67,7 +68,7 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
         if words[FRAMES_DOWN] <= received:
             if words[SPIN] and spin.until(called):
                 continue
-            if all(fd != channel.fileno() for fd, _ in poller.poll(None)):
+            if fd not in dict(poller.poll(None)):
                 continue
         frames = channel.receive()
         if frames is None:

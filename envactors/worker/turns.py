@@ -15,7 +15,7 @@ from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
 from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import INDEX_BYTES, Fault, Kind, Mail
 from envactors.wire.pickling import dumps, pack_failure
-from envactors.worker.context import enter
+from envactors.worker.context import enter, is_forked_copy
 from envactors.worker.host import Host, Seat
 
 
@@ -37,7 +37,6 @@ class Turns:
         self._board = board
         self._autoreset = autoreset
         self._send = send
-        self._pid = os.getpid()
         self._places = [_Place(seat, slab) for seat in host.seats]
         self._several = len(self._places) > 1
         # Single numbers are read and written through memoryviews in a third of the time that arrays take.
@@ -50,7 +49,7 @@ class Turns:
 
     def take(self, order: int) -> None:
         """Runs what was asked, and tells that it has."""
-        words, asked, done = self._board.words, self._asked, self._done
+        words, times, asked, done = self._board.words, self._board.times, self._asked, self._done
         one_by_one = words[ONE_BY_ONE]
         words[MAILED] = 0
         for number, place in enumerate(self._places):
@@ -58,56 +57,60 @@ class Turns:
             turn = asked[index]
             if turn == done[index]:
                 continue
-            self._board.times[SINCE] = time.monotonic()
+            times[SINCE] = time.monotonic()
             words[PLACE] = number
             words[RESETTING] = 0
             words[BEGUN] = order
-            self._run(place, turn)
+            self._run(place, index, turn)
             done[index] = turn
             if one_by_one:
                 self._when[index] = time.monotonic()
-                self._board.to_parent.ring()
+                self._board.to_parent.ring_open()
         words[FINISHED] = order
-        self._board.to_parent.ring()
+        self._board.to_parent.ring_open()
 
     def _resetting(self) -> None:
         self._board.times[SINCE] = time.monotonic()
         self._board.words[RESETTING] = 1
 
-    def _run(self, place: _Place, turn: int) -> None:
-        index, seat, host = place.index, place.seat, self._host
+    def _run(self, place: _Place, index: int, turn: int) -> None:
+        seat = place.seat
         if self._several:
             enter(seat.context)
         try:
             if self._what[index]:
-                obs, info = host.reset_seat(seat, None, None, None)
+                obs, info = self._host.reset_seat(seat, None, None, None)
                 reward, terminated, truncated = place.no_reward, False, False
             else:
-                action = place.action()
-                obs, reward, terminated, truncated, info = host.advance(
-                    seat, action, self._autoreset, None, self._resetting
+                obs, reward, terminated, truncated, info = self._host.advance(
+                    seat, place.action(), self._autoreset, None, self._resetting
                 )
         except BaseException as error:
             self._fail(index, error, Fault.RAISED)
             return
-        if os.getpid() != self._pid:
+        if is_forked_copy():
             os._exit(1)  # env code forked, and its child came back here: it must not answer
-        loose = place.write(turn & 1, obs)
+        if place.only is not None:
+            place.only[turn & 1][...] = obs
+            loose: list[Any] | None = None
+        else:
+            loose = place.write(turn & 1, obs)
         self._rewards[index] = reward
         self._terminated[index] = terminated
         self._truncated[index] = truncated
-        self._extras[index] = PLAIN
         if info or loose:
             try:
-                payload = dumps(tuple(Mail(info, loose)))
+                payload = dumps(tuple(Mail(info, loose or [])))
             except BaseException as error:
                 self._fail(index, error, Fault.RESULT)
                 return
             self._mail(Kind.RESULT, index.to_bytes(INDEX_BYTES, "little") + payload)
             self._extras[index] = WITH_MAIL
+        else:
+            self._extras[index] = PLAIN
 
     def _fail(self, index: int, error: BaseException, fault: Fault) -> None:
-        if os.getpid() != self._pid:
+        if is_forked_copy():
             os._exit(1)
         payload = dumps(tuple(pack_failure(error, fault)))
         self._mail(Kind.FAILED, index.to_bytes(INDEX_BYTES, "little") + payload)
@@ -119,7 +122,15 @@ class Turns:
 
 
 class _Place:
-    """One env's rows of the slab."""
+    """One env's rows of the slab.
+
+    Attributes:
+        seat: The env.
+        index: Its index.
+        action: Reads its action.
+        no_reward: What a reset has for a reward.
+        only: The two rows of its observation, where that is one array.
+    """
 
     def __init__(self, seat: Seat, slab: Slab) -> None:
         self.seat = seat
@@ -132,13 +143,10 @@ class _Place:
             [None if leaf is None else leaf[half, seat.index, ...] for leaf in slab.observations] for half in (0, 1)
         ]
         plain = isinstance(layout.observation, ArraySpec)
-        self._only = [row for rows in self._rows for row in rows if row is not None] if plain else None
+        self.only = [row for rows in self._rows for row in rows if row is not None] if plain else None
 
     def write(self, half: int, obs: Any) -> list[Any]:
-        """Writes an observation; gives its leaves that are not in the slab."""
-        if self._only is not None:
-            self._only[half][...] = obs
-            return _NOTHING
+        """Writes an observation of several parts; gives those that are not in the slab."""
         loose = []
         for row, leaf in zip(self._rows[half], flatten(self._spec, obs), strict=True):
             if row is None:
@@ -146,9 +154,6 @@ class _Place:
             else:
                 row[...] = leaf
         return loose
-
-
-_NOTHING: list[Any] = []
 
 
 def _reader(spec: Spec, arrays: list[npt.NDArray[Any]], index: int) -> Callable[[], Any]:
