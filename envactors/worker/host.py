@@ -118,8 +118,12 @@ class Host:
         obs, reward, terminated, truncated, info = result
         spec = seat.spec
         # What `conform` does with a value that fits already; the call alone takes as long as many a step.
-        fits = type(obs) is np.ndarray and type(spec) is ArraySpec and obs.dtype is spec.dtype
-        if not fits or obs.shape != spec.shape:
+        if (
+            type(obs) is not np.ndarray
+            or not isinstance(spec, ArraySpec)
+            or obs.dtype is not spec.dtype
+            or obs.shape != spec.shape
+        ):
             obs = self._conform(seat, obs)
         if autoreset and (terminated or truncated):
             resetting()
