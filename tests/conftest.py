@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.resource_tracker
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import loky.backend.resource_tracker
 import psutil
 import pytest
+from helpers import FORK_SERVER
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,8 +21,16 @@ def helper_processes():
     """Starts the processes that stay until the caller ends, so that they count as having been there."""
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
+    FORK_SERVER.retain()
+    # The server ends with the thread that it was started by: that must be this one, and not one of an engine.
+    first = FORK_SERVER.launch("first", {})
+    first.kill()
+    select.select([first.sentinel], [], [])
+    first.reap()
     gc.collect()
     gc.freeze()  # what the imports made stays: collecting is quick from here on
+    yield
+    FORK_SERVER.release()
 
 
 def inventory() -> dict[str, object]:

@@ -19,6 +19,10 @@ import envactors as ea
 
 SOON = 10.0  # seconds that anything may take on a busy machine
 
+# For tests that end many processes, and to which it does not matter how these start: an interpreter costs more than
+# a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
+FORK_SERVER = ea.ProcessBackend(start_method="forkserver")
+
 
 class Counter:
     """An env without spaces; everything that a test may want from a worker."""

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers import SOON, wait_until
+from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
 from envactors.testing import EchoEnv, expected_checksum
@@ -77,6 +77,7 @@ class Bench:
         self.envs = ea.VectorEnv(
             [*(lambda i=i: PacedEnv(i, never) for i in WORKING), troubled],
             on_failure="renew",
+            backend=FORK_SERVER,
             restart=ea.RestartPolicy(max_restarts=50, backoff=0.0),
             deadlines=ea.Deadlines(step=DEADLINE),
         )

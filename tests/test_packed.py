@@ -14,7 +14,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from helpers import SOON, ExplodesOnArrival, TwoArguments, is_gone, wait_until
+from helpers import FORK_SERVER, SOON, ExplodesOnArrival, TwoArguments, is_gone, wait_until
 
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv
@@ -39,6 +39,7 @@ class Env(FaultyEnv):
 
 
 def packed(count=3, **options):
+    options = {"backend": FORK_SERVER, **options}
     return ea.VectorEnv([lambda i=i: Env(EchoEnv(i)) for i in range(count)], envs_per_actor=3, **options)
 
 
@@ -148,7 +149,7 @@ def test_close_returns_in_time(fault):
 
 def test_every_env_knows_its_index_and_threads_are_capped(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with packed(4) as envs:
+    with packed(4, backend="process") as envs:
         assert [context.index for context in envs.call("context")] == [0, 1, 2, 3]
         assert [context.name for context in envs.call("context")] == ["envs-0-2"] * 3 + ["envs-3-3"]
         assert envs.call("environ", "OMP_NUM_THREADS") == ["1"] * 4
