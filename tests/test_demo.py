@@ -74,7 +74,7 @@ def test_it_learns_through_faults_of_every_kind(learnt):
 
 def test_faults_make_no_difference_to_the_curve(learnt):
     # The faults are injected in the first four generations.
-    untroubled = run("demo", "--seed", QUICK_SEED, "--generations", "4", "--no-faults")
+    untroubled = run("demo", "--seed", QUICK_SEED, "--generations", "4", "--num-envs", "2", "--no-faults")
     assert CURVE.findall(untroubled.stdout) == CURVE.findall(learnt.stdout)[:4]
     assert troubles(untroubled.stdout) == ({}, 0, 0, 0)
 
@@ -151,7 +151,7 @@ def test_failures_in_a_few_words(failure, text):
 
 def test_a_missed_goal_is_exit_status_1():
     # Rich would take the pipe for a terminal here.
-    ended = run("demo", "--generations", "1", "--no-faults", FORCE_COLOR="1")
+    ended = run("demo", "--generations", "1", "--num-envs", "2", "--no-faults", FORCE_COLOR="1")
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "\x1b" not in ended.stdout
     assert "Goal missed: " in ended.stdout
@@ -160,7 +160,7 @@ def test_a_missed_goal_is_exit_status_1():
 
 def test_the_time_limit_ends_the_learning():
     started = time.monotonic()
-    ended = run("demo", "--time-limit", "2.5", "--no-faults")
+    ended = run("demo", "--time-limit", "2.5", "--num-envs", "2", "--no-faults")
     assert time.monotonic() - started < 15
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "ended by the time limit" in ended.stdout
@@ -228,10 +228,14 @@ def run_in_terminal(size: tuple[int, int], *arguments: str) -> tuple[int, str]:
 def test_ctrl_c_closes_the_actors():
     # A session of its own, so that the signal reaches all that a terminal would send it to, and not pytest.
     with subprocess.Popen(
-        [COMMAND, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [COMMAND, "demo", "--num-envs", "4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout.readline().startswith("CartPole-v1")
-        while len(workers := psutil.Process(process.pid).children()) < 8:
+        while len(workers := psutil.Process(process.pid).children()) < 4:
             time.sleep(0.05)
         # In the middle of the first generations, which is where the faults are.
         time.sleep(1)
@@ -246,7 +250,7 @@ def test_ctrl_c_closes_the_actors():
 
 def test_nobody_reads_the_output_any_more():
     with subprocess.Popen(
-        [COMMAND, "demo", "--no-faults"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [COMMAND, "demo", "--num-envs", "2", "--no-faults"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         process.stdout.readline()
         process.stdout.close()
