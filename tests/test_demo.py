@@ -22,6 +22,7 @@ import pytest
 import envactors as ea
 from envactors.cli import rollouts
 from envactors.cli.faults import FaultKind, Injector, plan_faults, short
+from envactors.cli.learning import Budget
 from envactors.cli.live import curve_lines
 from envactors.cli.reports import Generation
 
@@ -164,6 +165,14 @@ def test_the_time_limit_ends_the_learning():
     assert time.monotonic() - started < 15
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "ended by the time limit" in ended.stdout
+
+
+def test_envs_that_were_held_up_at_first_do_not_end_the_learning():
+    budget = Budget(50.0, 10_000, time.monotonic())
+    assert not budget.is_spent(100, 1.2)  # at this rate the rest would take two minutes
+    assert Budget(50.0, 10_000, time.monotonic() - 26).is_spent(100, 1.2)
+    assert Budget(50.0, 10_000, time.monotonic() - 41).is_spent(10_000, 10.0)
+    assert not Budget(50.0, 10_000, time.monotonic() - 26).is_spent(10_000, 10.0)
 
 
 def test_the_seed_alone_decides_the_curve():
