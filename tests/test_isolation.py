@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 import signal
@@ -13,47 +12,19 @@ import zlib
 from pathlib import Path
 
 import pytest
-from helpers import FORK_SERVER, SOON, wait_until
+from helpers import FORK_SERVER, SOON, PacedEnv, wait_until, wait_while
 
 import envactors as ea
-from envactors.testing import EchoEnv, expected_checksum
+from envactors.testing import expected_checksum
 
 WORKING = range(7)
 TROUBLED = 7
 SEED = 100
-PACE = 0.002  # seconds a step: the envs are the limit, not this machine
 RUN = 0.4  # seconds
 PAIRS = 5
 DEADLINE = 0.6  # seconds a step: far above what a step of the seven may take when the machine is busy
 # The promise is 0.9 on an idle machine, and the benchmark's to measure; here others may be using the same cores.
 AT_LEAST = 0.8
-
-
-class PacedEnv(EchoEnv):
-    """Steps at a steady pace; its reset takes as long as a file is there, and it can be told to hang."""
-
-    def __init__(self, env_id, blocked):
-        super().__init__(env_id)
-        self.blocked = blocked
-        self.hangs = False
-
-    def step(self, action):
-        time.sleep(PACE)
-        while self.hangs:
-            # In C, and with the interpreter's lock held: PyDLL keeps it. A loop that computes would also take one of
-            # the machine's cores, and then it is the machine that the test measures.
-            ctypes.PyDLL(None).sleep(1000)
-        return super().step(action)
-
-    def reset(self, **kwargs):
-        wait_while(self.blocked)
-        return super().reset(**kwargs)
-
-
-def wait_while(path):
-    path.with_suffix(".seen").touch()
-    while path.exists():
-        time.sleep(0.02)
 
 
 class Bench:
