@@ -53,9 +53,21 @@ def settled_inventory(wanted: dict[str, object], patience: float = 10.0) -> dict
     return now
 
 
+def describe(pid: int) -> str:
+    """What a process that should be gone is doing."""
+    parts = []
+    for name in ("cmdline", "wchan", "status"):
+        try:
+            parts.append(Path(f"/proc/{pid}/{name}").read_text().replace("\0", " "))
+        except OSError as error:
+            parts.append(f"{name}: {error}")
+    return "\n".join(parts)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(helper_processes):
     """Every test: as many descriptors, threads, processes and shared memory entries as before."""
     before = inventory()
     yield
-    assert settled_inventory(before) == before
+    after = settled_inventory(before)
+    assert after == before, "\n".join(describe(pid) for pid in {*after["children"]} - {*before["children"]})
