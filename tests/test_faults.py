@@ -458,8 +458,8 @@ def test_a_deliberate_end_is_not_a_crash():
 
 def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
     """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
-    # A worker of loky's way costs a tenth of a second twice a round: fifty rounds of it are enough to show a leak.
-    backends = ["process"] * 2 + [ea.ProcessBackend(start_method="spawn")] + [FORK_SERVER] * 5
+    # A fresh interpreter costs a tenth of a second of a core, and twice a round: every eighth round has them.
+    backends = ["process"] + [FORK_SERVER] * 7
     for _ in range(25):
         actors = [ea.spawn(Counter, backend=backend) for backend in backends]
         renewals = [actor.renew() for actor in actors]
