@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing.resource_tracker
 import os
 import select
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import loky.backend.resource_tracker
 import psutil
@@ -33,21 +36,37 @@ def helper_processes():
     FORK_SERVER.release()
 
 
-def inventory() -> dict[str, object]:
-    """What this process holds: descriptors, threads, children, shared memory."""
+def inventory(known_shm: Sequence[str] = ()) -> dict[str, Any]:
+    """What this process holds: descriptors, threads, children, shared memory.
+
+    Args:
+        known_shm: Entries of /dev/shm that others may have removed since.
+    """
     me = psutil.Process()
+    new_shm = {path.name for path in Path("/dev/shm").iterdir()} - {*known_shm}
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "children": sorted(child.pid for child in me.children(recursive=True)),
-        "shm": sorted(path.name for path in Path("/dev/shm").iterdir()),
+        "shm": sorted([*known_shm, *(name for name in new_shm if not is_others(name))]),
     }
 
 
-def settled_inventory(wanted: dict[str, object], patience: float = 10.0) -> dict[str, object]:
+def is_others(shm: str) -> bool:
+    """Whether an entry of /dev/shm is in use by a process that is none of ours: the whole machine shares that place."""
+    me = psutil.Process()
+    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    for pid in {*psutil.pids()} - ours:
+        with contextlib.suppress(OSError):
+            if f"/dev/shm/{shm}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+                return True
+    return False
+
+
+def settled_inventory(wanted: dict[str, Any], patience: float = 10.0) -> dict[str, Any]:
     """The inventory once it is as wanted, or as it is when patience ends."""
     deadline = time.monotonic() + patience
-    while (now := inventory()) != wanted and time.monotonic() < deadline:
+    while (now := inventory(wanted["shm"])) != wanted and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.02)
     return now
