@@ -18,6 +18,8 @@ import psutil
 import pytest
 from helpers import FORK_SERVER
 
+SHM = Path("/dev/shm")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def helper_processes():
@@ -43,7 +45,7 @@ def inventory(known_shm: Sequence[str] = ()) -> dict[str, Any]:
         known_shm: Entries of /dev/shm that others may have removed since.
     """
     me = psutil.Process()
-    new_shm = {path.name for path in Path("/dev/shm").iterdir()} - {*known_shm}
+    new_shm = {path.name for path in SHM.iterdir()} - {*known_shm}
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
         "threads": sorted(thread.name for thread in threading.enumerate()),
@@ -56,9 +58,15 @@ def is_others(shm: str) -> bool:
     """Whether an entry of /dev/shm is in use by a process that is none of ours: the whole machine shares that place."""
     me = psutil.Process()
     ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    try:
+        # By its inode: who makes a semaphore maps it under a name that it has for a moment only.
+        inode = f" {(SHM / shm).stat().st_ino} "
+    except FileNotFoundError:
+        return True
     for pid in {*psutil.pids()} - ours:
         with contextlib.suppress(OSError):
-            if f"/dev/shm/{shm}" in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            if any(inode in line and "/dev/shm/" in line for line in maps):
                 return True
     return False
 
