@@ -38,37 +38,38 @@ def helper_processes():
     FORK_SERVER.release()
 
 
-def inventory(known_shm: Sequence[str] = ()) -> dict[str, Any]:
+def inventory(known_shm: Sequence[str] | None = None) -> dict[str, Any]:
     """What this process holds: descriptors, threads, children, shared memory.
 
     Args:
-        known_shm: Entries of /dev/shm that others may have removed since.
+        known_shm: What was in /dev/shm before. Of what is new there only what no stranger uses counts, and what others
+            have removed meanwhile counts as if it were still there: the whole machine shares that place.
     """
     me = psutil.Process()
-    new_shm = {path.name for path in SHM.iterdir()} - {*known_shm}
+    shm = {path.name for path in SHM.iterdir()}
+    if known_shm is not None:
+        new = shm - {*known_shm}
+        shm = {*known_shm, *(new - used_by_strangers() if new else ())}
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "children": sorted(child.pid for child in me.children(recursive=True)),
-        "shm": sorted([*known_shm, *(name for name in new_shm if not is_others(name))]),
+        "shm": sorted(shm),
     }
 
 
-def is_others(shm: str) -> bool:
-    """Whether an entry of /dev/shm is in use by a process that is none of ours: the whole machine shares that place."""
+def used_by_strangers() -> set[str]:
+    """The entries of /dev/shm that processes have mapped which are none of ours."""
     me = psutil.Process()
-    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    try:
-        # By its inode: who makes a semaphore maps it under a name that it has for a moment only.
-        inode = f" {(SHM / shm).stat().st_ino} "
-    except FileNotFoundError:
-        return True
-    for pid in {*psutil.pids()} - ours:
+    # By their inodes: who makes a semaphore has mapped it under a name that it had for a moment only.
+    names = {str(entry.inode()): entry.name for entry in os.scandir(SHM)}
+    used = set()
+    for pid in {*psutil.pids()} - {me.pid, *(child.pid for child in me.children(recursive=True))}:
         with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-            if any(inode in line and "/dev/shm/" in line for line in maps):
-                return True
-    return False
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                if "/dev/shm/" in line:
+                    used.add(names.get(line.split()[4]))
+    return used
 
 
 def settled_inventory(wanted: dict[str, Any], patience: float = 10.0) -> dict[str, Any]:

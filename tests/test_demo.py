@@ -30,6 +30,8 @@ COMMAND = Path(sys.executable).with_name("envactors")
 CURVE = re.compile(r"^generation +(\d+): mean return +([\d.]+), best +([\d.]+), +([\d,]+) steps", re.MULTILINE)
 # The quickest of the first seeds.
 QUICK_SEED = "5"
+# Far beyond the limit that it has by itself: what it learns is looked at, and not how quick the machine is.
+PATIENTLY = "--time-limit", "170"
 KINDS = {kind.value for kind in FaultKind}
 
 
@@ -50,8 +52,7 @@ def run(*arguments: str, timeout: float = 55, **environment: str) -> subprocess.
 
 @pytest.fixture(scope="module")
 def learnt():
-    # Far beyond the limit that it has by itself: what it learns is looked at here, and not how quick the machine is.
-    return run("demo", "--seed", QUICK_SEED, "--time-limit", "170", timeout=190)
+    return run("demo", "--seed", QUICK_SEED, *PATIENTLY, timeout=190)
 
 
 def test_it_learns_and_says_so_in_plain_lines(learnt):
@@ -80,7 +81,9 @@ def test_it_learns_through_faults_of_every_kind(learnt):
 
 def test_faults_make_no_difference_to_the_curve(learnt):
     # The faults are injected in the first four generations.
-    untroubled = run("demo", "--seed", QUICK_SEED, "--generations", "4", "--num-envs", "4", "--no-faults")
+    untroubled = run(
+        "demo", "--seed", QUICK_SEED, "--generations", "4", "--num-envs", "4", "--no-faults", *PATIENTLY, timeout=190
+    )
     assert CURVE.findall(untroubled.stdout) == CURVE.findall(learnt.stdout)[:4]
     assert troubles(untroubled.stdout) == ({}, 0, 0, 0)
 
@@ -182,7 +185,9 @@ def test_envs_that_were_held_up_at_first_do_not_end_the_learning():
 
 def test_the_seed_alone_decides_the_curve():
     curves = [
-        CURVE.findall(run("demo", "--seed", seed, "--generations", "2", "--num-envs", num_envs, "--no-faults").stdout)
+        CURVE.findall(
+            run("demo", "--seed", seed, "--generations", "2", "--num-envs", num_envs, "--no-faults", *PATIENTLY).stdout
+        )
         for seed, num_envs in (("1", "3"), ("1", "1"), ("2", "2"))
     ]
     assert len(curves[0]) == 2
