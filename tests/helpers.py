@@ -1,8 +1,12 @@
-"""Envs and small tools of the tests."""
+"""Envs and small tools of the tests.
+
+Workers import this module. They should not have to import pytest, which takes as long as an interpreter's start.
+"""
 
 from __future__ import annotations
 
 import collections
+import ctypes
 import itertools
 import os
 import signal
@@ -13,11 +17,17 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 import envactors as ea
+from envactors.testing import EchoEnv, FaultyEnv
 
 SOON = 10.0  # seconds that anything may take on a busy machine
+
+# For tests that end many processes, and to which it does not matter how these start: an interpreter costs more than
+# a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
+FORK_SERVER = ea.ProcessBackend(start_method="forkserver")
 
 
 class Counter:
@@ -86,8 +96,6 @@ class Counter:
         return "alive"
 
     def segfault(self) -> None:
-        import ctypes
-
         ctypes.string_at(0)
 
     def complain(self, *lines: str) -> None:
@@ -97,6 +105,94 @@ class Counter:
     def close(self) -> None:
         if self.closed_file is not None:
             Path(self.closed_file).touch()
+
+
+class Echo:
+    """An env without spaces whose results tell which call made them; `wants` says how to misbehave."""
+
+    def __init__(self, index: int = 0, length: int = 1000) -> None:
+        self.index = index
+        self.length = length
+        self.count = 0
+        self.seeds: list[object] = []
+        self.wants: tuple[str, object] | None = None
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        self.seeds.append(seed)
+        if self.wants is not None and self.wants[0] == "sleep in reset":
+            time.sleep(self.wants[1])
+        return self._obs(-1), {"seed": seed, "options": options}
+
+    def step(self, action):
+        wants, self.wants = self.wants, None
+        if wants is not None:
+            what, argument = wants
+            if what == "sleep":
+                time.sleep(argument)
+            elif what == "raise":
+                kind, *arguments = argument
+                raise kind(*arguments)
+            elif what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif what == "wait":
+                while not os.path.exists(argument):  # noqa: PTH110
+                    time.sleep(0.002)
+            elif what == "return":
+                return argument
+        self.count += 1
+        return self._obs(action), float(self.count), self.count >= self.length, False, {"count": self.count}
+
+    def _obs(self, action):
+        return np.array([self.index, self.count, action], np.float64)
+
+    def render(self):
+        return f"frame {self.index}"
+
+
+class FaultyEcho(FaultyEnv):
+    """A faulty echo env with a few more ways."""
+
+    def fail(self, kind, *args):
+        raise kind(*args)
+
+    def get_lock(self):
+        return threading.Lock()
+
+    def environ(self, name):
+        return os.environ.get(name)
+
+    def context(self):
+        return ea.current_actor()
+
+
+class PacedEnv(EchoEnv):
+    """Steps at a steady pace; its reset takes as long as a file is there, and it can be told to hang."""
+
+    PACE = 0.002  # seconds a step: the envs are the limit, not this machine
+
+    def __init__(self, env_id, blocked):
+        super().__init__(env_id)
+        self.blocked = blocked
+        self.hangs = False
+
+    def step(self, action):
+        time.sleep(self.PACE)
+        while self.hangs:
+            # In C, and with the interpreter's lock held: PyDLL keeps it. A loop that computes would also take one of
+            # the machine's cores, and then it is the machine that the test measures.
+            ctypes.PyDLL(None).sleep(1000)
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        wait_while(self.blocked)
+        return super().reset(**kwargs)
+
+
+def wait_while(path):
+    path.with_suffix(".seen").touch()
+    while path.exists():
+        time.sleep(0.02)
 
 
 class TwoArguments(Exception):

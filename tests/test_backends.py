@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import SOON, Counter, run_script, wait_until
+from helpers import FORK_SERVER, SOON, Counter, run_script, wait_until
 
 import envactors as ea
 from envactors.testing import BackendConformance, EchoEnv, EnvConformance
@@ -26,12 +26,8 @@ class TestSpawn(BackendConformance):
 
 
 class TestForkServer(BackendConformance):
-    @pytest.fixture(autouse=True)
-    def one_server_a_test(self):
-        self.backend = ea.ProcessBackend(start_method="forkserver")
-
     def make_backend(self):
-        return self.backend
+        return FORK_SERVER
 
 
 class TestFork(BackendConformance):

@@ -24,7 +24,8 @@ def test_code_blocks_run(page, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=55, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stderr == ""
+    assert done.returncode == 0
 
 
 def test_the_readmes_commands_are_the_ones_promised():

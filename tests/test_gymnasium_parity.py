@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+from helpers import FORK_SERVER
 
 import envactors as ea
 
@@ -34,7 +35,7 @@ def assert_equal(ours, theirs):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("envs_per_actor", [1, 3])
-@pytest.mark.parametrize("backend", ["process", "thread", "inline"])
+@pytest.mark.parametrize("backend", [FORK_SERVER, "thread", "inline"], ids=["process", "thread", "inline"])
 @pytest.mark.parametrize("env_id", ENVS)
 def test_equal_seeds_and_actions_give_equal_results(env_id, backend, envs_per_actor, autoreset):
     count, steps = 3, 150

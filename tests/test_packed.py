@@ -8,38 +8,22 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import numpy as np
 import psutil
 import pytest
-from helpers import SOON, ExplodesOnArrival, TwoArguments, is_gone, wait_until
+from helpers import FORK_SERVER, SOON, ExplodesOnArrival, FaultyEcho, TwoArguments, is_gone, wait_until
 
 import envactors as ea
-from envactors.testing import EchoEnv, FaultyEnv
+from envactors.testing import EchoEnv
 
 FAST = ea.RestartPolicy(max_restarts=20, backoff=0.0)
 
 
-class Env(FaultyEnv):
-    """A faulty echo env with a few more ways."""
-
-    def fail(self, kind, *args):
-        raise kind(*args)
-
-    def get_lock(self):
-        return threading.Lock()
-
-    def environ(self, name):
-        return os.environ.get(name)
-
-    def context(self):
-        return ea.current_actor()
-
-
 def packed(count=3, **options):
-    return ea.VectorEnv([lambda i=i: Env(EchoEnv(i)) for i in range(count)], envs_per_actor=3, **options)
+    options = {"backend": FORK_SERVER, **options}
+    return ea.VectorEnv([lambda i=i: FaultyEcho(EchoEnv(i)) for i in range(count)], envs_per_actor=3, **options)
 
 
 @pytest.mark.parametrize(("fault", "status"), [("crash", (None, 9)), ("segfault", (None, 11)), ("exit", (3, None))])
@@ -67,7 +51,7 @@ def test_a_death_in_a_factory():
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(ea.ActorStartError) as caught:
-        ea.VectorEnv([Env, broken, Env], envs_per_actor=3, restart=ea.RestartPolicy(max_restarts=0))
+        ea.VectorEnv([FaultyEcho, broken, FaultyEcho], envs_per_actor=3, restart=ea.RestartPolicy(max_restarts=0))
     assert caught.value.signal == signal.SIGKILL
 
 
@@ -148,7 +132,7 @@ def test_close_returns_in_time(fault):
 
 def test_every_env_knows_its_index_and_threads_are_capped(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with packed(4) as envs:
+    with packed(4, backend="process") as envs:
         assert [context.index for context in envs.call("context")] == [0, 1, 2, 3]
         assert [context.name for context in envs.call("context")] == ["envs-0-2"] * 3 + ["envs-3-3"]
         assert envs.call("environ", "OMP_NUM_THREADS") == ["1"] * 4

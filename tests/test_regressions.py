@@ -297,3 +297,34 @@ def test_a_late_reply_is_not_taken_for_a_death():
         reactor._handle_replies(reactor._replies.poll(0))
         assert len(handled) == 1
         assert not taken_for_dead.is_set()
+
+
+def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing():
+    """A thread that came later and left later put back the other's mark, and that one never worked again."""
+    entered, go = threading.Event(), threading.Event()
+
+    class Process:
+        turns = 0
+
+        def work(self):
+            self.turns += 1
+            if threading.current_thread() is other:
+                entered.set()
+                assert go.wait(SOON)
+            elif not entered.is_set():
+                other.start()
+                assert entered.wait(SOON)
+            return False
+
+    with ea.spawn(Plain, backend="inline") as actor:
+        supervisor = actor._supervisor
+        real, supervisor._process = supervisor._process, Process()
+        other = threading.Thread(target=supervisor.work)
+        try:
+            supervisor.work()
+            go.set()
+            other.join(SOON)
+            supervisor.work()
+            assert supervisor._process.turns == 3
+        finally:
+            supervisor._process = real

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import SOON, wait_until
+from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv, expected_checksum
@@ -26,7 +26,7 @@ KINDS = {
 
 def make(count=3, **options):
     length = options.pop("length", 1000)
-    options = {"on_failure": "renew", "restart": FAST, "deadlines": DEADLINES, **options}
+    options = {"on_failure": "renew", "restart": FAST, "deadlines": DEADLINES, "backend": FORK_SERVER, **options}
     return ea.VectorEnv([lambda i=i: FaultyEnv(EchoEnv(i, length)) for i in range(count)], **options)
 
 

@@ -241,6 +241,30 @@ def test_ctrl_c_while_workers_start():
     assert err.count("Traceback (most recent call last)") == 1
 
 
+def test_ctrl_c_is_blocked_in_workers_that_are_starting():
+    """multiprocessing's resource tracker, which the first of loky's processes starts, unblocks it for good."""
+    done = run_script(
+        """
+        import _posixsubprocess, signal
+        import envactors as ea
+
+        masks, fork_exec = [], _posixsubprocess.fork_exec
+
+        def spy(arguments, *others):
+            if b"--process-name" in arguments:
+                masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+            return fork_exec(arguments, *others)
+
+        _posixsubprocess.fork_exec = spy
+        for _ in range(2):
+            with ea.spawn(lambda: object()) as actor:
+                actor.renew().result(30)
+        print([signal.SIGINT in mask for mask in masks])
+        """
+    )
+    assert (done.stdout, done.stderr) == ("[True, True, True, True]\n", "")
+
+
 def test_an_interrupt_while_waiting_leaves_the_actors_usable():
     """A notebook's user stops a cell and goes on: no result is mixed up, nothing hangs."""
     done = run_script(

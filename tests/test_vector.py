@@ -9,52 +9,9 @@ import time
 
 import numpy as np
 import pytest
-from helpers import SOON, TwoArguments, is_gone, wait_until
+from helpers import SOON, Echo, TwoArguments, is_gone, wait_until
 
 import envactors as ea
-
-
-class Echo:
-    """An env without spaces whose results tell which call made them; `wants` says how to misbehave."""
-
-    def __init__(self, index: int = 0, length: int = 1000) -> None:
-        self.index = index
-        self.length = length
-        self.count = 0
-        self.seeds: list[object] = []
-        self.wants: tuple[str, object] | None = None
-
-    def reset(self, *, seed=None, options=None):
-        self.count = 0
-        self.seeds.append(seed)
-        if self.wants is not None and self.wants[0] == "sleep in reset":
-            time.sleep(self.wants[1])
-        return self._obs(-1), {"seed": seed, "options": options}
-
-    def step(self, action):
-        wants, self.wants = self.wants, None
-        if wants is not None:
-            what, argument = wants
-            if what == "sleep":
-                time.sleep(argument)
-            elif what == "raise":
-                kind, *arguments = argument
-                raise kind(*arguments)
-            elif what == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif what == "wait":
-                while not os.path.exists(argument):  # noqa: PTH110
-                    time.sleep(0.002)
-            elif what == "return":
-                return argument
-        self.count += 1
-        return self._obs(action), float(self.count), self.count >= self.length, False, {"count": self.count}
-
-    def _obs(self, action):
-        return np.array([self.index, self.count, action], np.float64)
-
-    def render(self):
-        return f"frame {self.index}"
 
 
 def make(n=3, **options):

@@ -102,7 +102,7 @@ class Supervisor:
         self._condemned_for: ActorError | None = None
         self._loss: ActorError | None = None
         self._launch_due = False
-        self._working: int | None = None
+        self._working: set[int] = set()
         self._warned = False
         self._final: ActorError | None = None
         self._closing = False
@@ -405,17 +405,20 @@ class Supervisor:
 
     def work(self) -> None:
         """Runs, in this thread and without the lock, what an in-line backend was asked for."""
-        if self._working == threading.get_ident():
+        me = threading.get_ident()
+        if me in self._working:
             return  # the loop below is this thread's own, further out
-        working, self._working = self._working, threading.get_ident()
+        # Threads come and go in any order: each takes out what it has put in, and nothing else.
+        self._working.add(me)
         try:
-            if self._launch_due:
-                self._launch_due = False
+            with self._lock:
+                due, self._launch_due = self._launch_due, False
+            if due:
                 self._launch()
             while (process := self._process) is not None and process.work():
                 self._on_channel(READABLE)
         finally:
-            self._working = working
+            self._working.discard(me)
 
     def _relaunch(self) -> None:
         self._timers.pop("backoff", None)

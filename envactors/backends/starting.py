@@ -6,6 +6,7 @@ import json
 import multiprocessing.process
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -61,8 +62,15 @@ class LokyStarter(_Stateless):
     """A fresh interpreter by loky's process context."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
+        from multiprocessing import resource_tracker
+
         from loky.backend.context import get_context
 
+        # Where it has to be started, by the first worker, SIGINT is unblocked in this thread behind our back; Ctrl-C
+        # would then reach workers that are still starting.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         process = get_context("loky").Process(
             target=run, name=name, args=(Passage(descriptors), os.getpid()), env=dict(environment)
         )

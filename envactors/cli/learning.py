@@ -104,12 +104,14 @@ class Budget:
 
     def __init__(self, seconds: float, reserved_steps: int, started: float) -> None:
         self._end = started + seconds
+        # Where faults have held up the envs, their rate so far promises far too little: half of the time is theirs.
+        self._most_reserved = seconds / 2
         self._reserved_steps = reserved_steps
 
     def is_spent(self, steps: int, seconds: float) -> bool:
         """Whether it is time to stop, after so many steps that took so long."""
         reserve = self._reserved_steps * seconds / max(steps, 1) if seconds > self._SETTLING else 0.0
-        return time.monotonic() + reserve >= self._end
+        return time.monotonic() + min(reserve, self._most_reserved) >= self._end
 
     def is_overdrawn(self) -> bool:
         """Whether it is time to stop whatever is being done."""
