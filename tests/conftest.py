@@ -18,6 +18,8 @@ import psutil
 import pytest
 from helpers import FORK_SERVER
 
+import envactors as ea
+
 SHM = Path("/dev/shm")
 
 
@@ -28,7 +30,7 @@ def helper_processes():
     multiprocessing.resource_tracker.ensure_running()
     FORK_SERVER.retain()
     # The server ends with the thread that it was started by: that must be this one, and not one of an engine.
-    first = FORK_SERVER.launch("first", {})
+    first = FORK_SERVER.launch("first", {}, None)
     first.kill()
     select.select([first.sentinel], [], [])
     first.reap()
@@ -36,6 +38,12 @@ def helper_processes():
     gc.freeze()  # what the imports made stays: collecting is quick from here on
     yield
     FORK_SERVER.release()
+
+
+@pytest.fixture(params=[True, False], ids=["shared memory", "channels"])
+def both_planes(request, monkeypatch):
+    """Runs a test with and without shared memory."""
+    monkeypatch.setitem(ea.VectorEnv.__init__.__kwdefaults__, "shared_memory", request.param)
 
 
 def inventory(known_shm: Sequence[str] | None = None) -> dict[str, Any]:

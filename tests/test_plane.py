@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
-from helpers import SOON, run_script, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, run_script, wait_for_path, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,6 @@ from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.testing import EchoEnv, FaultyEnv
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
-QUICK = ea.ProcessBackend(start_method="forkserver")
 
 SPACES = {
     "array": spaces.Box(-1, 1, (3, 2), np.float32),
@@ -82,7 +81,7 @@ def record(observation_space, action_space, autoreset, envs_per_actor, shared_me
     factories = [functools.partial(Sampling, observation_space, action_space)] * 3
     seen = []
     with ea.VectorEnv(
-        factories, envs_per_actor=envs_per_actor, autoreset=autoreset, shared_memory=shared_memory, backend=QUICK
+        factories, envs_per_actor=envs_per_actor, autoreset=autoreset, shared_memory=shared_memory, backend=FORK_SERVER
     ) as envs:
         assert (envs._plane is not None) is (
             shared_memory and not isinstance(observation_space, (spaces.Text, spaces.Sequence))
@@ -409,7 +408,7 @@ def kill_writers(kills, seed):
     dice = np.random.default_rng(seed)
     killed = while_writing = 0
     with ea.VectorEnv(
-        [Torn] * 2, on_failure="renew", restart=ALWAYS, backend=QUICK, deadlines=ea.Deadlines(step=SOON)
+        [Torn] * 2, on_failure="renew", restart=ALWAYS, backend=FORK_SERVER, deadlines=ea.Deadlines(step=SOON)
     ) as envs:
         envs.reset(seed=0)
         expected = [0, 0]

@@ -151,8 +151,16 @@ def test_random_faults_with_three_envs_an_actor(autoreset):
     storm(40, seed=2, autoreset=autoreset, envs_per_actor=3)
 
 
+@pytest.mark.usefixtures("both_planes")
 def test_random_faults_under_same_step():
     storm(40, seed=3, autoreset="same_step", backend="process")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(150)
+def test_two_hundred_random_faults_through_channels(monkeypatch):
+    monkeypatch.setitem(ea.VectorEnv.__init__.__kwdefaults__, "shared_memory", False)
+    assert storm(200, seed=1) >= 200
 
 
 @pytest.mark.soak
