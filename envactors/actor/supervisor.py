@@ -584,7 +584,7 @@ class Supervisor:
         turn, process = self._table.running, self._process
         if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or process is None or not turn.finished:
             return
-        if not self._fetch_mail(turn):
+        if turn.awaits_mail() and not self._fetch_mail(turn):
             return
         self._table.running = None
         if self._turn_limit is not None:

@@ -92,7 +92,7 @@ class Turn:
     def awaits_mail(self) -> bool:
         """Whether something was sent besides results and is not taken in yet."""
         words = self.board.words
-        return words[BEGUN] == self.call_id and words[MAILED] > len(self.mail)
+        return words[MAILED] > len(self.mail) and words[BEGUN] == self.call_id
 
     def later(self, deadlines: Deadlines, now: float) -> float | None:
         """When to look at its deadline again; None when the env that runs has passed its own."""

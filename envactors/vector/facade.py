@@ -163,7 +163,7 @@ class VectorEnv:
             self._shield = contextlib.nullcontext() if inline else SHIELD
             self._learn_specs()
             if self._file is not None:
-                self._share(self._file, autoreset, copy)
+                self._share(self._file, autoreset, on_failure != "raise", copy)
         except BaseException:
             self.close(0)
             raise
@@ -191,7 +191,7 @@ class VectorEnv:
         self.metadata = first.metadata
         self.render_mode = first.render_mode
 
-    def _share(self, file: SharedFile, autoreset: Autoreset, copy: bool) -> None:
+    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, copy: bool) -> None:
         """Has steps go through shared memory, where their values are arrays that are known beforehand."""
         observation, action, reward = self._observation_spec, self._action_spec, self._reward_spec
         if observation is None or action is None or not isinstance(reward, ArraySpec):
@@ -202,7 +202,9 @@ class VectorEnv:
             return
         layout = Layout(observation, action, reward, self.num_envs)
         try:
-            self._plane = Plane(layout, file, self._slots, self._ledger, autoreset, copy, self._collect, self._waiter)
+            self._plane = Plane(
+                layout, file, self._slots, self._ledger, autoreset, keeps_last, copy, self._collect, self._waiter
+            )
         except (OSError, ValueError, OverflowError) as error:
             raise VectorEnvError(
                 f"{layout.size} bytes of shared memory for {self.num_envs} envs could not be had ({error}): use fewer "
@@ -306,12 +308,19 @@ class VectorEnv:
         slots = self._select(env_ids)
         check_timeout(timeout, "step(timeout=...)")
         deadline = None if timeout is None else time.monotonic() + timeout
-        in_turns = self._begin(slots, actions, one_by_one=False)
-        if in_turns and slots is self._slots and self._plane is not None:
+        plane = self._plane
+        if plane is None or slots is not self._slots:
+            self._begin(slots, actions, one_by_one=False)
+        else:
             # The common case: a batch at once, nothing env by env.
-            if not self._plane.spin():
-                self._wait(self._plane.settled, deadline)
-            if self._plane.settled() and (result := self._plane.gather()) is not None:
+            values = self._check(slots, actions)
+            with SHIELD:
+                left, result = plane.step(values)
+                self._ask(slots, values, left)
+            if result is None and not left and self._wait(plane.settled, deadline):
+                with SHIELD:
+                    result = plane.gather()
+            if result is not None:
                 return result
         batch = self._gather(slots, timeout, deadline, "step")
         return batch[1:6]
@@ -370,19 +379,16 @@ class VectorEnv:
         fine = [future for future in ready if not future.failed][:max_envs]
         return self._hand_out([*fine, *failed], "recv")
 
-    def _begin(self, slots: list[Slot], actions: Any, *, one_by_one: bool) -> bool:
-        """Starts steps whose results are collected; says whether all of them go by turns."""
+    def _begin(self, slots: list[Slot], actions: Any, *, one_by_one: bool) -> None:
+        """Starts steps whose results are collected, in turns where that is possible."""
         values = self._check(slots, actions)
         with self._shield:
-            if self._plane is None:
-                left: Iterable[int] = range(len(slots))
-            else:
-                left = self._plane.begin(slots, values, one_by_one)
-                if not left:
-                    return True
-            for position in left:
-                slots[position].step(values[position], self._collect)
-        return False
+            everyone = range(len(slots))
+            self._ask(slots, values, self._plane.begin(slots, values, one_by_one) if self._plane else everyone)
+
+    def _ask(self, slots: list[Slot], values: Sequence[Any] | npt.NDArray[Any], positions: Iterable[int]) -> None:
+        for position in positions:
+            slots[position].step(values[position], self._collect)
 
     def _check(self, slots: list[Slot], actions: Any) -> Sequence[Any] | npt.NDArray[Any]:
         """Refuses steps that cannot be made; gives one action an env."""

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.interrupts import SHIELD
 from envactors.actor.reactor import Bells
 from envactors.actor.requests import Request
 from envactors.actor.supervisor import Supervisor
@@ -53,6 +52,9 @@ class Landed:
         return self._plane.hand_out(self._turn, self.env_id, self._mail)
 
 
+_NO_MAIL = Mail({}, [])
+
+
 class _Group:
     """The envs of one actor.
 
@@ -79,6 +81,7 @@ class Plane:
         slots: All envs.
         ledger: What is counted of them.
         autoreset: What happens at the end of an episode.
+        keeps_last: Whether the last result of each env may be asked for.
         copy: Whether batches are copied out of the memory.
         arrived: Takes the failures, and whatever else comes env by env.
         waiter: Whom actors wake.
@@ -94,6 +97,7 @@ class Plane:
         slots: list[Slot],
         ledger: Ledger,
         autoreset: Autoreset,
+        keeps_last: bool,
         copy: bool,
         arrived: Arrived,
         waiter: object,
@@ -120,17 +124,31 @@ class Plane:
         self._only_observation = slab.observations[0] if plain else None
         # The number of the last result of each env that was handed out.
         self.given = np.zeros(len(slots), np.int64)
-        self._mails = [Mail({}, []) for _ in slots]
+        self._keeps_last = keeps_last
+        self._mails = [_NO_MAIL] * len(slots)
         self._none = bytes(len(slots))
         self._extras, self._ended = slab.extras.data, ledger.ended.data
         self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
         self._asked = slab.asked.data
+        # Whether all envs' rows are the same one of the two; what `Slab.what` says. None where that is not known.
         self._in_step: bool | None = None
+        self._told: bytes | None = None
         self._ids = np.arange(len(slots))
         # The turns of a vector that nobody holds any more must not keep it, or its actors would never end.
         self._lose_weakly = weakref.WeakMethod(self._lose)
         for slot in slots:
             slot.plane = self
+
+    def step(self, actions: Sequence[Any] | npt.NDArray[Any]) -> tuple[list[int], tuple[Any, ...] | None]:
+        """Starts a step of all envs, and finishes it if that takes but a moment; called under `SHIELD`.
+
+        Returns:
+            What `begin` gives, and what `gather` gives.
+        """
+        left = self._begin_all(actions, one_by_one=False)
+        if not left and self.spin() and self.settled():
+            return left, self.gather()
+        return left, None
 
     # Asking ----------------------------------------------------------------------------------------------
 
@@ -139,7 +157,7 @@ class Plane:
         if slots is self._slots:
             return self._begin_all(actions, one_by_one)
         left = []
-        self._in_step = None
+        self._in_step = self._told = None
         positions = {slot.env_id: position for position, slot in enumerate(slots)}
         for group in self._groups:
             envs = [env for env in group.envs if env in positions]
@@ -157,7 +175,10 @@ class Plane:
 
     def _begin_all(self, actions: Sequence[Any] | npt.NDArray[Any], one_by_one: bool) -> list[int]:
         slab, left = self.slab, []
-        np.copyto(slab.what, self._ledger.ended)
+        ended = self._ended.tobytes()
+        if ended != self._told:
+            slab.what[...] = self._ledger.ended
+            self._told = ended
         slab.asked += 1
         if self._only_action is not None:
             self._only_action[...] = actions
@@ -193,13 +214,17 @@ class Plane:
         if board is not group.board and board is not None:
             group.board = board
             self.bells.listen(board.to_parent)
-        if not supervisor.take_turn(turn):
-            self.slab.asked[envs] -= 1
-            return False
+        # Before it starts: if it is lost at once, what is owed is something else already.
+        self.turns.append(turn)
         for env in envs:
             self._slots[env].owed = turn
-        self.turns.append(turn)
-        return True
+        if supervisor.take_turn(turn):
+            return True
+        for env in envs:
+            self._slots[env].owed = None
+        self.turns.pop()
+        self.slab.asked[envs] -= 1
+        return False
 
     def _lose(self, env_id: int) -> Request:
         self._in_step = None
@@ -254,9 +279,9 @@ class Plane:
 
     def _read_mail(self, turn: Turn, env_id: int) -> tuple[Mail, BaseException | None]:
         if self._extras[env_id] == PLAIN:
-            return Mail({}, []), None
+            return _NO_MAIL._replace(info={}), None
         content, error = self._supervisors[turn.first].read_mail(turn, env_id)
-        return (Mail({}, []), error) if error is not None else (Mail(*content), None)
+        return (_NO_MAIL, error) if error is not None else (Mail(*content), None)
 
     def _fail(self, turn: Turn, env_id: int, error: BaseException) -> None:
         """Has an env fail with what it raised."""
@@ -268,7 +293,7 @@ class Plane:
     # Handing out -----------------------------------------------------------------------------------------
 
     def gather(self) -> tuple[Any, ...] | None:
-        """The results of a step of all envs, batched as `VectorEnv.step` gives them.
+        """The results of a step of all envs, batched as `VectorEnv.step` gives them; called under `SHIELD`.
 
         Returns:
             None where something is out of the ordinary, and each env is to be looked at; nothing is handed out then.
@@ -291,13 +316,13 @@ class Plane:
             infos = [mail.info for mail in mails]
         obs = self._observations(mails)
         result = obs, slab.rewards.copy(), slab.terminated.copy(), slab.truncated.copy(), infos
-        with SHIELD:
-            for slot in self._slots:
-                slot.owed = None
-            self.turns = []
-            self._mails = mails or self._mails
-            np.copyto(self.given, slab.asked)
-            self._count()
+        for slot in self._slots:
+            slot.owed = None
+        self.turns = []
+        if self._keeps_last:
+            self._mails = mails or [_NO_MAIL] * len(self._slots)
+            self.given[...] = slab.asked
+        self._count()
         return result
 
     def _observations(self, mails: list[Mail] | None) -> Any:
@@ -325,7 +350,7 @@ class Plane:
 
     def _count(self) -> None:
         slab, ledger = self.slab, self._ledger
-        resets = self._ended.tobytes() != self._none
+        resets = self._told != self._none
         ledger.steps += (slab.what == STEP) if resets else 1
         if self._terminated.tobytes() != self._none or self._truncated.tobytes() != self._none:
             over = slab.terminated | slab.truncated
