@@ -175,7 +175,7 @@ def test_views_hold_until_the_next_step():
         # Out of step with the others, rows lie apart.
         envs.step([9], env_ids=[2])
         assert envs.step([10] * 4)[0][:, 1].tolist() == [5, 5, 6, 5]
-    assert views[3][:, 1].tolist() in ([5, 5, 6, 5], [4, 4, 4, 4], [4, 4, 5, 4]), "readable after the end"
+    assert views[3][:, 0].tolist() == [0, 1, 2, 3], "readable after the end"
 
 
 def test_rewards_of_several_numbers():

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from envactors.actor.launcher import Launcher
 from envactors.actor.reactor import Reactor
-from envactors.system import STORES_IN_ORDER, cores
 
 if TYPE_CHECKING:
     from envactors.actor.supervisor import Supervisor
@@ -29,16 +28,6 @@ class Engine:
         self.reactor = Reactor(lambda: tuple(self.supervisors))
         self.launcher = Launcher()
         self.ended = False
-        self.cores_to_spare = False
-
-    def recount(self) -> None:
-        """Decides anew whether there are cores to look out with open eyes; called under the module's lock."""
-        workers = sum(1 for supervisor in self.supervisors if supervisor.plan.backend.spin)
-        spare = STORES_IN_ORDER and workers <= cores()
-        if spare is not self.cores_to_spare:
-            self.cores_to_spare = spare
-            for supervisor in self.supervisors:
-                supervisor.tell_spin()
 
     def release(self, supervisor: Supervisor) -> None:
         """Lets go of an actor that has ended; the last one ends the engine."""
@@ -46,7 +35,6 @@ class Engine:
         with _lock:
             self.supervisors.discard(supervisor)
             if self.supervisors:
-                self.recount()
                 return
             self.ended = True
             if _engine is self:
@@ -76,7 +64,6 @@ def join(supervisor: Supervisor) -> Engine:
         if _engine is None:
             _engine = Engine()
         _engine.supervisors.add(supervisor)
-        _engine.recount()
         return _engine
 
 

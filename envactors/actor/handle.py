@@ -250,8 +250,9 @@ def launch(
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
     shared: SharedFile | None = None,
+    companions: int = 0,
 ) -> ActorHandle:
-    """Makes an actor of several envs, numbered from ``first``, that may share a file; see `spawn`."""
+    """Makes an actor of several envs, numbered from ``first``; for the rest see `Plan` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
@@ -264,6 +265,7 @@ def launch(
         restart,
         _checked_env_vars(env_vars),
         shared,
+        companions,
     )
     with SHIELD:
         supervisor = Supervisor(plan)

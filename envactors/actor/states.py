@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping
 
 from envactors.backends.base import Backend
 from envactors.errors import ActorError
 from envactors.options import Deadlines, RestartPolicy
-from envactors.system import SharedFile
+from envactors.system import STORES_IN_ORDER, SharedFile, cores
 from envactors.wire.messages import Start
 
 
@@ -69,7 +70,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an actor is made of."""
+    """What an actor is made of; ``companions`` are as busy as it is, at the same time."""
 
     name: str
     backend: Backend
@@ -78,3 +79,9 @@ class Plan:
     restart: RestartPolicy
     env_vars: Mapping[str, str]
     shared: SharedFile | None = None
+    companions: int = 0
+
+    @functools.cached_property
+    def spin(self) -> bool:
+        """Whether to look with open eyes before sleeping: where stores keep their order and cores are to spare."""
+        return self.backend.spin and STORES_IN_ORDER and self.companions < cores()

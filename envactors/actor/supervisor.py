@@ -152,17 +152,6 @@ class Supervisor:
             return ActorStats(self._completed, self._failed, self._restarts, self._stale, len(self._table), last)
 
     @property
-    def spins(self) -> bool:
-        """Whether it may be looked out for with open eyes at the moment."""
-        return self.plan.backend.spin and self._engine.cores_to_spare
-
-    def tell_spin(self) -> None:
-        """Tells the worker whether it may look out with open eyes."""
-        process = self._process
-        if process is not None:
-            process.let_spin(self.spins)
-
-    @property
     def board(self) -> Board | None:
         """What it shares with its present process."""
         process = self._process
@@ -171,7 +160,7 @@ class Supervisor:
     def spin_for(self, future: ActorFuture) -> bool:
         """Looks out with open eyes for the reply to a running call, and takes it in; says whether one came."""
         running, process = self._table.running, self._process
-        if process is None or process.board is None or not self.spins:
+        if process is None or process.board is None or not self.plan.spin:
             return False
         if not isinstance(running, Request) or running.future is not future:
             return False
@@ -439,7 +428,7 @@ class Supervisor:
                 self._lose(Obituary(refusal=refusal))
             else:
                 self._process = Incarnation(worker, self.plan.name, self.reactor, self._on_channel, self._on_death)
-                self.tell_spin()
+                self._process.let_spin(self.plan.spin)
                 if self._phase is Phase.LAUNCHING:
                     self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
                 else:

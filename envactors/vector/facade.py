@@ -151,6 +151,7 @@ class VectorEnv:
                     restart=restart,
                     env_vars=variables,
                     shared=self._file,
+                    companions=len(groups) - 1,
                 )
                 self.actors.append(actor)
                 for position in range(len(group)):

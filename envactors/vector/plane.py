@@ -234,7 +234,7 @@ class Plane:
 
     def spin(self) -> bool:
         """Looks out for the end of all turns with open eyes for a moment; says whether it has come."""
-        if not self._groups[0].supervisor.spins:
+        if not self._groups[0].supervisor.plan.spin:
             return False
         marks = [(turn.board.words, turn.call_id) for turn in self.turns]
 
