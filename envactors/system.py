@@ -43,11 +43,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 # last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# How long to look before sleeping, and what a look in vain costs in time without looks, in seconds.
-_SPIN_LIMIT = 50e-6
+# A pause between two steps, in seconds, that is short enough to look for the next one; how long a look is, in rounds of
+# about a microsecond. What is lost when others keep the core; how many looks in vain are enough, and how many times
+# what they cost is spent without looks.
+SPIN_LIMIT = 50e-6
+_SPIN_ROUNDS = 150
+_ABSENCE = 300e-6
+_SPIN_MISSES = 4
 _SPIN_PENALTY = 20
 _SPIN_LONGEST_PAUSE = 0.5
-_SPIN_LOOKS = 8
 
 
 class Poller:
@@ -124,39 +128,55 @@ class Doorbell:
             os.close(self._fd)
 
 
-class Spin:
-    """A short look with open eyes before sleeping: to wake a sleeper costs more than most envs' steps.
+def look_out(ready: Callable[[], bool]) -> bool:
+    """Looks with open eyes for ``ready()``, for some tens of microseconds of this thread's own time.
 
-    It never looks for longer than a few tens of microseconds, and gives the core away meanwhile. Where looks are in
-    vain, or others want the core, it stops looking for a while, and for longer each time.
+    The core is given away before each round, so that who is looked out for may use it.
+    """
+    for _ in range(_SPIN_ROUNDS):
+        os.sched_yield()
+        if ready() or ready() or ready() or ready():
+            return True
+    return False
+
+
+class Spin:
+    """Decides whether to look with open eyes before sleeping: to wake a sleeper costs more than most envs' steps.
+
+    Both sides have to look, or neither gains, so the parent decides for both. A few looks in vain, or a core that
+    others keep, and it is left alone for twenty times what that has cost, then for longer each time.
     """
 
     def __init__(self) -> None:
         self._again = 0.0
         self._pause = 0.0
+        self._misses = 0
 
-    def until(self, ready: Callable[[], bool]) -> bool:
-        """Looks until ``ready()``; False where that took too long, or is not tried at the moment."""
+    def pays(self, now: float) -> bool:
+        """Whether to look at this time (of `time.monotonic`)."""
+        return now >= self._again
+
+    def until(self, ready: Callable[[], bool], since: Callable[[], float] | None = None) -> bool:
+        """Looks for a moment; says whether ``ready()``.
+
+        Args:
+            ready: What is waited for.
+            since: When that came true (`time.monotonic`), where it is known.
+        """
         begun = time.monotonic()
-        if begun < self._again:
-            return ready()
-        while True:
-            for _ in range(_SPIN_LOOKS):
-                if ready():
-                    if self._pause and time.monotonic() - begun < _SPIN_LIMIT:
-                        self._pause = 0.0
-                    return True
-            os.sched_yield()
-            now = time.monotonic()
-            if now - begun > _SPIN_LIMIT:
-                # One look in vain is bad luck, unless it was the core that was gone.
-                lost = now - begun
-                if self._pause or lost > 4 * _SPIN_LIMIT:
-                    self._pause = min(max(2 * self._pause, _SPIN_PENALTY * lost), _SPIN_LONGEST_PAUSE)
-                    self._again = now + self._pause
-                else:
-                    self._pause = 1e-9
-                return ready()
+        found = look_out(ready)
+        now = time.monotonic()
+        # Somebody else has kept the core if what was found had been there for long.
+        lost = now - since() if found and since is not None else now - begun
+        if found and lost < _ABSENCE:
+            self._misses, self._pause = 0, 0.0
+            return True
+        self._misses += 1
+        if self._misses >= _SPIN_MISSES or lost > _ABSENCE:
+            self._pause = min(max(2 * self._pause, _SPIN_PENALTY * self._misses * lost), _SPIN_LONGEST_PAUSE)
+            self._again = now + self._pause
+            self._misses = 0
+        return found
 
 
 class Process:

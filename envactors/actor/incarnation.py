@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
-from envactors.actor.turn import Turn
 from envactors.backends.base import ExitStatus, Worker
 from envactors.system import READABLE, WRITABLE, is_disconnect
-from envactors.wire.board import FRAMES_DOWN, ONE_BY_ONE, ORDERED, SPIN
+from envactors.wire.board import FRAMES_DOWN, SPIN
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.messages import Frame
 
@@ -82,9 +81,16 @@ class Incarnation:
     def ask_stacks(self) -> None:
         self._worker.ask_stacks()
 
-    def send(self, frame: Frame) -> None:
-        """Sends a frame; what does not fit at once follows when there is room."""
+    def send(self, frame: Frame, lively: bool = False) -> None:
+        """Sends a frame; what does not fit at once follows when there is room.
+
+        Args:
+            frame: The frame.
+            lively: Whether another one is likely to follow within a moment of the answer.
+        """
         channel = self._worker.channel
+        if self.board is not None:
+            self.board.words[SPIN] = lively
         try:
             channel.send(frame)
         except OSError as error:
@@ -94,21 +100,6 @@ class Incarnation:
             self.board.words[FRAMES_DOWN] += 1
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
-
-    def order(self, turn: Turn) -> None:
-        """Starts a turn; under the actor's lock, so that the bell is open."""
-        board = self.board
-        assert board is not None, "only processes take turns"
-        turn.board = board
-        words = board.words
-        words[ONE_BY_ONE] = turn.one_by_one
-        words[ORDERED] = turn.call_id
-        board.to_worker.ring_open()
-
-    def let_spin(self, spin: bool) -> None:
-        """Says whether the worker may look with open eyes before it sleeps."""
-        if self.board is not None:
-            self.board.words[SPIN] = spin
 
     def hear(self, on_bell: Callable[[int], None] | None) -> None:
         """Has rings told to whoever reads replies, or not any more."""

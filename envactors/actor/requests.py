@@ -89,12 +89,12 @@ class RequestTable:
         self._queue.popleft()
         return request
 
-    def take(self, turn: Turn) -> bool:
+    def take(self, turn: Turn, now: float) -> bool:
         """Numbers a turn and makes it the running one; False when something runs or waits."""
         if self.running is not None or self._queue:
             return False
         self._last_id += 1
-        turn.call_id = self._last_id
+        turn.begin(self._last_id, now)
         self.running = turn
         return True
 

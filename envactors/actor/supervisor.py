@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from envactors.actor import engine as engines
@@ -29,7 +30,7 @@ from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
 from envactors.actor.turn import Turn
 from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
-from envactors.system import LONGEST_WAIT, READABLE, Spin
+from envactors.system import LONGEST_WAIT, READABLE, SPIN_LIMIT, Spin
 from envactors.wire.board import FRAMES_UP, Board
 from envactors.wire.messages import Attach, Frame, Kind
 from envactors.wire.pickling import dumps
@@ -116,6 +117,8 @@ class Supervisor:
         self._in_delivery = False
         limit = Turn.first_look(plan.deadlines)
         self._spin = Spin()
+        self._spins = False
+        self._answered = 0.0
         self._turn_limit = None if limit == float("inf") else limit
         self._completed = self._failed = self._restarts = self._stale = 0
         plan.backend.retain()
@@ -160,7 +163,7 @@ class Supervisor:
     def spin_for(self, future: ActorFuture) -> bool:
         """Looks out with open eyes for the reply to a running call, and takes it in; says whether one came."""
         running, process = self._table.running, self._process
-        if process is None or process.board is None or not self.plan.spin:
+        if process is None or process.board is None or not self._spins:
             return False
         if not isinstance(running, Request) or running.future is not future:
             return False
@@ -428,7 +431,6 @@ class Supervisor:
                 self._lose(Obituary(refusal=refusal))
             else:
                 self._process = Incarnation(worker, self.plan.name, self.reactor, self._on_channel, self._on_death)
-                self._process.let_spin(self.plan.spin)
                 if self._phase is Phase.LAUNCHING:
                     self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
                 else:
@@ -476,7 +478,11 @@ class Supervisor:
         elif request.timeout is not None and self.plan.backend.kills:
             self._set_timer("call", request.started + request.timeout)
         assert self._process is not None, "a live actor has a process"
-        self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload))
+        # Who waits for the answer looks for it with open eyes if that pays; whether the worker does, for the next call,
+        # depends on whether that comes soon.
+        self._spins = self.plan.spin and self._spin.pays(request.started)
+        lively = self._spins and request.started - self._answered < SPIN_LIMIT
+        self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload), lively)
 
     def _on_channel(self, mask: int) -> None:
         with self._change:
@@ -519,14 +525,20 @@ class Supervisor:
             self._table.running = None
             self._timers.pop("call", None)
             self._completed += 1
+            self._answered = time.monotonic()
             self._outcomes.append(_Outcome(running, frame, None))
             if self._table:
                 self._dispatch()
 
     # Turns -----------------------------------------------------------------------------------------------
 
-    def take_turn(self, turn: Turn) -> bool:
+    def take_turn(self, turn: Turn, now: float, lively: bool) -> bool:
         """Starts a turn of the actor's envs, whose actions stand in shared memory; called under `SHIELD`.
+
+        Args:
+            turn: The turn.
+            now: The time (`time.monotonic`).
+            lively: Whether the next one is likely to follow within a moment.
 
         Returns:
             False where the actor is not free for it now, or has another process: then each env is to be asked alone.
@@ -536,25 +548,32 @@ class Supervisor:
                 self._look_at_turn()
             process = self._process
             if (
-                self._phase is not Phase.LIVE
-                or self.incarnation != turn.bound
-                or process is None
+                process is None
+                or process.board is not turn.board
+                or self._phase is not Phase.LIVE
                 or self._closing
-                or not self._table.take(turn)
+                or not self._table.take(turn, now)
             ):
                 return False
-            turn.started = now = time.monotonic()
             if self._turn_limit is not None:
                 self._set_timer("call", now + self._turn_limit)
-            process.order(turn)
+            turn.order(lively)
         return True
 
     def end_turn(self, turn: Turn) -> bool:
         """Takes a finished turn off; called under `SHIELD`. False as long as it is under way."""
-        with self._lock:
-            if self._table.running is turn:
-                self._look_at_turn()
+        if not turn.over and turn.finished:
+            with self._lock:
+                if self._table.running is turn:
+                    self._look_at_turn()
         return turn.over
+
+    def owe(self, turn: Turn, mark: Callable[[Turn, int], None]) -> None:
+        """Marks the envs of a turn that are not lost; none is lost meanwhile."""
+        with self._lock:
+            for env in turn.envs:
+                if env not in turn.lost:
+                    mark(turn, env)
 
     def take_mail(self, turn: Turn) -> None:
         """Takes in what has come besides the results so far; called under `SHIELD`."""

@@ -7,15 +7,29 @@ from collections.abc import Callable, Sequence
 from envactors.actor.requests import Request
 from envactors.arrays.slab import PLAIN, Slab
 from envactors.options import Deadlines
-from envactors.wire.board import BEGUN, FINISHED, MAILED, PLACE, RESETTING, SINCE, Board
+from envactors.wire.board import (
+    BEGUN,
+    FINISHED,
+    MAILED,
+    ONE_BY_ONE,
+    ORDERED,
+    PLACE,
+    RESETTING,
+    SINCE,
+    SPIN,
+    Board,
+)
 from envactors.wire.messages import INDEX_BYTES, Frame
 
 
 class Turn:
     """A turn of an actor's envs. The parent asks for it while the actor is idle, so it never waits in a queue.
 
+    Once it is over, and nothing was lost, it may be taken again.
+
     Args:
         slab: Where it stands what is asked, and what comes of it.
+        board: What the actor shares with the process that holds the envs' episodes.
         envs: The indices of the envs that step, in the order of their places in the actor.
         first: The index of the actor's first env.
         bound: The incarnation that holds their episodes.
@@ -52,6 +66,7 @@ class Turn:
     def __init__(
         self,
         slab: Slab,
+        board: Board,
         envs: Sequence[int],
         first: int,
         bound: int,
@@ -60,6 +75,7 @@ class Turn:
         lose: Callable[[], Callable[[int], Request] | None],
     ) -> None:
         self.slab = slab
+        self.board = board
         self.envs = envs
         self.first = first
         self.bound = bound
@@ -67,12 +83,31 @@ class Turn:
         self.waiter = waiter
         self._lose = lose
         self._overdue: int | None = None
-        self.board: Board
         self.call_id = 0
         self.started = 0.0
         self.over = False
         self.lost: Sequence[int] = ()
         self.mail: dict[int, Frame] = {}
+
+    def begin(self, call_id: int, now: float) -> None:
+        """Makes it a turn that is under way."""
+        self.call_id = call_id
+        self.started = now
+        self.over = False
+        if self.mail:
+            self.mail = {}
+
+    def order(self, lively: bool) -> None:
+        """Asks the worker for it; under the actor's lock, so that the bell is open.
+
+        Args:
+            lively: Whether the next turn is likely to follow within a moment.
+        """
+        words = self.board.words
+        words[SPIN] = lively
+        words[ONE_BY_ONE] = self.one_by_one
+        words[ORDERED] = self.call_id
+        self.board.to_worker.ring_open()
 
     @property
     def finished(self) -> bool:

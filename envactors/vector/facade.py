@@ -245,7 +245,7 @@ class VectorEnv:
     def stats(self) -> VectorStats:
         """Counts over the vector env's life."""
         return VectorStats(
-            self._ledger.steps.tolist(),
+            (self._ledger.steps + self._ledger.rounds).tolist(),
             self._ledger.episodes.tolist(),
             [actor.stats() for actor in self.actors],
         )
@@ -307,20 +307,30 @@ class VectorEnv:
             VectorInputError: Wrong ids or actions, or an env that needs a reset first.
         """
         slots = self._select(env_ids)
-        check_timeout(timeout, "step(timeout=...)")
+        if timeout is not None:
+            check_timeout(timeout, "step(timeout=...)")
         deadline = None if timeout is None else time.monotonic() + timeout
         plane = self._plane
         if plane is None or slots is not self._slots:
             self._begin(slots, actions, one_by_one=False)
         else:
             # The common case: a batch at once, nothing env by env.
-            values = self._check(slots, actions)
-            with SHIELD:
-                left, result = plane.step(values)
-                self._ask(slots, values, left)
-            if result is None and not left and self._wait(plane.settled, deadline):
+            if not plane.clear:
+                self._check_slots(slots)
+            values = split_batch(self._action_spec, actions, len(slots), "actions")
+            result = None
+            try:
                 with SHIELD:
-                    result = plane.gather()
+                    left, result = plane.step(values)
+                    if left:
+                        self._ask(slots, values, left)
+                if result is None and not left and self._wait(plane.settled, deadline):
+                    with SHIELD:
+                        result = plane.gather()
+            finally:
+                if result is None:
+                    with SHIELD:
+                        plane.owe()
             if result is not None:
                 return result
         batch = self._gather(slots, timeout, deadline, "step")
@@ -393,12 +403,14 @@ class VectorEnv:
 
     def _check(self, slots: list[Slot], actions: Any) -> Sequence[Any] | npt.NDArray[Any]:
         """Refuses steps that cannot be made; gives one action an env."""
+        self._check_slots(slots)
+        return split_batch(self._action_spec, actions, len(slots), "actions")
+
+    def _check_slots(self, slots: list[Slot]) -> None:
+        self._check_free(slots)
         for slot in slots:
-            if slot.owed is not None:
-                self._check_free(slots)
             if slot.needs_reset:
                 raise VectorInputError(f"env {slot.env_id} was asked to step: it needs a reset first")
-        return split_batch(self._action_spec, actions, len(slots), "actions")
 
     # Collecting ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,10 @@ from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import FAILED, PLAIN, RESET, STEP, Layout, Slab
 from envactors.arrays.specs import ArraySpec, flatten, unflatten
-from envactors.system import SharedFile, Spin
+from envactors.system import SPIN_LIMIT, SharedFile, Spin
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
-from envactors.wire.board import FINISHED, Board
+from envactors.wire.board import ENDED, FINISHED, ORDERED, Board
 from envactors.wire.messages import Attach, Mail
 
 
@@ -63,6 +63,7 @@ class _Group:
         slots: Its envs.
         envs: Their indices.
         board: That of the process whose rings are heard.
+        turn: What steps all of them, again and again; None where they have no episodes on one and the same process.
     """
 
     def __init__(self, supervisor: Supervisor, slots: list[Slot]) -> None:
@@ -70,6 +71,7 @@ class _Group:
         self.slots = slots
         self.envs = [slot.env_id for slot in slots]
         self.board: Board | None = None
+        self.turn: Turn | None = None
 
 
 class Plane:
@@ -85,6 +87,10 @@ class Plane:
         copy: Whether batches are copied out of the memory.
         arrived: Takes the failures, and whatever else comes env by env.
         waiter: Whom actors wake.
+
+    Attributes:
+        clear: Whether nothing has happened since the last step of all envs that its successor had to look at: no env
+            owes a result, needs a reset, or has gone through its channel.
 
     Raises:
         OSError: There is not enough memory.
@@ -117,8 +123,13 @@ class Plane:
         self.attached = [group.supervisor.attach(attach) for group in self._groups]
         self.bells = Bells(self._groups[0].supervisor.reactor)
         self.turns: list[Turn] = []
+        self.clear = False
+        self._finished: Callable[[], bool] = bool
         self._supervisors: dict[int, Supervisor] = {slot.env_id: slot.handle._supervisor for slot in slots}
         self._spin = Spin()
+        self._spins = False
+        self._gathered = 0.0
+        self._may_spin = self._groups[0].supervisor.plan.spin
         self._only_action = slab.actions[0] if isinstance(layout.action, ArraySpec) else None
         plain = isinstance(layout.observation, ArraySpec)
         self._only_observation = slab.observations[0] if plain else None
@@ -142,38 +153,90 @@ class Plane:
     def step(self, actions: Sequence[Any] | npt.NDArray[Any]) -> tuple[list[int], tuple[Any, ...] | None]:
         """Starts a step of all envs, and finishes it if that takes but a moment; called under `SHIELD`.
 
+        The envs do not owe their results yet: `gather` or `owe` is to follow.
+
         Returns:
             What `begin` gives, and what `gather` gives.
         """
-        left = self._begin_all(actions, one_by_one=False)
-        if not left and self.spin() and self.settled():
+        left = self._begin_all(actions)
+        if not left and self._spins and self._spin.until(self._finished, self._ended_at) and self.settled():
             return left, self.gather()
         return left, None
+
+    def _ended_at(self) -> float:
+        """When the last of the turns ended."""
+        return max(turn.board.times[ENDED] for turn in self.turns)
+
+    def owe(self) -> None:
+        """Has the envs owe the results of a step of all that was not gathered; called under `SHIELD`."""
+        self.clear = False
+        for turn in self.turns:
+            self._supervisors[turn.first].owe(turn, self._mark)
+
+    def _mark(self, turn: Turn, env_id: int) -> None:
+        self._slots[env_id].owed = turn
 
     # Asking ----------------------------------------------------------------------------------------------
 
     def begin(self, slots: list[Slot], actions: Sequence[Any] | npt.NDArray[Any], one_by_one: bool) -> list[int]:
         """Starts turns; gives the positions of the envs that must be asked alone. Called under `SHIELD`."""
-        if slots is self._slots:
-            return self._begin_all(actions, one_by_one)
         left = []
+        self.clear = False
         self._in_step = self._told = None
         positions = {slot.env_id: position for position, slot in enumerate(slots)}
         for group in self._groups:
             envs = [env for env in group.envs if env in positions]
             if not envs:
                 continue
-            if self._ready(group, [self._slots[env] for env in envs]):
+            turn = self._turn(group, envs, one_by_one)
+            if turn is not None:
                 for env in envs:
                     self._write_action(env, actions[positions[env]])
                     self.slab.what[env] = RESET if self._ended[env] else STEP
                     self.slab.asked[env] += 1
-                if self._start(group, envs, one_by_one):
+                    self._slots[env].owed = turn  # before it starts: if it is lost at once, that changes
+                if group.supervisor.take_turn(turn, time.monotonic(), False):
+                    self.turns.append(turn)
                     continue
+                for env in envs:
+                    self._slots[env].owed = None
+                    self.slab.asked[env] -= 1
             left += [positions[env] for env in envs]
         return left
 
-    def _begin_all(self, actions: Sequence[Any] | npt.NDArray[Any], one_by_one: bool) -> list[int]:
+    def _turn(self, group: _Group, envs: list[int], one_by_one: bool) -> Turn | None:
+        """Makes a turn; None where the envs do not all have episodes that the actor's process holds."""
+        supervisor = group.supervisor
+        incarnation, board = supervisor.incarnation, supervisor.board
+        if board is None or any(self._slots[env].incarnation != incarnation for env in envs):
+            return None
+        if board is not group.board:
+            group.board = board
+            self.bells.listen(board.to_parent)
+        return Turn(self.slab, board, envs, group.envs[0], incarnation, one_by_one, self._waiter, self._lose_weakly)
+
+    def _prepare(self) -> None:
+        """Makes turns for all envs, to be taken until something happens to one of them."""
+        self.clear = True
+        self.turns = []
+        self._in_step = self._told = None
+        boards = []
+        for group in self._groups:
+            group.turn = self._turn(group, group.envs, one_by_one=False)
+            if group.turn is not None:
+                boards.append(group.turn.board.words)
+
+        def finished() -> bool:
+            for words in boards:  # noqa: SIM110 # a generator takes three times as long
+                if words[FINISHED] != words[ORDERED]:
+                    return False
+            return True
+
+        self._finished = finished
+
+    def _begin_all(self, actions: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
+        if not self.clear:
+            self._prepare()
         slab, left = self.slab, []
         ended = self._ended.tobytes()
         if ended != self._told:
@@ -185,11 +248,15 @@ class Plane:
         else:
             for env, action in enumerate(actions):
                 self._write_action(env, action)
+        turns, now = self.turns, time.monotonic()
+        self._spins = self._may_spin and self._spin.pays(now)
+        lively = self._spins and now - self._gathered < SPIN_LIMIT
         for group in self._groups:
-            ready = self._ready(group, group.slots)
-            if not ready:
+            turn = group.turn
+            if turn is not None and group.supervisor.take_turn(turn, now, lively):
+                turns.append(turn)
+            else:
                 slab.asked[group.envs] -= 1
-            if not ready or not self._start(group, group.envs, one_by_one):
                 left += group.envs
                 self._in_step = None
         return left
@@ -198,61 +265,16 @@ class Plane:
         for array, leaf in zip(self.slab.actions, flatten(self.slab.layout.action, action), strict=True):
             array[env] = leaf
 
-    @staticmethod
-    def _ready(group: _Group, slots: list[Slot]) -> bool:
-        """Whether envs have episodes that this very process holds."""
-        incarnation = group.supervisor.incarnation
-        for slot in slots:  # noqa: SIM110 # a generator takes three times as long
-            if slot.incarnation != incarnation:
-                return False
-        return True
-
-    def _start(self, group: _Group, envs: list[int], one_by_one: bool) -> bool:
-        supervisor = group.supervisor
-        turn = Turn(self.slab, envs, group.envs[0], supervisor.incarnation, one_by_one, self._waiter, self._lose_weakly)
-        board = supervisor.board
-        if board is not group.board and board is not None:
-            group.board = board
-            self.bells.listen(board.to_parent)
-        # Before it starts: if it is lost at once, what is owed is something else already.
-        self.turns.append(turn)
-        for env in envs:
-            self._slots[env].owed = turn
-        if supervisor.take_turn(turn):
-            return True
-        for env in envs:
-            self._slots[env].owed = None
-        self.turns.pop()
-        self.slab.asked[envs] -= 1
-        return False
-
     def _lose(self, env_id: int) -> Request:
-        self._in_step = None
         return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._arrived)
 
     # Waiting ---------------------------------------------------------------------------------------------
 
-    def spin(self) -> bool:
-        """Looks out for the end of all turns with open eyes for a moment; says whether it has come."""
-        if not self._groups[0].supervisor.plan.spin:
-            return False
-        marks = [(turn.board.words, turn.call_id) for turn in self.turns]
-
-        def finished() -> bool:
-            for words, call_id in marks:  # noqa: SIM110 # as above
-                if words[FINISHED] != call_id:
-                    return False
-            return True
-
-        return self._spin.until(finished)
-
     def settled(self) -> bool:
         """Whether no turn is under way any more; takes off those that are finished."""
         supervisors = self._supervisors
-        for turn in self.turns:
-            if turn.over:
-                continue
-            if turn.board.words[FINISHED] != turn.call_id or not supervisors[turn.first].end_turn(turn):
+        for turn in self.turns:  # noqa: SIM110 # as above
+            if not supervisors[turn.first].end_turn(turn):
                 return False
         return True
 
@@ -316,9 +338,8 @@ class Plane:
             infos = [mail.info for mail in mails]
         obs = self._observations(mails)
         result = obs, slab.rewards.copy(), slab.terminated.copy(), slab.truncated.copy(), infos
-        for slot in self._slots:
-            slot.owed = None
-        self.turns = []
+        turns.clear()
+        self._gathered = time.monotonic()
         if self._keeps_last:
             self._mails = mails or [_NO_MAIL] * len(self._slots)
             self.given[...] = slab.asked
@@ -351,14 +372,17 @@ class Plane:
     def _count(self) -> None:
         slab, ledger = self.slab, self._ledger
         resets = self._told != self._none
-        ledger.steps += (slab.what == STEP) if resets else 1
+        ledger.rounds += 1
+        if resets:
+            ledger.steps -= slab.what  # a reset is no step
         if self._terminated.tobytes() != self._none or self._truncated.tobytes() != self._none:
             over = slab.terminated | slab.truncated
             ledger.episodes += over
-            for env_id in np.flatnonzero(over):
-                self._slots[env_id].end(True)
-            if resets:
-                np.copyto(ledger.ended, over & (self._autoreset == "next_step"))
+            if self._autoreset == "next_step":
+                ledger.ended[...] = over
+            elif self._autoreset == "disabled":
+                for env_id in np.flatnonzero(over):
+                    self._slots[env_id].end(True)
         elif resets:
             ledger.ended[...] = False
 

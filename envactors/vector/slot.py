@@ -84,11 +84,13 @@ class Ledger:
 
     Attributes:
         ended: Whether the next step resets, by autoreset.
-        steps: How many steps it has made.
+        steps: How many steps it has made, beside those of all envs.
+        rounds: How many steps all envs have made together.
         episodes: How many episodes have ended.
     """
 
     def __init__(self, count: int) -> None:
+        self.rounds = 0
         self.ended = np.zeros(count, np.bool_)
         self.steps = np.zeros(count, np.int64)
         self.episodes = np.zeros(count, np.int64)
@@ -148,6 +150,7 @@ class Slot:
 
     def lose(self, was_reset: bool, arrived: Arrived) -> Request:
         """Makes the request that stands for a step, or an autoreset, that was lost in a turn."""
+        self._disturb()
         future = self.owed = EnvFuture(self, "step", was_reset, arrived)
         if was_reset and self._on_failure == "raise":
             # A reset needs nothing of the process that is gone, so that one that had not begun can still be done.
@@ -160,6 +163,7 @@ class Slot:
         return Reset(self.handle._env, seed, options, self.root_seed)
 
     def _owe(self, future: EnvFuture, message: Reset | Step, bound: int | None) -> EnvFuture:
+        self._disturb()
         self.owed = future
         try:
             self._ask(future, message, bound)
@@ -200,6 +204,13 @@ class Slot:
         """Takes in whether an episode has ended."""
         self._ledger.ended[self.env_id] = over and self._autoreset == "next_step"
         self.needs_reset = over and self._autoreset == "disabled"
+        if self.needs_reset:
+            self._disturb()
+
+    def _disturb(self) -> None:
+        """Says that the next step of all envs has something to look at."""
+        if self.plane is not None:
+            self.plane.clear = False
 
     def _mark(self, future: EnvFuture, step: EnvStep) -> EnvStep:
         info = {**step.info, "failure": future.failure}

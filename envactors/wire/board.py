@@ -14,14 +14,14 @@ from envactors.system import Doorbell
 PAGE: Final = mmap.PAGESIZE
 
 # Written by the parent: how many frames it has sent; the last turn that it has ordered, by call id; whether that
-# one's results are wanted one by one; whether the worker may look with open eyes before it sleeps.
+# one's results are wanted one by one; whether to look with open eyes for what comes next before sleeping.
 FRAMES_DOWN: Final = 0
 ORDERED: Final = 1
 ONE_BY_ONE: Final = 2
 SPIN: Final = 3
 # Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
 # the last that it has finished; how many frames it has sent in this one; which of its envs it is at; whether in a
-# reset within a step; since when.
+# reset within a step; since when; when it has finished the last turn.
 FRAMES_UP: Final = 32
 BEGUN: Final = 33
 FINISHED: Final = 34
@@ -29,6 +29,7 @@ MAILED: Final = 35
 PLACE: Final = 36
 RESETTING: Final = 37
 SINCE: Final = 38
+ENDED: Final = 39
 
 
 class Board:

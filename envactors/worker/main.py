@@ -8,7 +8,7 @@ from typing import Any
 
 from envactors import system
 from envactors.arrays.slab import Slab
-from envactors.system import Poller, Spin
+from envactors.system import Poller, look_out
 from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, ORDERED, SPIN, Board
 from envactors.wire.channel import Channel
 from envactors.wire.messages import REQUESTS, Attach, Failure, Fault, Frame, Kind
@@ -51,7 +51,7 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
         words[FRAMES_UP] += 1
 
     server = Server(send, board, slab)
-    spin, poller = Spin(), Poller()
+    poller = Poller()
     fd = channel.fileno()
     poller.add(fd)
     board.to_worker.tell(poller)
@@ -66,7 +66,7 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
             server.take_turn(taken)
             continue
         if words[FRAMES_DOWN] <= received:
-            if words[SPIN] and spin.until(called):
+            if words[SPIN] and look_out(called):
                 continue
             if fd not in dict(poller.poll(None)):
                 continue
