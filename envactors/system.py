@@ -43,15 +43,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 # last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# A pause between two steps, in seconds, that is short enough to look for the next one; how long a look is, in rounds of
-# about a microsecond. What is lost when others keep the core; how many looks in vain are enough, and how many times
-# what they cost is spent without looks.
-SPIN_LIMIT = 50e-6
-_SPIN_ROUNDS = 150
-_ABSENCE = 300e-6
-_SPIN_MISSES = 4
-_SPIN_PENALTY = 20
-_SPIN_LONGEST_PAUSE = 0.5
+# A pause between two calls, in seconds, that is short enough to look for the next one; how long a look is, in rounds of
+# about a microsecond; how many calls a way of waiting is tried for, and how often, in seconds.
+SHORT_PAUSE = 50e-6
+_LOOK_ROUNDS = 150
+_TRIALS = 8
+_TRIAL_PERIOD = 1.0
 
 
 class Poller:
@@ -133,50 +130,57 @@ def look_out(ready: Callable[[], bool]) -> bool:
 
     The core is given away before each round, so that who is looked out for may use it.
     """
-    for _ in range(_SPIN_ROUNDS):
+    for _ in range(_LOOK_ROUNDS):
         os.sched_yield()
         if ready() or ready() or ready() or ready():
             return True
     return False
 
 
-class Spin:
-    """Decides whether to look with open eyes before sleeping: to wake a sleeper costs more than most envs' steps.
+class Waiting:
+    """Chooses the quickest way to wait for a worker: which one that is gets measured, not guessed.
 
-    Both sides have to look, or neither gains, so the parent decides for both. A few looks in vain, or a core that
-    others keep, and it is left alone for twenty times what that has cost, then for longer each time.
+    Ways differ in who looks with open eyes before sleeping. Each is tried for a few calls, the quickest is kept, and
+    about once a second all are tried anew: others may have come to want the cores, or have gone.
+
+    Args:
+        may_look: Whether anybody may look at all.
+
+    Attributes:
+        workers_look: Whether a worker looks for its next call.
+        all_look: Whether the caller looks for the reply, too.
     """
 
-    def __init__(self) -> None:
-        self._again = 0.0
-        self._pause = 0.0
-        self._misses = 0
+    def __init__(self, may_look: bool) -> None:
+        self._may_look = may_look
+        self._times: list[float] = []
+        self._typical = [0.0, 0.0, 0.0]
+        self._left = 3 if may_look else 0
+        self._review = 0.0
+        self._take(2 if may_look else 0)
 
-    def pays(self, now: float) -> bool:
-        """Whether to look at this time (of `time.monotonic`)."""
-        return now >= self._again
+    def _take(self, way: int) -> None:
+        self._way = way
+        self.workers_look, self.all_look = way >= 1, way == 2
 
-    def until(self, ready: Callable[[], bool], since: Callable[[], float] | None = None) -> bool:
-        """Looks for a moment; says whether ``ready()``.
+    def note(self, seconds: float, now: float) -> None:
+        """Takes in how long a call took, and what time it is (`time.monotonic`)."""
+        if self._left:
+            self._times.append(seconds)
+            if len(self._times) == _TRIALS:
+                self._finish_trial(now)
+        elif now > self._review and self._may_look:
+            self._left = 3
 
-        Args:
-            ready: What is waited for.
-            since: When that came true (`time.monotonic`), where it is known.
-        """
-        begun = time.monotonic()
-        found = look_out(ready)
-        now = time.monotonic()
-        # Somebody else has kept the core if what was found had been there for long.
-        lost = now - since() if found and since is not None else now - begun
-        if found and lost < _ABSENCE:
-            self._misses, self._pause = 0, 0.0
-            return True
-        self._misses += 1
-        if self._misses >= _SPIN_MISSES or lost > _ABSENCE:
-            self._pause = min(max(2 * self._pause, _SPIN_PENALTY * self._misses * lost), _SPIN_LONGEST_PAUSE)
-            self._again = now + self._pause
-            self._misses = 0
-        return found
+    def _finish_trial(self, now: float) -> None:
+        self._typical[self._way] = sorted(self._times)[_TRIALS // 2]
+        self._times.clear()
+        self._left -= 1
+        if self._left:
+            self._take((self._way - 1) % 3)
+        else:
+            self._take(min(range(3), key=self._typical.__getitem__))
+            self._review = now + _TRIAL_PERIOD
 
 
 class Process:

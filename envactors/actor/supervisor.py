@@ -30,7 +30,7 @@ from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
 from envactors.actor.turn import Turn
 from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
-from envactors.system import LONGEST_WAIT, READABLE, SPIN_LIMIT, Spin
+from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_out
 from envactors.wire.board import FRAMES_UP, Board
 from envactors.wire.messages import Attach, Frame, Kind
 from envactors.wire.pickling import dumps
@@ -116,8 +116,7 @@ class Supervisor:
         self._delivering = threading.RLock()
         self._in_delivery = False
         limit = Turn.first_look(plan.deadlines)
-        self._spin = Spin()
-        self._spins = False
+        self._waiting = Waiting(plan.spin)
         self._answered = 0.0
         self._turn_limit = None if limit == float("inf") else limit
         self._completed = self._failed = self._restarts = self._stale = 0
@@ -163,13 +162,13 @@ class Supervisor:
     def spin_for(self, future: ActorFuture) -> bool:
         """Looks out with open eyes for the reply to a running call, and takes it in; says whether one came."""
         running, process = self._table.running, self._process
-        if process is None or process.board is None or not self._spins:
+        if process is None or process.board is None or not self._waiting.all_look:
             return False
         if not isinstance(running, Request) or running.future is not future:
             return False
         self.reactor.count_wait()
         words, received = process.board.words, process.received
-        if not self._spin.until(lambda: words[FRAMES_UP] > received):
+        if not look_out(lambda: words[FRAMES_UP] > received):
             return False
         self._on_channel(READABLE)
         return True
@@ -478,10 +477,7 @@ class Supervisor:
         elif request.timeout is not None and self.plan.backend.kills:
             self._set_timer("call", request.started + request.timeout)
         assert self._process is not None, "a live actor has a process"
-        # Who waits for the answer looks for it with open eyes if that pays; whether the worker does, for the next call,
-        # depends on whether that comes soon.
-        self._spins = self.plan.spin and self._spin.pays(request.started)
-        lively = self._spins and request.started - self._answered < SPIN_LIMIT
+        lively = self._waiting.workers_look and request.started - self._answered < SHORT_PAUSE
         self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload), lively)
 
     def _on_channel(self, mask: int) -> None:
@@ -525,7 +521,8 @@ class Supervisor:
             self._table.running = None
             self._timers.pop("call", None)
             self._completed += 1
-            self._answered = time.monotonic()
+            self._answered = now = time.monotonic()
+            self._waiting.note(now - running.started, now)
             self._outcomes.append(_Outcome(running, frame, None))
             if self._table:
                 self._dispatch()

@@ -24,10 +24,10 @@ from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import FAILED, PLAIN, RESET, STEP, Layout, Slab
 from envactors.arrays.specs import ArraySpec, flatten, unflatten
-from envactors.system import SPIN_LIMIT, SharedFile, Spin
+from envactors.system import SHORT_PAUSE, SharedFile, Waiting, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
-from envactors.wire.board import ENDED, FINISHED, ORDERED, Board
+from envactors.wire.board import FINISHED, ORDERED, Board
 from envactors.wire.messages import Attach, Mail
 
 
@@ -126,10 +126,8 @@ class Plane:
         self.clear = False
         self._finished: Callable[[], bool] = bool
         self._supervisors: dict[int, Supervisor] = {slot.env_id: slot.handle._supervisor for slot in slots}
-        self._spin = Spin()
-        self._spins = False
-        self._gathered = 0.0
-        self._may_spin = self._groups[0].supervisor.plan.spin
+        self._waiting = Waiting(self._groups[0].supervisor.plan.spin)
+        self._begun = self._gathered = 0.0
         self._only_action = slab.actions[0] if isinstance(layout.action, ArraySpec) else None
         plain = isinstance(layout.observation, ArraySpec)
         self._only_observation = slab.observations[0] if plain else None
@@ -159,13 +157,9 @@ class Plane:
             What `begin` gives, and what `gather` gives.
         """
         left = self._begin_all(actions)
-        if not left and self._spins and self._spin.until(self._finished, self._ended_at) and self.settled():
+        if not left and self._waiting.all_look and look_out(self._finished) and self.settled():
             return left, self.gather()
         return left, None
-
-    def _ended_at(self) -> float:
-        """When the last of the turns ended."""
-        return max(turn.board.times[ENDED] for turn in self.turns)
 
     def owe(self) -> None:
         """Has the envs owe the results of a step of all that was not gathered; called under `SHIELD`."""
@@ -249,8 +243,8 @@ class Plane:
             for env, action in enumerate(actions):
                 self._write_action(env, action)
         turns, now = self.turns, time.monotonic()
-        self._spins = self._may_spin and self._spin.pays(now)
-        lively = self._spins and now - self._gathered < SPIN_LIMIT
+        self._begun = now
+        lively = self._waiting.workers_look and now - self._gathered < SHORT_PAUSE
         for group in self._groups:
             turn = group.turn
             if turn is not None and group.supervisor.take_turn(turn, now, lively):
@@ -339,7 +333,8 @@ class Plane:
         obs = self._observations(mails)
         result = obs, slab.rewards.copy(), slab.terminated.copy(), slab.truncated.copy(), infos
         turns.clear()
-        self._gathered = time.monotonic()
+        self._gathered = now = time.monotonic()
+        self._waiting.note(now - self._begun, now)
         if self._keeps_last:
             self._mails = mails or [_NO_MAIL] * len(self._slots)
             self.given[...] = slab.asked

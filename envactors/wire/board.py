@@ -21,7 +21,7 @@ ONE_BY_ONE: Final = 2
 SPIN: Final = 3
 # Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
 # the last that it has finished; how many frames it has sent in this one; which of its envs it is at; whether in a
-# reset within a step; since when; when it has finished the last turn.
+# reset within a step; since when.
 FRAMES_UP: Final = 32
 BEGUN: Final = 33
 FINISHED: Final = 34
@@ -29,7 +29,6 @@ MAILED: Final = 35
 PLACE: Final = 36
 RESETTING: Final = 37
 SINCE: Final = 38
-ENDED: Final = 39
 
 
 class Board:

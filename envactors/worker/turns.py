@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from envactors.arrays.slab import FAILED, PLAIN, WITH_MAIL, Slab
 from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
-from envactors.wire.board import BEGUN, ENDED, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
+from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import INDEX_BYTES, Fault, Kind, Mail
 from envactors.wire.pickling import dumps, pack_failure
 from envactors.worker.context import enter, is_forked_copy
@@ -66,7 +66,6 @@ class Turns:
             if one_by_one:
                 self._when[index] = time.monotonic()
                 self._board.to_parent.ring_open()
-        times[ENDED] = time.monotonic()
         words[FINISHED] = order
         self._board.to_parent.ring_open()
 
