@@ -40,9 +40,9 @@ def helper_processes():
     FORK_SERVER.release()
 
 
-@pytest.fixture(params=[True, False], ids=["shared memory", "channels"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"])
 def both_planes(request, monkeypatch):
-    """Runs a test with and without shared memory."""
+    """Runs a test with shared memory, and among the long runs without it too."""
     monkeypatch.setitem(ea.VectorEnv.__init__.__kwdefaults__, "shared_memory", request.param)
 
 

@@ -56,7 +56,7 @@ class TestCartPole(EnvConformance):
 
 
 def test_names_stand_for_backends():
-    assert repr(ea.ProcessBackend(start_method="fork")) == "ProcessBackend(start_method='fork')"
+    assert repr(ea.ProcessBackend(start_method="fork")) == "ProcessBackend(start_method='fork', spin=True)"
     with pytest.raises(ValueError, match="start_method is 'magic'"):
         ea.ProcessBackend(start_method="magic")
 

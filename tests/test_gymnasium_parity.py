@@ -37,7 +37,12 @@ def assert_equal(ours, theirs):
 @pytest.mark.parametrize("envs_per_actor", [1, 3])
 @pytest.mark.parametrize(
     ("backend", "shared_memory"),
-    [(FORK_SERVER, True), (FORK_SERVER, False), ("thread", True), ("inline", True)],
+    [
+        (FORK_SERVER, True),
+        pytest.param(FORK_SERVER, False, marks=pytest.mark.soak),
+        ("thread", True),
+        ("inline", True),
+    ],
     ids=["process", "process without shared memory", "thread", "inline"],
 )
 @pytest.mark.parametrize("env_id", ENVS)
