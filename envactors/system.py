@@ -44,11 +44,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
 # A pause between two calls, in seconds, that is short enough to look for the next one; how long a look is, in rounds of
-# about a microsecond; how many calls a way of waiting is tried for, and how often, in seconds.
+# about a microsecond; how many calls a way of waiting is tried for, how many of them it takes to get going, and how
+# often it is tried, in seconds: more often at first, when much is only beginning.
 SHORT_PAUSE = 50e-6
 _LOOK_ROUNDS = 150
-_TRIALS = 8
-_TRIAL_PERIOD = 1.0
+_TRIALS = 12
+_SETTLING = 4
+_FIRST_PERIOD, _LONGEST_PERIOD = 0.05, 1.0
 
 
 class Poller:
@@ -141,7 +143,7 @@ class Waiting:
     """Chooses the quickest way to wait for a worker: which one that is gets measured, not guessed.
 
     Ways differ in who looks with open eyes before sleeping. Each is tried for a few calls, the quickest is kept, and
-    about once a second all are tried anew: others may have come to want the cores, or have gone.
+    about once a second all are tried anew, at first more often: others may have come to want the cores, or have gone.
 
     Args:
         may_look: Whether anybody may look at all.
@@ -156,7 +158,7 @@ class Waiting:
         self._times: list[float] = []
         self._typical = [0.0, 0.0, 0.0]
         self._left = 3 if may_look else 0
-        self._review = 0.0
+        self._review, self._period = 0.0, _FIRST_PERIOD
         self._take(2 if may_look else 0)
 
     def _take(self, way: int) -> None:
@@ -173,14 +175,16 @@ class Waiting:
             self._left = 3
 
     def _finish_trial(self, now: float) -> None:
-        self._typical[self._way] = sorted(self._times)[_TRIALS // 2]
+        times = sorted(self._times[_SETTLING:])
+        self._typical[self._way] = times[len(times) // 2]
         self._times.clear()
         self._left -= 1
         if self._left:
             self._take((self._way - 1) % 3)
         else:
             self._take(min(range(3), key=self._typical.__getitem__))
-            self._review = now + _TRIAL_PERIOD
+            self._review = now + self._period
+            self._period = min(2 * self._period, _LONGEST_PERIOD)
 
 
 class Process:

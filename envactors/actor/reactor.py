@@ -31,7 +31,7 @@ from envactors.system import Doorbell, Poller, remaining
 _log = logging.getLogger("envactors")
 _NEVER = float("inf")
 # What counts as a loop: so many waits in so many seconds; and how often to look whether it goes on.
-_LOOP_WAITS = 64
+_LOOP_WAITS = 16
 _LOOP_SECONDS = 0.05
 _LOOP_BEAT = 0.002
 
