@@ -19,6 +19,7 @@ import pytest
 from helpers import FORK_SERVER
 
 import envactors as ea
+from envactors import backends
 
 SHM = Path("/dev/shm")
 
@@ -38,6 +39,18 @@ def helper_processes():
     gc.freeze()  # what the imports made stays: collecting is quick from here on
     yield
     FORK_SERVER.release()
+
+
+# Whose point is how processes start, or that run programs of their own.
+OF_FRESH_PROCESSES = {"test_backends", "test_bench", "test_demo", "test_docs", "test_notebooks", "test_scripts"}
+
+
+@pytest.fixture(autouse=True)
+def quick_starts(request, monkeypatch):
+    """Where it does not matter how processes start, "process" stands for the session's fork server."""
+    if request.module.__name__ not in OF_FRESH_PROCESSES and "fresh_processes" not in request.keywords:
+        resolve = backends.resolve
+        monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))
 
 
 @pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"])

@@ -513,6 +513,7 @@ def test_a_forked_child_can_have_actors_of_its_own(actor):
     assert actor.add().result(SOON) == 2
 
 
+@pytest.mark.fresh_processes
 def test_env_vars_are_there_before_the_factory_and_caps_hold(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with ea.spawn(Counter, env_vars={"FLAVOUR": "salt"}) as handle:

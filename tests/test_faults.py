@@ -456,6 +456,7 @@ def test_a_deliberate_end_is_not_a_crash():
         assert actor.stats().last_failure is None
 
 
+@pytest.mark.fresh_processes
 def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
     """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
     # A fresh interpreter costs a tenth of a second of a core, and twice a round: every eighth round has them.

@@ -151,6 +151,7 @@ def test_random_faults_with_three_envs_an_actor(autoreset):
     storm(40, seed=2, autoreset=autoreset, envs_per_actor=3)
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.usefixtures("both_planes")
 def test_random_faults_under_same_step():
     storm(40, seed=3, autoreset="same_step", backend="process")
@@ -163,6 +164,7 @@ def test_two_hundred_random_faults_through_channels(monkeypatch):
     assert storm(200, seed=1) >= 200
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(10, 16))

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
+from envactors import backends
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.interrupts import SHIELD
@@ -28,7 +29,6 @@ from envactors.arrays.specs import (
     split_batch,
     stack,
 )
-from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.errors import (
     ActorClosedError,
@@ -127,7 +127,7 @@ class VectorEnv:
         for name, flag in (("shared_memory", shared_memory), ("copy", copy)):
             if not isinstance(flag, bool):
                 raise VectorInputError(f"{name} is {flag!r}: expected True or False")
-        backend = resolve(backend)
+        backend = backends.resolve(backend)
         self._file = SharedFile("envactors-slab") if shared_memory and backend.kills else None
         self._arrived: dict[int, EnvFuture | Landed] = {}
         self._plane: Plane | None = None
