@@ -230,7 +230,8 @@ def test_ctrl_c_while_workers_start():
         import envactors as ea, time
         actors = [ea.spawn(lambda: object()) for _ in range(8)]
         print("spawned", flush=True)
-        time.sleep(100)
+        while True:
+            time.sleep(0.1)  # a signal just before it begins does not end it
         """
     )
     caller.stdout.readline()
