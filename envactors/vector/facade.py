@@ -16,6 +16,7 @@ from envactors import backends
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.interrupts import SHIELD
+from envactors.actor.reactor import Bells
 from envactors.actor.states import ActorStats
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import Layout
@@ -324,9 +325,11 @@ class VectorEnv:
                     left, result = plane.step(values)
                     if left:
                         self._ask(slots, values, left)
-                if result is None and not left and self._wait(plane.settled, deadline):
-                    with SHIELD:
-                        result = plane.gather()
+                if result is None and not left:
+                    self._wait(plane.last_settled, deadline, plane.last_bell)
+                    if self._wait(plane.settled, deadline, plane.bells):
+                        with SHIELD:
+                            result = plane.gather()
             finally:
                 if result is None:
                     with SHIELD:
@@ -424,8 +427,9 @@ class VectorEnv:
             with self._shield:
                 self._plane.look(self._arrived)
 
-    def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
-        bells = None if self._plane is None else self._plane.bells
+    def _wait(self, done: Callable[[], bool], deadline: float | None, bells: Bells | None = None) -> bool:
+        if bells is None and self._plane is not None:
+            bells = self._plane.bells
         return self.actors[0]._supervisor.reactor.wait(done, self._waiter, deadline, bells)
 
     def _gather(self, slots: list[Slot], timeout: float | None, deadline: float | None, what: str) -> Batch:
@@ -549,6 +553,7 @@ class VectorEnv:
         close_all(supervisors, timeout)
         if self._plane is not None:
             self._plane.bells.close()
+            self._plane.last_bell.close()
         if self._file is not None and all(supervisor.has_ended for supervisor in supervisors):
             self._file.close()  # until then another process may be on its way that is to have it
 

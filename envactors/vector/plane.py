@@ -121,7 +121,10 @@ class Plane:
         self._groups = [_Group(supervisor, members) for supervisor, members in by_actor.items()]
         attach = Attach(layout, autoreset == "same_step")
         self.attached = [group.supervisor.attach(attach) for group in self._groups]
-        self.bells = Bells(self._groups[0].supervisor.reactor)
+        # All actors' bells; and the last one's alone: whoever was asked last is often the last to answer, and each ring
+        # that is heard while sleeping costs a wake.
+        reactor = self._groups[0].supervisor.reactor
+        self.bells, self.last_bell = Bells(reactor), Bells(reactor)
         self.turns: list[Turn] = []
         self.clear = False
         self._finished: Callable[[], bool] = bool
@@ -207,6 +210,8 @@ class Plane:
         if board is not group.board:
             group.board = board
             self.bells.listen(board.to_parent)
+            if group is self._groups[-1]:
+                self.last_bell.listen(board.to_parent)
         return Turn(self.slab, board, envs, group.envs[0], incarnation, one_by_one, self._waiter, self._lose_weakly)
 
     def _prepare(self) -> None:
@@ -263,6 +268,11 @@ class Plane:
         return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._arrived)
 
     # Waiting ---------------------------------------------------------------------------------------------
+
+    def last_settled(self) -> bool:
+        """Whether the last of the turns is not under way any more."""
+        turn = self.turns[-1]
+        return self._supervisors[turn.first].end_turn(turn)
 
     def settled(self) -> bool:
         """Whether no turn is under way any more; takes off those that are finished."""
