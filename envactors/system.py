@@ -48,9 +48,11 @@ STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 # often it is tried, in seconds: more often at first, when much is only beginning.
 SHORT_PAUSE = 50e-6
 _LOOK_ROUNDS = 150
-_TRIALS = 12
+_TRIAL_CALLS = 12
 _SETTLING = 4
 _FIRST_PERIOD, _LONGEST_PERIOD = 0.05, 1.0
+# How much of what a trial has shown is believed at once, after the first few.
+_TRUST = 0.25
 
 
 class Poller:
@@ -143,7 +145,9 @@ class Waiting:
     """Chooses the quickest way to wait for a worker: which one that is gets measured, not guessed.
 
     Ways differ in who looks with open eyes before sleeping. Each is tried for a few calls, the quickest is kept, and
-    about once a second all are tried anew, at first more often: others may have come to want the cores, or have gone.
+    about once a second the others are tried anew, at first more often: somebody else may have come to want the cores,
+    or have gone. What is kept is known by its mean over all calls, rare long ones included; what trials show of the
+    others is believed only gradually, since a few calls do not show what happens now and then.
 
     Args:
         may_look: Whether anybody may look at all.
@@ -155,9 +159,10 @@ class Waiting:
 
     def __init__(self, may_look: bool) -> None:
         self._may_look = may_look
+        self._typical, self._tried = [0.0] * 3, [0] * 3
+        self._trials = [0, 1, 2] if may_look else []
         self._times: list[float] = []
-        self._typical = [0.0, 0.0, 0.0]
-        self._left = 3 if may_look else 0
+        self._sum, self._calls = 0.0, 0
         self._review, self._period = 0.0, _FIRST_PERIOD
         self._take(2 if may_look else 0)
 
@@ -167,24 +172,33 @@ class Waiting:
 
     def note(self, seconds: float, now: float) -> None:
         """Takes in how long a call took, and what time it is (`time.monotonic`)."""
-        if self._left:
+        if self._trials:
             self._times.append(seconds)
-            if len(self._times) == _TRIALS:
+            if len(self._times) == _TRIAL_CALLS:
                 self._finish_trial(now)
-        elif now > self._review and self._may_look:
-            self._left = 3
+            return
+        self._sum += seconds
+        self._calls += 1
+        if now > self._review and self._may_look:
+            self._typical[self._way] = self._sum / self._calls
+            self._trials = [way for way in range(3) if way != self._way]
+            self._take(self._trials[-1])
 
     def _finish_trial(self, now: float) -> None:
         times = sorted(self._times[_SETTLING:])
-        self._typical[self._way] = times[len(times) // 2]
+        self._tried[self._way] += 1
+        trust = max(_TRUST, 1 / self._tried[self._way])
+        before = self._typical[self._way]
+        self._typical[self._way] = before + (times[len(times) // 2] - before) * trust
         self._times.clear()
-        self._left -= 1
-        if self._left:
-            self._take((self._way - 1) % 3)
-        else:
-            self._take(min(range(3), key=self._typical.__getitem__))
-            self._review = now + self._period
-            self._period = min(2 * self._period, _LONGEST_PERIOD)
+        self._trials.pop()
+        if self._trials:
+            self._take(self._trials[-1])
+            return
+        self._take(min(range(3), key=self._typical.__getitem__))
+        self._sum, self._calls = 0.0, 0
+        self._review = now + self._period
+        self._period = min(2 * self._period, _LONGEST_PERIOD)
 
 
 class Process:

@@ -31,12 +31,13 @@ def test_the_quickest_way_is_found(cost):
     assert way(waiting) == cost.index(min(cost))
 
 
-@given(st.lists(seconds, min_size=3, max_size=3, unique=True), st.permutations([0, 1, 2]))
+@given(st.permutations([1e-6, 1e-5, 1e-4]), st.permutations([0, 1, 2]))
 def test_it_is_found_again_when_others_come_or_go(cost, order):
     waiting = Waiting(may_look=True)
     clock, _ = run(waiting, cost, 0.0, 36)
     changed = [cost[i] for i in order]
-    run(waiting, changed, clock + 10.0, 1 + 36)
+    for _ in range(60):
+        clock, _ = run(waiting, changed, clock + 10.0, 1 + 24)
     assert way(waiting) == changed.index(min(changed))
 
 
@@ -48,6 +49,18 @@ def test_trying_costs_little():
     clock, taken = run(waiting, cost, clock, 100_000)
     assert clock - begun < 1.05 * 100_000 * min(cost)
     assert taken[1] > 0, "the others are tried again"
+
+
+def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
+    """As looking is where somebody else computes: quick, until the core is gone for milliseconds."""
+    waiting = Waiting(may_look=True)
+    clock, calls = 0.0, 0
+    while clock < 60.0:
+        calls += 1
+        seconds = (50e-6, 80e-6, 3e-3 if calls % 50 == 0 else 20e-6)[way(waiting)]
+        clock += seconds
+        waiting.note(seconds, clock)
+    assert clock / calls < 1.25 * 50e-6  # 1.6 where it is taken
 
 
 def test_where_nobody_may_look_nobody_does():
