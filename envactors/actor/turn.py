@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from envactors.actor.requests import Request
 from envactors.arrays.slab import PLAIN, Slab
 from envactors.options import Deadlines
+from envactors.wire import bundle
 from envactors.wire.board import (
     BEGUN,
     FINISHED,
@@ -19,7 +20,7 @@ from envactors.wire.board import (
     SPIN,
     Board,
 )
-from envactors.wire.messages import INDEX_BYTES, Frame
+from envactors.wire.messages import Frame
 
 
 class Turn:
@@ -116,8 +117,8 @@ class Turn:
 
     def take(self, frame: Frame) -> None:
         """Takes in what came besides a result."""
-        index = int.from_bytes(frame.payload[:INDEX_BYTES], "little")
-        self.mail[index] = frame._replace(payload=memoryview(frame.payload)[INDEX_BYTES:])
+        for index, payload in bundle.unpack(frame.payload):
+            self.mail[index] = frame._replace(payload=payload)
 
     def complete(self, index: int) -> bool:
         """Whether an env's result is there as a whole."""

@@ -20,8 +20,8 @@ ORDERED: Final = 1
 ONE_BY_ONE: Final = 2
 SPIN: Final = 3
 # Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
-# the last that it has finished; how many frames it has sent in this one; which of its envs it is at; whether in a
-# reset within a step; since when.
+# the last that it has finished; of how many envs it has sent something besides; which of its envs it is at; whether
+# in a reset within a step; since when.
 FRAMES_UP: Final = 32
 BEGUN: Final = 33
 FINISHED: Final = 34

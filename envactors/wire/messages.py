@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from envactors.arrays.slab import Layout
 
-INDEX_BYTES = 16
-
 
 class Kind(enum.IntEnum):
     """What a frame says; requests first, then replies."""
@@ -144,7 +142,7 @@ class Description(NamedTuple):
 class Mail(NamedTuple):
     """What a step in shared memory had besides: its info, and the parts of its observation that are not arrays.
 
-    Its frame's payload begins with the env's index, `INDEX_BYTES` long.
+    A turn's come together, as a `envactors.wire.bundle` by the envs' indices; so do the failures of its envs.
     """
 
     info: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import sys
+import warnings
 from typing import Any
 
 from envactors.wire.pickling import dumps_by_value, loads
@@ -49,6 +50,8 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
         except Exception:  # noqa: S112 # one that cannot travel is missed only by a factory that asks for it
             continue
         gymnasium.registry.setdefault(spec.id, spec)
+    # A package that registers its envs when a factory imports it says so once more for each of them.
+    warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
 
 
 def _home(spec: Any) -> str:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from envactors.arrays.slab import FAILED, PLAIN, WITH_MAIL, Slab
 from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
+from envactors.wire import bundle
 from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
-from envactors.wire.messages import INDEX_BYTES, Fault, Kind, Mail
+from envactors.wire.messages import Fault, Kind, Mail
 from envactors.wire.pickling import dumps, pack_failure
 from envactors.worker.context import enter, is_forked_copy
 from envactors.worker.host import Host, Seat
@@ -31,13 +32,14 @@ class Turns:
     """
 
     def __init__(
-        self, host: Host, slab: Slab, board: Board, autoreset: bool, send: Callable[[Kind, bytes], None]
+        self, host: Host, slab: Slab, board: Board, autoreset: bool, send: Callable[[Kind, bytes | bytearray], None]
     ) -> None:
         self._host = host
         self._board = board
         self._autoreset = autoreset
         self._send = send
         self._places = [_Place(seat, slab) for seat in host.seats]
+        self._mails: list[tuple[int, bytes | bytearray]] = []
         self._several = len(self._places) > 1
         # Single numbers are read and written through memoryviews in a third of the time that arrays take.
         self._asked, self._done = slab.asked.data, slab.done.data
@@ -62,10 +64,13 @@ class Turns:
             words[RESETTING] = 0
             words[BEGUN] = order
             self._run(place, index, turn)
+            if one_by_one:
+                self._post()
             done[index] = turn
             if one_by_one:
                 self._when[index] = time.monotonic()
                 self._board.to_parent.ring_open()
+        self._post()
         words[FINISHED] = order
         self._board.to_parent.ring_open()
 
@@ -104,7 +109,7 @@ class Turns:
             except BaseException as error:
                 self._fail(index, error, Fault.RESULT)
                 return
-            self._mail(Kind.RESULT, index.to_bytes(INDEX_BYTES, "little") + payload)
+            self._mails.append((index, payload))
             self._extras[index] = WITH_MAIL
         else:
             self._extras[index] = PLAIN
@@ -113,12 +118,16 @@ class Turns:
         if is_forked_copy():
             os._exit(1)
         payload = dumps(tuple(pack_failure(error, fault)))
-        self._mail(Kind.FAILED, index.to_bytes(INDEX_BYTES, "little") + payload)
+        self._send(Kind.FAILED, bundle.pack([(index, payload)]))
+        self._board.words[MAILED] += 1
         self._extras[index] = FAILED
 
-    def _mail(self, kind: Kind, payload: bytes) -> None:
-        self._send(kind, payload)
-        self._board.words[MAILED] += 1
+    def _post(self) -> None:
+        """Sends what has come besides results, before it is said that they are all there."""
+        if self._mails:
+            self._send(Kind.RESULT, bundle.pack(self._mails))
+            self._board.words[MAILED] += len(self._mails)
+            self._mails.clear()
 
 
 class _Place:
