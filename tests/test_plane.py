@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import signal
 import threading
@@ -262,7 +261,6 @@ def test_a_vector_that_nobody_holds_ends_after_its_steps():
     envs.send([1, 2])
     pids = [actor.pid for actor in envs.actors]
     del envs
-    gc.collect()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 

@@ -52,6 +52,8 @@ class Engine:
 _lock = threading.Lock()
 _engine: Engine | None = None
 _exit_registered = False
+# How many forks lie between this process and the one that has loaded this module: tells whose an actor is at once.
+forks = 0
 
 
 def join(supervisor: Supervisor) -> Engine:
@@ -82,8 +84,9 @@ def _close_all() -> None:
 
 def _forget() -> None:
     # A forked child has none of the threads, and the descriptors are its parent's.
-    global _engine, _lock
+    global _engine, _lock, forks
     _engine = None
+    forks += 1
     _lock = threading.Lock()
 
 

@@ -89,12 +89,8 @@ class Bells:
         events = self._with_replies.poll(timeout)
         return bool(events), any(fd == self._replies for fd, _ in events)
 
-    def close(self) -> None:
-        """Closes its descriptors."""
-        self._descriptors.close()
-
     def __del__(self) -> None:
-        self._descriptors.close()
+        self._descriptors.close()  # not before: a thread may be asleep in them
 
 
 class Reactor:

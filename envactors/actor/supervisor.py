@@ -89,6 +89,7 @@ class Supervisor:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.owner_pid = os.getpid()
+        self._forks = engines.forks
         self.incarnation = 0
         self._start_payload = dumps(tuple(plan.start))
         self._failures = Failures(plan)
@@ -335,7 +336,7 @@ class Supervisor:
         Raises:
             ActorClosedError: This is not the process that made the actor.
         """
-        if os.getpid() != self.owner_pid:
+        if engines.forks != self._forks:
             raise ActorClosedError(
                 f"actor {self.plan.name!r} belongs to process {self.owner_pid} and this is process {os.getpid()}, a "
                 "fork of it: make an actor here, or send the call to where the actor is",
@@ -347,7 +348,7 @@ class Supervisor:
 
     def abandon(self) -> None:
         """Closes without waiting; for finalizers: takes no lock."""
-        if os.getpid() == self.owner_pid and not self._engine.ended:
+        if engines.forks == self._forks and not self._engine.ended:
             self.reactor.post(lambda: self.begin_close(None))
 
     # Deadlines -------------------------------------------------------------------------------------------
@@ -558,12 +559,19 @@ class Supervisor:
         return True
 
     def end_turn(self, turn: Turn) -> bool:
-        """Takes a finished turn off; called under `SHIELD`. False as long as it is under way."""
+        """Takes a finished turn off; False as long as it is under way."""
         if not turn.over and turn.finished:
-            with self._lock:
+            with SHIELD, self._lock:
                 if self._table.running is turn:
                     self._look_at_turn()
         return turn.over
+
+    def keep(self, turn: Turn, env: int, take: Callable[[], None]) -> None:
+        """Takes the result of an env of a turn, unless the env is lost; from then on it cannot be."""
+        with self._lock:
+            if env not in turn.lost and turn.complete(env):
+                turn.given.add(env)
+                take()
 
     def owe(self, turn: Turn, mark: Callable[[Turn, int], None]) -> None:
         """Marks the envs of a turn that are not lost; none is lost meanwhile."""

@@ -44,6 +44,7 @@ class Turn:
         started: When that was (`time.monotonic`).
         over: Whether it is not under way any more.
         lost: The envs that were lost with the process, once it is over.
+        given: The envs whose results count as there, whatever comes.
         mail: What came besides, by env.
     """
 
@@ -55,6 +56,7 @@ class Turn:
         "call_id",
         "envs",
         "first",
+        "given",
         "lost",
         "mail",
         "one_by_one",
@@ -88,6 +90,7 @@ class Turn:
         self.started = 0.0
         self.over = False
         self.lost: Sequence[int] = ()
+        self.given: set[int] = set()
         self.mail: dict[int, Frame] = {}
 
     def begin(self, call_id: int, now: float) -> None:
@@ -97,6 +100,8 @@ class Turn:
         self.over = False
         if self.mail:
             self.mail = {}
+        if self.given:
+            self.given = set()
 
     def order(self, lively: bool) -> None:
         """Asks the worker for it; under the actor's lock, so that the bell is open.
@@ -122,6 +127,8 @@ class Turn:
 
     def complete(self, index: int) -> bool:
         """Whether an env's result is there as a whole."""
+        if index == self._overdue:
+            return False  # from its deadline on nothing of it counts
         slab = self.slab
         return bool(slab.done[index] == slab.asked[index] and (slab.extras[index] == PLAIN or index in self.mail))
 
@@ -166,7 +173,7 @@ class Turn:
         """
         words, slab = self.board.words, self.slab
         begun = words[BEGUN] == self.call_id
-        lost = [index for index in self.envs if index == self._overdue or not self.complete(index)]
+        lost = [index for index in self.envs if index not in self.given and not self.complete(index)]
         running = self._overdue
         if running is None and begun and words[FINISHED] != self.call_id:
             running = self.first + words[PLACE]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import operator
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -205,7 +206,7 @@ class VectorEnv:
         layout = Layout(observation, action, reward, self.num_envs)
         try:
             self._plane = Plane(
-                layout, file, self._slots, self._ledger, autoreset, keeps_last, copy, self._collect, self._waiter
+                layout, file, self._slots, self._ledger, autoreset, keeps_last, copy, self._weakly(), self._waiter
             )
         except (OSError, ValueError, OverflowError) as error:
             raise VectorEnvError(
@@ -213,6 +214,17 @@ class VectorEnv:
                 "envs, give the process more memory, or shared_memory=False"
             ) from error
         _results(self._plane.attached)
+
+    def _weakly(self) -> Callable[[EnvFuture], None]:
+        """`_collect` without keeping this vector, which holds the plane that calls it."""
+        method = weakref.WeakMethod(self._collect)
+
+        def collect(future: EnvFuture) -> None:
+            bound = method()
+            if bound is not None:
+                bound(future)
+
+        return collect
 
     # Looking ---------------------------------------------------------------------------------------------
 
@@ -450,20 +462,19 @@ class VectorEnv:
     def _hand_out(self, futures: Sequence[EnvFuture | Landed], what: str) -> Batch:
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
-        with SHIELD:
+        with SHIELD:  # what is handed out is also taken into account
             for future in futures:
                 del self._arrived[future.env_id]
                 self._slots[future.env_id].owed = None
-        for future in futures:
-            error = future.exception()
-            if error is None:
-                try:
-                    steps.append(self._conform(future.result()))
-                except SpaceMismatchError as mismatch:
-                    error = mismatch
-            if error is not None:
-                failures[future.env_id] = error
-        batch = self._batch(steps)
+                error = future.exception()
+                if error is None:
+                    try:
+                        steps.append(self._conform(future.result()))
+                    except SpaceMismatchError as mismatch:
+                        error = mismatch
+                if error is not None:
+                    failures[future.env_id] = error
+            batch = self._batch(steps)
         if failures:
             first_id, first = next(iter(failures.items()))
             raise VectorStepError(
@@ -551,11 +562,10 @@ class VectorEnv:
         self._is_closed = True
         supervisors = [actor._supervisor for actor in self.actors]
         close_all(supervisors, timeout)
-        if self._plane is not None:
-            self._plane.bells.close()
-            self._plane.last_bell.close()
-        if self._file is not None and all(supervisor.has_ended for supervisor in supervisors):
-            self._file.close()  # until then another process may be on its way that is to have it
+        if all(supervisor.has_ended for supervisor in supervisors):
+            self._plane = None  # whoever still waits holds it
+            if self._file is not None:
+                self._file.close()  # until now another process may have been on its way that was to have it
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -564,13 +574,14 @@ class VectorEnv:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<VectorEnv of {len(self.actors)} envs{', closed' if self._is_closed else ''}>"
+        return f"<VectorEnv of {self.num_envs} envs{', closed' if self._is_closed else ''}>"
 
     # Checking --------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ActorClosedError("this vector env is closed: make another")
+        self.actors[0]._supervisor.check_owner()
 
     def _select(self, env_ids: Iterable[int] | None) -> list[Slot]:
         self._check_open()

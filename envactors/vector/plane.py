@@ -10,6 +10,7 @@ actor that is busy) goes through the channel, env by env, with all that `envacto
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,12 @@ class _Group:
         self.envs = [slot.env_id for slot in slots]
         self.board: Board | None = None
         self.turn: Turn | None = None
+        self.latest: Turn | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no turn of it is under way, so that nobody looks at what is asked."""
+        return self.latest is None or self.supervisor.end_turn(self.latest)
 
 
 class Plane:
@@ -149,7 +156,7 @@ class Plane:
         # The turns of a vector that nobody holds any more must not keep it, or its actors would never end.
         self._lose_weakly = weakref.WeakMethod(self._lose)
         for slot in slots:
-            slot.plane = self
+            slot.attach(self)
 
     def step(self, actions: Sequence[Any] | npt.NDArray[Any]) -> tuple[list[int], tuple[Any, ...] | None]:
         """Starts a step of all envs, and finishes it if that takes but a moment; called under `SHIELD`.
@@ -185,7 +192,7 @@ class Plane:
             envs = [env for env in group.envs if env in positions]
             if not envs:
                 continue
-            turn = self._turn(group, envs, one_by_one)
+            turn = self._turn(group, envs, one_by_one) if group.quiet else None
             if turn is not None:
                 for env in envs:
                     self._write_action(env, actions[positions[env]])
@@ -194,6 +201,7 @@ class Plane:
                     self._slots[env].owed = turn  # before it starts: if it is lost at once, that changes
                 if group.supervisor.take_turn(turn, time.monotonic(), False):
                     self.turns.append(turn)
+                    group.latest = turn
                     continue
                 for env in envs:
                     self._slots[env].owed = None
@@ -235,6 +243,9 @@ class Plane:
 
     def _begin_all(self, actions: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
         if not self.clear:
+            if not all(group.quiet for group in self._groups):
+                self.turns = []
+                return list(range(len(self._slots)))  # through the channel, behind what runs
             self._prepare()
         slab, left = self.slab, []
         ended = self._ended.tobytes()
@@ -254,6 +265,7 @@ class Plane:
             turn = group.turn
             if turn is not None and group.supervisor.take_turn(turn, now, lively):
                 turns.append(turn)
+                group.latest = turn
             else:
                 slab.asked[group.envs] -= 1
                 left += group.envs
@@ -296,9 +308,10 @@ class Plane:
                 if self._slots[env_id].owed is turn and env_id not in arrived and turn.complete(env_id):
                     mail, error = self._read_mail(turn, env_id)
                     if error is None:
-                        arrived[env_id] = Landed(self, turn, env_id, mail)
+                        landed = Landed(self, turn, env_id, mail)
+                        supervisor.keep(turn, env_id, functools.partial(arrived.__setitem__, env_id, landed))
                     else:
-                        self._fail(turn, env_id, error)
+                        self._fail(supervisor, turn, env_id, error)
             if not over:
                 going.append(turn)
         self.turns = going
@@ -309,12 +322,14 @@ class Plane:
         content, error = self._supervisors[turn.first].read_mail(turn, env_id)
         return (_NO_MAIL, error) if error is not None else (Mail(*content), None)
 
-    def _fail(self, turn: Turn, env_id: int, error: BaseException) -> None:
+    def _fail(self, supervisor: Supervisor, turn: Turn, env_id: int, error: BaseException) -> None:
         """Has an env fail with what it raised."""
         slot = self._slots[env_id]
-        self._extras[env_id] = FAILED  # also what could not be unpickled is no result
-        future = slot.owed = EnvFuture(slot, "step", bool(self.slab.what[env_id]), self._arrived)
-        future.settle(None, error, turn.bound)
+        future = EnvFuture(slot, "step", bool(self.slab.what[env_id]), self._arrived)
+        supervisor.keep(turn, env_id, functools.partial(setattr, slot, "owed", future))
+        if slot.owed is future:
+            self._extras[env_id] = FAILED  # also what could not be unpickled is no result
+            future.settle(None, error, turn.bound)
 
     # Handing out -----------------------------------------------------------------------------------------
 
@@ -421,5 +436,5 @@ class Plane:
         slab, slot = self.slab, self._slots[env_id]
         obs = self._observation(env_id, int(self.given[env_id]) & 1)
         reward = slab.rewards[env_id]
-        info = self._mails[env_id].info
+        info = dict(self._mails[env_id].info)
         return EnvStep(env_id, obs, reward.copy() if reward.shape else 0.0, False, False, info, slot.incarnation or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,7 +108,6 @@ class Slot:
         incarnation: The process that holds its episode; None where it has none.
         root_seed: The seed of its last seeded reset.
         last: Its last complete result, where losses are renewed; `Slot.newest` knows of those in shared memory too.
-        plane: The shared memory, where the vector has one.
     """
 
     def __init__(
@@ -120,11 +120,20 @@ class Slot:
         self.incarnation: int | None = None
         self.root_seed: int | None = None
         self.last: EnvStep | None = None
-        self.plane: Plane | None = None
+        self._plane: weakref.ReferenceType[Plane] | None = None
         self._last_asked = 0
         self._ledger = ledger
         self._autoreset = autoreset
         self._on_failure = on_failure
+
+    @property
+    def plane(self) -> Plane | None:
+        """The shared memory, where the vector has one."""
+        return None if self._plane is None else self._plane()
+
+    def attach(self, plane: Plane) -> None:
+        """Has the env step through shared memory; held weakly, so that nothing keeps a vector that is dropped."""
+        self._plane = weakref.ref(plane)
 
     @property
     def ended(self) -> bool:

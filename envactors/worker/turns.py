@@ -66,9 +66,9 @@ class Turns:
             self._run(place, index, turn)
             if one_by_one:
                 self._post()
+                self._when[index] = time.monotonic()
             done[index] = turn
             if one_by_one:
-                self._when[index] = time.monotonic()
                 self._board.to_parent.ring_open()
         self._post()
         words[FINISHED] = order
@@ -82,6 +82,7 @@ class Turns:
         seat = place.seat
         if self._several:
             enter(seat.context)
+        fault = Fault.RAISED
         try:
             if self._what[index]:
                 obs, info = self._host.reset_seat(seat, None, None, None)
@@ -90,29 +91,25 @@ class Turns:
                 obs, reward, terminated, truncated, info = self._host.advance(
                     seat, place.action(), self._autoreset, None, self._resetting
                 )
-        except BaseException as error:
-            self._fail(index, error, Fault.RAISED)
-            return
-        if is_forked_copy():
-            os._exit(1)  # env code forked, and its child came back here: it must not answer
-        if place.only is not None:
-            place.only[turn & 1][...] = obs
-            loose: list[Any] | None = None
-        else:
-            loose = place.write(turn & 1, obs)
-        self._rewards[index] = reward
-        self._terminated[index] = terminated
-        self._truncated[index] = truncated
-        if info or loose:
-            try:
-                payload = dumps(tuple(Mail(info, loose or [])))
-            except BaseException as error:
-                self._fail(index, error, Fault.RESULT)
+            if is_forked_copy():
+                os._exit(1)  # env code forked, and its child came back here: it must not answer
+            if place.only is not None:
+                place.only[turn & 1][...] = obs
+                loose: list[Any] | None = None
+            else:
+                loose = place.write(turn & 1, obs)
+            self._rewards[index] = reward
+            # An array of flags has no truth, and is the env's fault.
+            self._terminated[index] = bool(terminated)
+            self._truncated[index] = bool(truncated)
+            if not loose and type(info) is dict and not info:
+                self._extras[index] = PLAIN
                 return
-            self._mails.append((index, payload))
+            fault = Fault.RESULT
+            self._mails.append((index, dumps(tuple(Mail(info, loose or [])))))
             self._extras[index] = WITH_MAIL
-        else:
-            self._extras[index] = PLAIN
+        except BaseException as error:
+            self._fail(index, error, fault)
 
     def _fail(self, index: int, error: BaseException, fault: Fault) -> None:
         if is_forked_copy():
