@@ -495,3 +495,102 @@ def test_a_million_steps_leave_memory_flat():
         steps(1_000_000)
         grown = [process.memory_info().rss - one for process, one in zip(processes, before, strict=True)]
         assert max(grown) < 2_000_000, grown
+
+
+# What a review has found ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_a_result_after_its_deadline_does_not_count(on_failure):
+    """It comes while the worker may still tell its stacks."""
+
+    class Slow(EchoEnv):
+        def step(self, action):
+            time.sleep(action / 1000)
+            return super().step(action)
+
+    with ea.VectorEnv(
+        [lambda i=i: Slow(i) for i in range(2)], deadlines=ea.Deadlines(step=0.5), on_failure=on_failure
+    ) as envs:
+        envs.reset(seed=0)
+        envs.send([600, 0])
+        failures = {}
+        while len(failures) < 2:
+            try:
+                batch = envs.recv(min_envs=1)
+            except ea.VectorStepError as error:
+                failures |= error.failures
+                batch = error.batch
+            failures |= {i: info.get("failure") for i, info in zip(batch.env_ids.tolist(), batch.infos, strict=True)}
+        assert isinstance(failures[0], ea.ActorTimeoutError)
+        assert failures[1] is None
+        with pytest.raises(ea.NothingPendingError):
+            envs.recv()
+
+
+def test_no_env_is_stepped_for_what_was_asked_while_another_was_at_it():
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        made = np.zeros(4, int)
+        for turn in range(600):
+            ids = [0, 1] if turn % 3 else [0]
+            for one in ids:
+                envs.send([turn], env_ids=[one])
+            if turn % 2:
+                envs.send([turn, turn], env_ids=[2, 3])
+                ids = [*ids, 2, 3]
+            made[ids] += 1
+            while ids:
+                batch = envs.recv(min_envs=1)
+                assert batch.obs[:, 1].tolist() == made[batch.env_ids].tolist()
+                ids = [one for one in ids if one not in batch.env_ids]
+            if turn % 5 == 0:
+                made += 1
+                assert envs.step([turn] * 4)[0][:, 1].tolist() == made.tolist()
+
+
+@pytest.mark.usefixtures("both_planes")
+def test_flags_without_a_truth_fail_the_step_alone():
+    class Agents(EchoEnv):
+        def step(self, action):
+            obs, reward, *_ = super().step(action)
+            return obs, reward, np.array([True, False]) if action else False, False, {}
+
+    with ea.VectorEnv([lambda i=i: Agents(i) for i in range(2)]) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([0, 1])
+        assert caught.value.failures.keys() == {1}
+        assert isinstance(caught.value.failures[1], ValueError)
+        assert envs.step([0, 0])[0][:, 1].tolist() == [2, 2]
+        assert envs[1].incarnation == 0
+
+
+@pytest.mark.parametrize("call", ["step", "send"])
+def test_a_forked_child_does_not_step_its_parents_envs(call):
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)]) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                getattr(envs, call)([77, 77])
+            except ea.ActorClosedError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert envs.step([2, 2])[0][:, 2].tolist() == [2, 2]
+
+
+def test_what_a_user_writes_into_an_info_is_nobody_elses():
+    with ea.VectorEnv(
+        [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(2)], on_failure="renew", autoreset="same_step", restart=ALWAYS
+    ) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        for env_id in range(2):
+            envs[env_id].arm("crash").result(SOON)
+        infos = envs.step([2, 2])[4]
+        infos[0]["final_info"]["mine"] = 1
+        assert "mine" not in infos[1]["final_info"]
