@@ -25,6 +25,7 @@ class Seat:
         self.index = context.index
         self.spec = _space_spec(env, "observation_space")
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
+        self.plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
         # Named once: this is on the way of every step.
         self.observation_name = f"the observation of env {self.index}"
@@ -130,7 +131,8 @@ class Host:
             first, reset_info = self.reset_seat(seat, None, None, root_seed)
             obs, info = first, {**reset_info, "final_obs": obs, "final_info": info}
         if type(reward) is not float:
-            reward = _as_reward(seat, reward)
+            # NumPy's float64 is a float.
+            reward = float(reward) if seat.plain_reward and isinstance(reward, float) else _as_reward(seat, reward)
         return obs, reward, terminated, truncated, info
 
     def close(self, _message: Close) -> None:
@@ -198,7 +200,7 @@ def _space_spec(env: Any, name: str) -> Spec | None:
 
 
 def _as_reward(seat: Seat, reward: Any) -> Any:
-    if seat.reward_spec == ArraySpec((), np.dtype(np.float64)):
+    if seat.plain_reward:
         if isinstance(reward, np.ndarray) and reward.size == 1:
             reward = reward.reshape(())
         return float(conform(seat.reward_spec, reward, f"the reward of env {seat.index}"))
