@@ -45,10 +45,8 @@ class Layout(NamedTuple):
     @property
     def size(self) -> int:
         """In bytes."""
-        end = 0
-        for shape, dtype in _fields(self):
-            end = _aligned(end) + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return max(end, 1)
+        *_, (start, shape, dtype) = _places(self)
+        return start + _bytes(shape, dtype)
 
 
 class Slab:
@@ -75,7 +73,9 @@ class Slab:
 
     def __init__(self, layout: Layout, memory: mmap.mmap) -> None:
         self.layout = layout
-        arrays = _arrays(layout, memory)
+        arrays: Iterator[npt.NDArray[Any]] = (
+            np.ndarray(shape, dtype, memory, start) for start, shape, dtype in _places(layout)
+        )
         self.asked: npt.NDArray[np.int64] = next(arrays)
         self.done: npt.NDArray[np.int64] = next(arrays)
         self.when: npt.NDArray[np.float64] = next(arrays)
@@ -107,13 +107,17 @@ def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
             yield (2, n, *leaf.shape), leaf.dtype
 
 
-def _arrays(layout: Layout, memory: mmap.mmap) -> Iterator[npt.NDArray[Any]]:
+def _places(layout: Layout) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    """Where each array begins."""
     start = 0
     for shape, dtype in _fields(layout):
         start = _aligned(start)
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, start)
-        yield array
-        start += array.nbytes
+        yield start, shape, dtype
+        start += _bytes(shape, dtype)
+
+
+def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def _aligned(offset: int) -> int:

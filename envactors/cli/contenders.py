@@ -106,21 +106,10 @@ class Contender(abc.ABC):
         raise NotImplementedError
 
 
-# Ours --------------------------------------------------------------------------------------------------------
+class _Vector(Contender):
+    """What is stepped as Gymnasium's vector envs are, ours too."""
 
-
-class Ours(Contender):
-    """The facade with its default options."""
-
-    name = package = "envactors"
-    ours = True
-
-    @classmethod
-    def version(cls) -> str | None:
-        return ea.__version__
-
-    def start(self) -> None:
-        self._envs = ea.VectorEnv([self._job.source] * self._job.num_envs)
+    _envs: Any
 
     def _reset(self, seed: int) -> None:
         self._envs.reset(seed=seed)
@@ -132,6 +121,23 @@ class Ours(Contender):
 
     def close(self) -> None:
         self._envs.close()
+
+
+# Ours --------------------------------------------------------------------------------------------------------
+
+
+class Ours(_Vector):
+    """The facade with its default options."""
+
+    name = package = "envactors"
+    ours = True
+
+    @classmethod
+    def version(cls) -> str | None:
+        return ea.__version__
+
+    def start(self) -> None:
+        self._envs = ea.VectorEnv([self._job.source] * self._job.num_envs)
 
 
 class OursPacked(Ours):
@@ -204,22 +210,7 @@ class OursAsynchronous(Ours):
 # Vector envs of other libraries ------------------------------------------------------------------------------
 
 
-class _GymnasiumVector(Contender):
-    _envs: Any
-
-    def _reset(self, seed: int) -> None:
-        self._envs.reset(seed=seed)
-
-    def _step(self, row: int) -> Flags:
-        _, _, terminated, truncated, _ = self._envs.step(self._job.batches[row])
-        ended: Flags = terminated | truncated
-        return ended
-
-    def close(self) -> None:
-        self._envs.close()
-
-
-class GymnasiumLoop(_GymnasiumVector):
+class GymnasiumLoop(_Vector):
     """Gymnasium's loop in the caller's process."""
 
     name = "loop"
@@ -237,7 +228,7 @@ class GymnasiumLoop(_GymnasiumVector):
         self._envs = gymnasium.vector.SyncVectorEnv([self._job.source] * self._job.num_envs)
 
 
-class GymnasiumProcesses(_GymnasiumVector):
+class GymnasiumProcesses(_Vector):
     """Gymnasium's processes."""
 
     name = package = module = "gymnasium"

@@ -1,20 +1,22 @@
-"""Several pickles in one frame: what came besides the results of one turn, each to be read or to fail by itself."""
+"""Numbered parts one behind the other, each aligned: a pickle and its arrays, or what came besides a turn's results."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
 
-_HEAD = struct.Struct("<I")
+# The first byte of a pickle is another.
+MARK = 0
+_HEAD = struct.Struct("<B3xI")
 _ENTRY = struct.Struct("<IQ")
-# Large arrays behind a pickle stay aligned; see `envactors.wire.pickling`.
+# Enough for the elements of any array.
 _ALIGNMENT = 16
 
 
-def pack(parts: Iterable[tuple[int, bytes | bytearray]]) -> bytearray:
+def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearray:
     """Puts numbered parts one behind the other."""
     parts = list(parts)
-    bundle = bytearray(_HEAD.pack(len(parts)))
+    bundle = bytearray(_HEAD.pack(MARK, len(parts)))
     for index, part in parts:
         bundle += _ENTRY.pack(index, len(part))
     for _, part in parts:
@@ -26,7 +28,7 @@ def pack(parts: Iterable[tuple[int, bytes | bytearray]]) -> bytearray:
 def unpack(bundle: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
     """Gives the parts again, without copying them."""
     view = memoryview(bundle)
-    (count,) = _HEAD.unpack_from(view)
+    _, count = _HEAD.unpack_from(view)
     start = _HEAD.size + count * _ENTRY.size
     for number in range(count):
         index, length = _ENTRY.unpack_from(view, _HEAD.size + number * _ENTRY.size)

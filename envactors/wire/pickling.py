@@ -5,13 +5,13 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-import struct
 import traceback
 from typing import Any
 
 import cloudpickle
 
 from envactors.errors import RemoteTraceback, VectorStepError, reduce_exception, set_cause
+from envactors.wire import bundle
 from envactors.wire.messages import Failure, Fault
 
 PROTOCOL = 5
@@ -19,10 +19,6 @@ PROTOCOL = 5
 # Arrays from this size on stand behind the pickle rather than in it, so that loading does not copy them. What is
 # larger than this is read into memory of its own by `envactors.wire.channel`, so that they can be written to.
 _LARGE = 1 << 16
-_ALIGNMENT = 16
-# The first byte of a pickle of this protocol is another.
-_PARCEL = 0
-_PARCEL_HEAD = struct.Struct("<B3xI")
 
 
 def dumps(value: Any) -> bytes | bytearray:
@@ -53,30 +49,7 @@ def dumps(value: Any) -> bytes | bytearray:
     if b"__main__" in data:
         large.clear()
         data = cloudpickle.dumps(value, PROTOCOL, buffer_callback=keep)
-    return _parcel(data, large) if large else data
-
-
-def _parcel(data: bytes, large: list[memoryview]) -> bytearray:
-    """Puts a pickle and its large buffers one behind the other: how many, their lengths, each of them aligned."""
-    sizes = [len(data), *(buffer.nbytes for buffer in large)]
-    parcel = bytearray(_PARCEL_HEAD.pack(_PARCEL, len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes))
-    parts: list[bytes | memoryview] = [data, *large]
-    for part in parts:
-        parcel += bytes(-len(parcel) % _ALIGNMENT)
-        parcel += part
-    return parcel
-
-
-def _unparcel(parcel: memoryview) -> list[memoryview]:
-    _, count = _PARCEL_HEAD.unpack_from(parcel)
-    sizes = struct.unpack_from(f"<{count}Q", parcel, _PARCEL_HEAD.size)
-    start = _PARCEL_HEAD.size + 8 * count
-    parts = []
-    for size in sizes:
-        start += -start % _ALIGNMENT
-        parts.append(parcel[start : start + size])
-        start += size
-    return parts
+    return bundle.pack(enumerate([data, *large])) if large else data
 
 
 def dumps_by_value(value: Any) -> bytes:
@@ -87,9 +60,9 @@ def dumps_by_value(value: Any) -> bytes:
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """Loads what `dumps` made; large arrays stay in its memory."""
-    if data[0] != _PARCEL:
+    if data[0] != bundle.MARK:
         return pickle.loads(data)
-    pickled, *large = _unparcel(memoryview(data))
+    pickled, *large = (part for _, part in bundle.unpack(data))
     return pickle.loads(pickled, buffers=large)
 
 
