@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.arrays.slab import Layout, Slab
+from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.testing import EchoEnv, FaultyEnv
 
@@ -300,6 +300,30 @@ def test_infos_larger_than_any_buffer_hold_nothing_up():
             batch = envs.recv(timeout=60)
             assert [int(info["frames"].sum()) for info in batch.infos] == [3_000_000 * turn] * 4
             assert [int(info["frames"][-1]) for info in envs.step([turn + 7] * 4)[4]] == [turn + 7] * 4
+
+
+@pytest.mark.parametrize("call", ["step", "send"])
+def test_infos_of_every_size_arrive_whole_and_with_their_own_step(call):
+    class Talks(EchoEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            info = {"text": chr(97 + ea.current_actor().index) * action, "number": np.float32(action)} if action else {}
+            return obs, reward, terminated, truncated, info
+
+    sizes = [1, 0, NOTE_ROOM // 2, NOTE_ROOM - 150, NOTE_ROOM, 3, 20 * NOTE_ROOM, 0, 2]
+    with ea.VectorEnv([lambda i=i: Talks(i) for i in range(4)], envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        for first in range(len(sizes)):
+            actions = [sizes[(first + env) % len(sizes)] for env in range(4)]
+            if call == "step":
+                infos = envs.step(actions)[4]
+            else:
+                envs.send(actions)
+                batch = envs.recv(timeout=60)
+                infos = [batch.infos[list(batch.env_ids).index(env)] for env in range(4)]
+            for env, (action, info) in enumerate(zip(actions, infos, strict=True)):
+                assert info == ({"text": chr(97 + env) * action, "number": action} if action else {})
+                assert not info or type(info["number"]) is np.float32
 
 
 def test_a_forked_child_that_comes_back_answers_nothing():

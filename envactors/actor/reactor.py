@@ -300,6 +300,22 @@ class Reactor:
                 break
         return done()
 
+    def listen(self, done: Callable[[], bool], key: object, deadline: float | None, bells: Bells) -> bool:
+        """Waits like `wait` for what rings tell of, and leaves replies to others."""
+        while not done():
+            # Written out, not `_parked_as`: this is on the way of every step.
+            gates = self._parked.setdefault(key, [])
+            gates.append(bells)
+            try:
+                if not done():
+                    bells.sleep(remaining(deadline))
+            finally:
+                if bells in gates:
+                    gates.remove(bells)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return done()
+
     def _park(self, done: Callable[[], bool], key: object, deadline: float | None, bells: Bells | None) -> None:
         if bells is not None:
             with self._parked_as(bells, key):

@@ -12,6 +12,7 @@ the state, and leaves the outcomes for `deliver`, which settles futures without 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -33,7 +34,7 @@ from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
 from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_out
 from envactors.wire.board import FRAMES_UP, Board
 from envactors.wire.messages import Attach, Frame, Kind
-from envactors.wire.pickling import dumps
+from envactors.wire.pickling import dumps, loads
 
 # How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
 _STACKS_GRACE = 0.2
@@ -559,9 +560,9 @@ class Supervisor:
         return True
 
     def end_turn(self, turn: Turn) -> bool:
-        """Takes a finished turn off; False as long as it is under way."""
+        """Takes a finished turn off; False as long as it is under way. Called under `SHIELD`."""
         if not turn.over and turn.finished:
-            with SHIELD, self._lock:
+            with self._lock:
                 if self._table.running is turn:
                     self._look_at_turn()
         return turn.over
@@ -588,9 +589,13 @@ class Supervisor:
 
     def read_mail(self, turn: Turn, index: int) -> tuple[Any, BaseException | None]:
         """Reads what came besides an env's result: `Mail`'s fields, or what the env failed with."""
+        frame = turn.read(index)
+        if frame.kind == Kind.RESULT:
+            with contextlib.suppress(BaseException):  # below it is told what was wrong
+                return loads(frame.payload), None
         request = Request(Kind.STEP, b"", turn.method(index), index, None, 0, ActorFuture(self, None))
         request.call_id = turn.call_id
-        return self._failures.outcome(request, turn.mail[index], self.pid)
+        return self._failures.outcome(request, frame, self.pid)
 
     def _look_at_turn(self) -> None:
         """Takes the running turn off if the worker has finished it."""

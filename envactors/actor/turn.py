@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from envactors.actor.requests import Request
-from envactors.arrays.slab import PLAIN, Slab
+from envactors.arrays.slab import NOTED, Slab
 from envactors.options import Deadlines
 from envactors.wire import bundle
 from envactors.wire.board import (
@@ -20,7 +20,7 @@ from envactors.wire.board import (
     SPIN,
     Board,
 )
-from envactors.wire.messages import Frame
+from envactors.wire.messages import Frame, Kind
 
 
 class Turn:
@@ -125,12 +125,20 @@ class Turn:
         for index, payload in bundle.unpack(frame.payload):
             self.mail[index] = frame._replace(payload=payload)
 
+    def read(self, index: int) -> Frame:
+        """What an env's result came with, besides arrays."""
+        slab = self.slab
+        if slab.extras[index] != NOTED:
+            return self.mail[index]
+        note = slab.notes[index].data[: slab.noted[index]]
+        return Frame(Kind.RESULT, self.bound, self.call_id, note)
+
     def complete(self, index: int) -> bool:
         """Whether an env's result is there as a whole."""
         if index == self._overdue:
             return False  # from its deadline on nothing of it counts
         slab = self.slab
-        return bool(slab.done[index] == slab.asked[index] and (slab.extras[index] == PLAIN or index in self.mail))
+        return bool(slab.done[index] == slab.asked[index] and (slab.extras[index] <= NOTED or index in self.mail))
 
     def awaits_mail(self) -> bool:
         """Whether something was sent besides results and is not taken in yet."""

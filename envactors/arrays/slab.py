@@ -20,8 +20,12 @@ from envactors.arrays.specs import ArraySpec, Spec, leaves
 STEP: Final = 0
 RESET: Final = 1
 PLAIN: Final = 0
-WITH_MAIL: Final = 1
-FAILED: Final = 2
+NOTED: Final = 1
+WITH_MAIL: Final = 2
+FAILED: Final = 3
+
+# What an env may note beside its result, in bytes: most infos are a fraction of it.
+NOTE_ROOM: Final = 4096
 
 # Processors fetch pairs of cache lines.
 _ALIGNMENT = 128
@@ -62,7 +66,10 @@ class Slab:
         done: int64, shape (n,): the number of the last one that is complete.
         when: float64, shape (n,): when it was (`time.monotonic`), where results are wanted one by one.
         what: uint8, shape (n,): `STEP` or `RESET`.
-        extras: uint8, shape (n,): `PLAIN`, `WITH_MAIL` for what follows through the channel, or `FAILED`.
+        extras: uint8, shape (n,): `PLAIN`, `NOTED` for what stands in the notes, `WITH_MAIL` for what follows through
+            the channel, or `FAILED`.
+        notes: uint8, shape (n, `NOTE_ROOM`): what comes with a result besides arrays, pickled.
+        noted: uint32, shape (n,): how many bytes of it there are.
         terminated: bool, shape (n,).
         truncated: bool, shape (n,).
         rewards: float64, shape (n,) and the reward's.
@@ -81,6 +88,8 @@ class Slab:
         self.when: npt.NDArray[np.float64] = next(arrays)
         self.what: npt.NDArray[np.uint8] = next(arrays)
         self.extras: npt.NDArray[np.uint8] = next(arrays)
+        self.notes: npt.NDArray[np.uint8] = next(arrays)
+        self.noted: npt.NDArray[np.uint32] = next(arrays)
         self.terminated: npt.NDArray[np.bool_] = next(arrays)
         self.truncated: npt.NDArray[np.bool_] = next(arrays)
         self.rewards: npt.NDArray[np.float64] = next(arrays)
@@ -97,6 +106,8 @@ def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
     yield (n,), np.dtype(np.float64)
     yield (n,), np.dtype(np.uint8)
     yield (n,), np.dtype(np.uint8)
+    yield (n, NOTE_ROOM), np.dtype(np.uint8)
+    yield (n,), np.dtype(np.uint32)
     yield (n,), np.dtype(np.bool_)
     yield (n,), np.dtype(np.bool_)
     yield (n, *layout.reward.shape), layout.reward.dtype

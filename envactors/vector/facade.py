@@ -17,7 +17,6 @@ from envactors import backends
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.interrupts import SHIELD
-from envactors.actor.reactor import Bells
 from envactors.actor.states import ActorStats
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import Layout
@@ -338,8 +337,9 @@ class VectorEnv:
                     if left:
                         self._ask(slots, values, left)
                 if result is None and not left:
-                    self._wait(plane.last_settled, deadline, plane.last_bell)
-                    if self._wait(plane.settled, deadline, plane.bells):
+                    reactor = self.actors[0]._supervisor.reactor
+                    reactor.listen(plane.last_rung, self._waiter, deadline, plane.last_bell)
+                    if reactor.listen(plane.settled, self._waiter, deadline, plane.bells):
                         with SHIELD:
                             result = plane.gather()
             finally:
@@ -439,9 +439,8 @@ class VectorEnv:
             with self._shield:
                 self._plane.look(self._arrived)
 
-    def _wait(self, done: Callable[[], bool], deadline: float | None, bells: Bells | None = None) -> bool:
-        if bells is None and self._plane is not None:
-            bells = self._plane.bells
+    def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        bells = None if self._plane is None else self._plane.bells
         return self.actors[0]._supervisor.reactor.wait(done, self._waiter, deadline, bells)
 
     def _gather(self, slots: list[Slot], timeout: float | None, deadline: float | None, what: str) -> Batch:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import FAILED, PLAIN, WITH_MAIL, Slab
+from envactors.arrays.slab import FAILED, NOTE_ROOM, NOTED, PLAIN, WITH_MAIL, Slab
 from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
 from envactors.wire import bundle
 from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
-from envactors.wire.messages import Fault, Kind, Mail
+from envactors.wire.messages import Fault, Kind
 from envactors.wire.pickling import dumps, pack_failure
 from envactors.worker.context import enter, is_forked_copy
 from envactors.worker.host import Host, Seat
@@ -44,7 +44,7 @@ class Turns:
         # Single numbers are read and written through memoryviews in a third of the time that arrays take.
         self._asked, self._done = slab.asked.data, slab.done.data
         self._when: Any = slab.when.data
-        self._what, self._extras = slab.what.data, slab.extras.data
+        self._what, self._extras, self._noted = slab.what.data, slab.extras.data, slab.noted.data
         self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
         plain = slab.layout.reward == ArraySpec((), np.dtype(np.float64))
         self._rewards: Any = slab.rewards.data if plain else slab.rewards
@@ -106,8 +106,14 @@ class Turns:
                 self._extras[index] = PLAIN
                 return
             fault = Fault.RESULT
-            self._mails.append((index, dumps(tuple(Mail(info, loose or [])))))
-            self._extras[index] = WITH_MAIL
+            mail = dumps((info, loose or []))
+            if len(mail) <= NOTE_ROOM:
+                place.note[: len(mail)] = mail
+                self._noted[index] = len(mail)
+                self._extras[index] = NOTED
+            else:
+                self._mails.append((index, mail))
+                self._extras[index] = WITH_MAIL
         except BaseException as error:
             self._fail(index, error, fault)
 
@@ -134,6 +140,7 @@ class _Place:
         seat: The env.
         index: Its index.
         action: Reads its action.
+        note: Where it notes what comes besides.
         no_reward: What a reset has for a reward.
         only: The two rows of its observation, where that is one array.
     """
@@ -143,6 +150,7 @@ class _Place:
         self.index = seat.index
         layout = slab.layout
         self.action = _reader(layout.action, slab.actions, seat.index)
+        self.note = slab.notes[seat.index].data
         self.no_reward: Any = 0.0 if not layout.reward.shape else np.zeros(layout.reward.shape, layout.reward.dtype)
         self._spec = layout.observation
         self._rows = [
