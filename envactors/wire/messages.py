@@ -32,6 +32,8 @@ class Kind(enum.IntEnum):
     RESULT = 16
     FAILED = 17
     RESETTING = 18
+    # How many envs are made, while there are more to make: whose factory it is that runs.
+    MADE = 19
 
 
 class Frame(NamedTuple):
