@@ -37,7 +37,7 @@ class Env:
         os.write(2, b"one\\ntwo \\xff\\nno end")
         os._exit(3)
 
-sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # a caller's stream that is not the one Python began with
+sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # not the one that Python began with
 sys.stdout.write("the caller's own\\n")
 actor = ea.spawn(Env, name="parrot", backend=ea.ProcessBackend(start_method=sys.argv[1]))
 actor.talk(sys.argv[2]).result(30)
