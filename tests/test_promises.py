@@ -307,7 +307,7 @@ def test_a_callers_helper_processes_end_with_it_and_nothing_is_said_to_leak(meth
 
         backend = ea.ProcessBackend(start_method=sys.argv[1])
         seen = set()
-        for turn in range(3):
+        for turn in range(2):
             with ea.VectorEnv([EchoEnv] * 2, backend=backend) as envs:
                 envs.reset(seed=0)
                 envs[0].renew().result(30)
