@@ -1,27 +1,28 @@
-"""An env that leaves processes behind in all ways. Workers import this module."""
+"""An env that leaves processes behind in all ways, and what it takes to see them end. Workers import this module."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
-import sys
+import time
 from multiprocessing import shared_memory
 
-import envactors as ea
+import psutil
 
-PYTHON = [sys.executable, "-I", "-S", "-c"]
-SLEEP = "import time; print(flush=True); time.sleep(1000)"
+import envactors as ea
+from envactors.worker import reaper
+
+AT_MOST = 5.0  # seconds, promised
+
 # Starts a program in a session of its own and ends, so that nobody can tell any more who has started that one.
-DAEMON = f"""
-import os, subprocess
-command = {[*PYTHON, SLEEP]!r}
-print(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True).pid, flush=True)
-os._exit(0)
-"""
+DAEMON = "setsid sleep 1000 >/dev/null & echo $!"
+# Starts one that shows nothing of where it is from, and stays.
+SECRETIVE = "env -i setsid sleep 1000 >/dev/null & echo $!; wait"
 
 
 class Breeder:
@@ -31,13 +32,17 @@ class Breeder:
         self.children: list[subprocess.Popen] = []
 
     def plain(self, **options):
-        child = subprocess.Popen([*PYTHON, SLEEP], stdout=subprocess.PIPE, **options)
-        child.stdout.readline()
+        child = subprocess.Popen(["sleep", "1000"], **options)
         self.children.append(child)
         return [child.pid]
 
     def daemon(self):
-        return [int(subprocess.run([*PYTHON, DAEMON], stdout=subprocess.PIPE, check=True).stdout)]
+        return [int(subprocess.run(["sh", "-c", DAEMON], stdout=subprocess.PIPE, check=True).stdout)]
+
+    def secretive(self):
+        child = subprocess.Popen(["sh", "-c", SECRETIVE], stdout=subprocess.PIPE)
+        self.children.append(child)
+        return [child.pid, int(child.stdout.readline())]
 
     def multiprocess(self):
         process = multiprocessing.get_context("fork").Process(target=signal.pause)
@@ -53,6 +58,7 @@ class Breeder:
             *self.plain(start_new_session=True),
             *self.plain(env={}),
             *self.daemon(),
+            *self.secretive(),
             *self.multiprocess(),
             *self.copies(),
         ]
@@ -94,3 +100,26 @@ def copy(*steps):
 def go_on_as_a_copy():
     if os.fork() > 0:
         os._exit(0)
+
+
+def assert_gone(doomed) -> None:
+    """Each process has ended in time; a pid that is used again is another one's to psutil."""
+    deadline = time.monotonic() + AT_MOST
+    while left := [process for process in doomed if is_there(process)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def is_there(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def reapers_of(pid: int) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if reaper.__file__ in child.cmdline():
+                found.append(child)
+    return found
