@@ -127,6 +127,8 @@ before = os.listdir("/proc/self/fd"), me.children()
 with ea.spawn(Breeder, backend=backend) as actor:
     actor.plain().result(30)
     (reaper,) = reapers_of(os.getpid())
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        reaper.send_signal(signum)
 
     # A forked child has its own, and leaves its parent's alone.
     child = os.fork()
@@ -137,6 +139,7 @@ with ea.spawn(Breeder, backend=backend) as actor:
         os._exit(int(is_there(other) or other == reaper))
     assert os.waitpid(child, 0)[1] == 0
     assert is_there(reaper)
+assert not is_there(reaper)
 assert (os.listdir("/proc/self/fd"), me.children()) == before, me.children()
 
 # One that is lost before a death.
