@@ -365,7 +365,7 @@ def show_environment() -> None:
     """Has ``/proc/<pid>/environ`` show what `os.environ` has now, for this process and those it will fork.
 
     A forked process shows what its original was started with. Where the kernel does not let this be changed
-    (CONFIG_CHECKPOINT_RESTORE is not set), it stays so.
+    (it was built without CONFIG_CHECKPOINT_RESTORE), it stays so.
     """
     global _shown
     content = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())

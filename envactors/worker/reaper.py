@@ -81,6 +81,7 @@ class Reaper:
         self._over: float | None = None
         self._spared: dict[tuple[int, int], float] = {}
         self._seen_empty: set[tuple[int, int]] = set()
+        self._again = False
         self._beyond_reach: set[tuple[int, int]] = set()
         self._safe = {os.getpid(), caller_pid}
         os.set_blocking(0, False)
@@ -178,8 +179,11 @@ class Reaper:
         for pid in sights.keys() - found:
             sight = sights[pid]
             if sight.environment == b"" and sight.identity not in self._seen_empty:
-                unclear = True  # perhaps in the middle of an exec: shows none for a moment
+                # Perhaps in the middle of an exec: shows none for a moment. One more look tells; on a machine that
+                # starts processes all the time there is one such in every look.
+                unclear = not self._again
                 self._seen_empty.add(sight.identity)
+        self._again = unclear
         return [sights[pid] for pid in found if sights[pid].identity not in self._beyond_reach], unclear
 
     def _is_over(self, number: bytes) -> bool:
