@@ -267,13 +267,21 @@ class Supervisor:
     def may_retry(self, index: int, seeded: bool, error: BaseException) -> bool:
         """Whether what an env was asked is worth another try, in a new process that is brought to the same point.
 
+        Where it is not, the env is not brought back at all.
+
         Args:
             index: The env's index.
             seeded: Whether that is a seeded reset.
             error: What it has raised.
         """
         with self._lock:
-            return self._journals is not None and self._journals.of(index).may_retry(seeded, error)
+            if self._journals is None:
+                return False
+            journal = self._journals.of(index)
+            worth = journal.may_retry(seeded, error)
+            if not worth:
+                journal.drop()
+            return worth
 
     def condemn(self, incarnation: int, error: ActorError) -> None:
         """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
