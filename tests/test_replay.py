@@ -284,7 +284,7 @@ def test_a_fresh_process_that_was_asked_for_is_fresh():
         envs.reset(seed=0)
         envs.step([1])
         assert envs[0].renew().result(SOON) == 1
-        assert envs.get_attr("scale") == [1.0]
+        assert envs.get_attr("scale") == [4.0]
         assert envs.step([1])[3][0]
 
 

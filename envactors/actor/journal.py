@@ -189,7 +189,6 @@ class Journals:
 
     def __init__(self, first: int, count: int, limit: int) -> None:
         self._first = first
-        self._limit = limit
         self._journals = [Journal(limit) for _ in range(count)]
         self._fresh = [True] * count
         self.attach: Attach | None = None
@@ -257,5 +256,6 @@ class Journals:
         return journal.whole and request.bound is not None and request.bound >= journal.since
 
     def forget(self) -> None:
-        """Begins anew with a process that was wanted fresh."""
-        self._journals = [Journal(self._limit) for _ in self._journals]
+        """Begins anew with a process that was wanted fresh; attributes are set again all the same."""
+        for journal in self._journals:
+            journal.drop()

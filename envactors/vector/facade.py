@@ -41,7 +41,7 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout
 from envactors.system import SharedFile
 from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.handle import EnvHandle
@@ -96,6 +96,8 @@ class VectorEnv:
             ``on_failure="replay"`` alone.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
+        recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
+            next episode's seed follows from the env's own, as after a loss. Only with one env an actor.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
         backend: Where the actors live.
         shared_memory: Whether observations, actions, rewards and flags travel through memory that is shared with the
@@ -119,6 +121,7 @@ class VectorEnv:
         max_journal: int = 100_000,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        recycle: RecyclePolicy | None = None,
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         backend: str | Backend = "process",
         shared_memory: bool = True,
@@ -139,6 +142,11 @@ class VectorEnv:
             if not isinstance(flag, bool):
                 raise VectorInputError(f"{name} is {flag!r}: expected True or False")
         backend = backends.resolve(backend)
+        if recycle is not None and (envs_per_actor > 1 or not backend.kills):
+            raise VectorInputError(
+                f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env an actor, "
+                "so that no other's episode is cut off, and processes"
+            )
         self._file = SharedFile("envactors-slab") if shared_memory and backend.kills else None
         self._arrived: dict[int, EnvFuture | Landed] = {}
         self._plane: Plane | None = None
@@ -170,13 +178,13 @@ class VectorEnv:
                     handle = actor
                     if envs_per_actor > 1:
                         handle = EnvHandle(actor._supervisor, actor._lifeline, position)
-                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure))
+                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure, recycle))
             inline = self.actors[0]._supervisor.plan.backend.inline
             # In line the steps run where they are started, and Ctrl-C shall reach them.
             self._shield = contextlib.nullcontext() if inline else SHIELD
             self._learn_specs()
             if self._file is not None:
-                self._share(self._file, autoreset, on_failure != "raise", copy)
+                self._share(self._file, autoreset, on_failure != "raise", recycle is not None, copy)
         except BaseException:
             self.close(0)
             raise
@@ -204,7 +212,7 @@ class VectorEnv:
         self.metadata = first.metadata
         self.render_mode = first.render_mode
 
-    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, copy: bool) -> None:
+    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, recycles: bool, copy: bool) -> None:
         """Has steps go through shared memory, where their values are arrays that are known beforehand."""
         observation, action, reward = self._observation_spec, self._action_spec, self._reward_spec
         if observation is None or action is None or not isinstance(reward, ArraySpec):
@@ -216,7 +224,16 @@ class VectorEnv:
         layout = Layout(observation, action, reward, self.num_envs)
         try:
             self._plane = Plane(
-                layout, file, self._slots, self._ledger, autoreset, keeps_last, copy, self._weakly(), self._waiter
+                layout,
+                file,
+                self._slots,
+                self._ledger,
+                autoreset,
+                keeps_last,
+                recycles,
+                copy,
+                self._weakly(),
+                self._waiter,
             )
         except (OSError, ValueError, OverflowError) as error:
             raise VectorEnvError(
