@@ -53,7 +53,7 @@ def test_after_so_many_steps_the_next_episode_has_a_process_of_its_own(autoreset
         obs, infos = envs.reset(seed=5)
         pids = [[info["pid"]] for info in infos]
         starts, numbers, ended = [obs.tolist()], [], 0
-        # Six steps are over at the end of the second episode. Where the same step resets, that is known to the next one.
+        # Six steps are over at the end of the second episode; where the same step resets, the next one knows of it.
         last = 3 if autoreset == "same_step" else 2
         while len(starts) <= 2 * last:
             obs, rewards, terminated, truncated, infos = envs.step([0, 0])
