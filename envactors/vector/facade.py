@@ -93,7 +93,8 @@ class VectorEnv:
             ``max_journal`` steps, or the same inputs fail twice, it is as with ``"renew"``.
         max_journal: How many steps since the last seeded reset are kept of each env to be replayed; beyond that they
             are given up until the next one. Each takes the bytes of an action and one more in the caller; calls and
-            attributes count as steps, and so does each further KiB of either. Of use with ``on_failure="replay"`` alone.
+            attributes count as steps, and so does each further KiB of either. Of use with
+            ``on_failure="replay"`` alone.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
         recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
