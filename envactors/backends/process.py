@@ -10,6 +10,7 @@ from typing import get_args
 
 from envactors import system
 from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.reaping import REAPER
 from envactors.backends.starting import Starter, StartMethod, make_starter
 from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
@@ -80,16 +81,20 @@ class ProcessBackend:
                 to_parent=to_parent.fileno(),
                 slab=slab,
             )
-            process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars})
-            worker = ProcessWorker(process, sock, board, [("stdout", out_r), ("stderr", err_r)], stacks)
+            number, mark = REAPER.enlist()
+            process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars, **mark})
+            REAPER.watch(number, process.pid)
+            worker = ProcessWorker(process, sock, board, [("stdout", out_r), ("stderr", err_r)], stacks, number)
             undo.pop_all()
         return worker
 
     def retain(self) -> None:
+        REAPER.retain()
         self._starter.retain()
 
     def release(self) -> None:
         self._starter.release()
+        REAPER.release()
 
 
 class ProcessWorker:
@@ -102,6 +107,7 @@ class ProcessWorker:
         board: Board,
         outputs: list[tuple[Stream, int]],
         stacks: int,
+        number: int,
     ) -> None:
         self.pid = process.pid
         self.sentinel = process.fileno()
@@ -111,6 +117,7 @@ class ProcessWorker:
         self.outputs = outputs
         self._process = process
         self._stacks = stacks
+        self._number = number
         for _, fd in outputs:
             os.set_blocking(fd, False)
 
@@ -128,7 +135,7 @@ class ProcessWorker:
         return False
 
     def reap(self) -> ExitStatus:
-        system.kill_session(self.pid)  # what env code has started goes with it
+        REAPER.dismiss(self._number)  # what env code has started goes with it
         code = self._process.reap()
         self.channel.close()
         self.board.close_bells()
