@@ -28,6 +28,7 @@ class Kind(enum.IntEnum):
     STEP = 7
     CLOSE = 8
     ATTACH = 9
+    ADOPT = 10
 
     RESULT = 16
     FAILED = 17
@@ -58,6 +59,15 @@ class Start(NamedTuple):
     factories: list[bytes]
     registrations: tuple[list[bytes], list[bytes]]
     attach: Attach | None = None
+
+
+class Adopt(NamedTuple):
+    """Be another actor from now on, with the first ``envs`` of the envs; otherwise as in `Start`."""
+
+    name: str
+    first: int
+    envs: int
+    attach: Attach | None
 
 
 class Call(NamedTuple):
@@ -169,4 +179,5 @@ REQUESTS: dict[int, Any] = {
     Kind.STEP: Step,
     Kind.CLOSE: Close,
     Kind.ATTACH: Attach,
+    Kind.ADOPT: Adopt,
 }
