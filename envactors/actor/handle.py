@@ -252,6 +252,7 @@ def launch(
     env_vars: Mapping[str, str] | None,
     shared: SharedFile | None = None,
     companions: int = 0,
+    max_journal: int | None = None,
     take_standby: Callable[[float], Incarnation | None] | None = None,
     make: Callable[[Plan], Supervisor] = Supervisor,
 ) -> ActorHandle:
@@ -263,12 +264,13 @@ def launch(
     plan = Plan(
         name,
         resolved,
-        Start(name, first, pickled, registry.collect()),
+        Start(name, first, pickled, registry.collect(), journal=max_journal is not None),
         deadlines,
         restart,
         _checked_env_vars(env_vars),
         shared,
         companions,
+        max_journal,
         take_standby,
     )
     with SHIELD:

@@ -73,8 +73,9 @@ class Verdict(enum.Enum):
 class Plan:
     """What an actor is made of.
 
-    ``companions`` are as busy as it is, at the same time; ``take_standby`` gives a process that was started for whoever
-    loses its own (`envactors.actor.standbys.Standbys.take`).
+    ``companions`` are as busy as it is, at the same time; ``max_journal`` is how many steps of each env are kept to be
+    replayed, None where nothing is; ``take_standby`` gives a process that was started for whoever loses its own
+    (`envactors.actor.standbys.Standbys.take`).
     """
 
     name: str
@@ -85,6 +86,7 @@ class Plan:
     env_vars: Mapping[str, str]
     shared: SharedFile | None = None
     companions: int = 0
+    max_journal: int | None = None
     take_standby: Callable[[float], Incarnation | None] | None = None
 
     @functools.cached_property

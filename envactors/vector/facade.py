@@ -89,6 +89,13 @@ class VectorEnv:
             new process and resets; under ``"same_step"`` it comes after the new reset, the last observation in
             ``info["final_obs"]``. A reset that fails is done again on the new process, with its seed (once) and its
             options, and has the exception in its info. Only an actor whose ``restart`` allowance is spent raises.
+            ``"replay"``: the new process is asked again everything since the env's last seeded reset (actions,
+            autoresets, attributes, calls) and then what was lost, whose true result comes as if nothing had happened.
+            Where the observations (by checksum) are not the same, the env was never seeded, there were more than
+            ``max_journal`` steps, or the same inputs fail twice, it is as with ``"renew"``.
+        max_journal: How many steps since the last seeded reset are kept of each env to be replayed; beyond that they
+            are given up until the next one. Each takes the bytes of an action and one more. Of use with
+            ``on_failure="replay"`` alone.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
         standbys: How many processes are kept started, with envs made, for actors that lose theirs: by a crash, a
@@ -117,6 +124,7 @@ class VectorEnv:
         envs_per_actor: int = 1,
         autoreset: Autoreset = "next_step",
         on_failure: OnFailure = "raise",
+        max_journal: int = 100_000,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
@@ -134,6 +142,8 @@ class VectorEnv:
             raise VectorInputError(f"on_failure is {on_failure!r}: expected one of {get_args(OnFailure)}")
         if isinstance(envs_per_actor, bool) or not isinstance(envs_per_actor, int) or envs_per_actor < 1:
             raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1")
+        if not _is_count(max_journal):
+            raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
         for name, flag in (("shared_memory", shared_memory), ("copy", copy)):
             if not isinstance(flag, bool):
                 raise VectorInputError(f"{name} is {flag!r}: expected True or False")
@@ -153,7 +163,13 @@ class VectorEnv:
         self._standbys: list[ActorHandle] = []
         pool = Standbys()
         alike = functools.partial(
-            launch, backend=backend, deadlines=deadlines, restart=restart, shared=self._file, companions=len(groups) - 1
+            launch,
+            backend=backend,
+            deadlines=deadlines,
+            restart=restart,
+            shared=self._file,
+            companions=len(groups) - 1,
+            max_journal=max_journal if on_failure == "replay" else None,
         )
         try:
             for group, own_variables in zip(groups, variables, strict=True):

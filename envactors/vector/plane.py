@@ -25,7 +25,7 @@ from envactors.actor.requests import Request
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import FAILED, PLAIN, RESET, STEP, Layout, Slab
-from envactors.arrays.specs import ArraySpec, flatten, unflatten
+from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
 from envactors.system import SHORT_PAUSE, SharedFile, Waiting, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
@@ -278,7 +278,10 @@ class Plane:
             array[env] = leaf
 
     def _lose(self, env_id: int) -> Request:
-        return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._arrived)
+        return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._action(env_id), self._arrived)
+
+    def _action(self, env_id: int) -> Any:
+        return reader(self.slab.layout.action, self.slab.actions, env_id)()
 
     # Waiting ---------------------------------------------------------------------------------------------
 
@@ -331,9 +334,13 @@ class Plane:
     def _fail(self, supervisor: Supervisor, turn: Turn, env_id: int, error: BaseException) -> None:
         """Has an env fail with what it raised."""
         slot = self._slots[env_id]
-        future = EnvFuture(slot, "step", bool(self.slab.what[env_id]), self._arrived)
-        supervisor.keep(turn, env_id, functools.partial(setattr, slot, "owed", future))
-        if slot.owed is future:
+        futures: list[EnvFuture] = []
+
+        def take() -> None:
+            futures.append(slot.take_over(bool(self.slab.what[env_id]), self._action(env_id), self._arrived))
+
+        supervisor.keep(turn, env_id, take)
+        for future in futures:
             self._extras[env_id] = FAILED  # also what could not be unpickled is no result
             future.settle(None, error, turn.bound)
 
