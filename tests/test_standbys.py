@@ -127,6 +127,35 @@ def test_the_results_are_those_without_standbys(autoreset, envs_per_actor):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.usefixtures("both_planes")
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_a_standby_is_brought_to_where_the_env_was_lost(envs_per_actor):
+    runs = []
+    for faults in (0, 3):
+        with make(3, on_failure="replay", envs_per_actor=envs_per_actor) as envs:
+            envs.reset(seed=50)
+            envs[1].set("weight", 3).result(SOON)
+            run = []
+            for turn in range(7):
+                if turn in (2, 4, 6) and faults:
+                    pid = standbys(envs)[0].pid
+                    os.kill(envs[1].pid, signal.SIGSTOP)
+                    envs.send([turn] * 3)
+                    os.kill(envs[1].pid, signal.SIGKILL)
+                    batch = envs.recv()
+                    order = np.argsort(batch.env_ids)
+                    run.append((batch.obs[order].tolist(), batch.rewards[order].tolist()))
+                    assert envs[1].pid == pid
+                    assert not any("failure" in info for info in batch.infos)
+                else:
+                    obs, rewards, *_ = envs.step([turn] * 3)
+                    run.append((obs.tolist(), rewards.tolist()))
+            assert envs[1].get("weight").result(SOON) == 3
+            assert envs[1].incarnation == faults
+            runs.append(run)
+    assert runs[0] == runs[1]
+
+
 def plain(infos):
     return [
         {
@@ -176,6 +205,23 @@ def test_what_is_printed_goes_under_the_new_name(capfd):
     assert "[standby-0] made\n" in out
     assert "[env-0] printed on command\n" in out
     assert "[env-0] complained on command\n" in err
+
+
+def test_threads_of_env_code_learn_whose_they_are_now(tmp_path):
+    class Wondering(Placed):
+        def __init__(self):
+            super().__init__()
+            threading.Thread(target=self.wonder, daemon=True).start()
+
+        def wonder(self):
+            while ea.current_actor().index < 0:
+                time.sleep(0.01)
+            (tmp_path / str(ea.current_actor().incarnation)).touch()
+
+    with make(1, factory=Wondering) as envs:
+        standbys(envs)
+        envs[0].renew().result(SOON)
+        wait_for_path(tmp_path / "1")
 
 
 # Replacing ---------------------------------------------------------------------------------------------------
