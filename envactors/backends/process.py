@@ -25,6 +25,10 @@ _THREAD_CAPS = (
     "NUMEXPR_NUM_THREADS",
 )
 
+# While some load their imports, others are computing.
+_STARTING_PER_CORE = 4
+_STARTING_AT_LEAST = 8
+
 
 class ProcessBackend:
     """One process an actor.
@@ -36,20 +40,28 @@ class ProcessBackend:
             may be in the middle of; only here the caller is ever forked. None needs a ``__main__`` guard.
         spin: Whether caller and workers look with open eyes for some tens of microseconds before they sleep, where
             there are cores to spare for it.
+        max_starting: How many processes may be starting at a time, from the launch until the env is made; further ones
+            wait, and their start deadlines with them. None: four a core, and at least eight. Worth raising for envs
+            that mostly wait while they start.
 
     Raises:
-        ValueError: No such start method.
+        ValueError: No such start method; ``max_starting`` is no int >= 1.
         TypeError: ``spin`` is no bool.
     """
 
     kills = True
     inline = False
 
-    def __init__(self, start_method: StartMethod = "loky", spin: bool = True) -> None:
+    def __init__(self, start_method: StartMethod = "loky", spin: bool = True, max_starting: int | None = None) -> None:
         if start_method not in get_args(StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
         if not isinstance(spin, bool):
             raise TypeError(f"spin is {spin!r}: expected True or False")
+        if max_starting is None:
+            max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * system.cores())
+        if isinstance(max_starting, bool) or not isinstance(max_starting, int) or max_starting < 1:
+            raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
+        self.max_starting: int | None = max_starting
         self.start_method = start_method
         self.spin = spin
         self._starter: Starter = make_starter(start_method)
