@@ -260,6 +260,17 @@ def test_more_steps_than_are_kept_are_not_replayed_until_the_next_seed():
         assert last[4][0]["count"] == 5
 
 
+def test_what_is_large_counts_as_several_steps():
+    with Replaying([functools.partial(Walk, None, 10**6)], max_journal=50) as envs:
+        envs.reset(seed=0)
+        envs.set_attr("bulk", bytes(20 << 10))
+        kill(envs[0].pid)
+        assert not envs.step([1])[3][0]
+        envs.set_attr("bulk", bytes(40 << 10))
+        kill(envs[0].pid)
+        assert envs.step([1])[3][0]
+
+
 @pytest.mark.parametrize("option", [-1, 2.5, None, True])
 def test_the_length_of_the_journal_is_checked(option):
     with pytest.raises(ValueError, match="max_journal"):
@@ -284,7 +295,7 @@ def test_a_fresh_process_that_was_asked_for_is_fresh():
         envs.reset(seed=0)
         envs.step([1])
         assert envs[0].renew().result(SOON) == 1
-        assert envs.get_attr("scale") == [1.0]
+        assert envs.get_attr("scale") == [4.0]
         assert envs.step([1])[3][0]
 
 

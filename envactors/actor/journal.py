@@ -27,6 +27,8 @@ from envactors.wire.pickling import dumps, loads
 from envactors.worker.host import renewed_seed
 
 _FIRST_ROWS = 64
+# What takes more than this counts as several steps, so that the limit is one of memory too. In bytes.
+_STEP_ROOM = 1024
 
 
 class _Run:
@@ -35,6 +37,7 @@ class _Run:
     def __init__(self, slab: Slab) -> None:
         self._columns = [np.empty((_FIRST_ROWS, *array.shape[1:]), array.dtype) for array in slab.actions]
         self._what = bytearray()
+        self.row_size = sum(column[0].nbytes for column in self._columns)
 
     def add(self, slab: Slab, env: int) -> None:
         row = len(self._what)
@@ -55,7 +58,7 @@ class Journal:
     """What one env was asked since its last seeded reset.
 
     Args:
-        limit: How many steps it may hold.
+        limit: How many steps it may hold; a call counts as one, too, and so does each further KiB of either.
 
     Attributes:
         whole: Whether it leads from a seeded reset to where the env stands.
@@ -67,7 +70,7 @@ class Journal:
         self.since = 0
         self._limit = limit
         self._check = 0
-        self._steps = 0
+        self._size = 0
         self._attributes: dict[str, bytes] = {}
         self._entries: list[_Run | tuple[int, bytes]] = []
         # What has failed from here already: the length of the journal then.
@@ -80,7 +83,8 @@ class Journal:
         """Starts anew with a seeded reset."""
         self.drop()
         self.whole, self.since = True, incarnation
-        self.note(Kind.RESET, payload, call_id, check)
+        self._entries = [(Kind.RESET, payload)]
+        self._length, self._last_call, self._check = 1, call_id, check
 
     def drop(self) -> None:
         """Gives up what was asked; attributes are kept."""
@@ -88,7 +92,7 @@ class Journal:
             if isinstance(entry, tuple) and entry[0] == Kind.SET:
                 self._keep(entry[1])
         self._entries = []
-        self._steps = self._length = self._replays_lost = 0
+        self._size = self._length = self._replays_lost = 0
         self._failed_at = None
         self.whole = False
 
@@ -99,7 +103,7 @@ class Journal:
                 self._keep(payload)
             return
         self._entries.append((kind, payload))
-        self._grow(call_id, check, kind == Kind.STEP)
+        self._grow(call_id, check, len(payload))
 
     def play(self, slab: Slab, env: int, call_id: int) -> None:
         """Takes down a step in shared memory."""
@@ -109,16 +113,16 @@ class Journal:
             run = _Run(slab)
             self._entries.append(run)
         run.add(slab, env)
-        self._grow(call_id, int(slab.checks[slab.asked[env] & 1, env]), True)
+        self._grow(call_id, int(slab.checks[slab.asked[env] & 1, env]), run.row_size)
 
-    def _grow(self, call_id: int, check: int | None, is_step: bool) -> None:
+    def _grow(self, call_id: int, check: int | None, size: int) -> None:
         self._last_call = call_id
         if check is not None:
             self._check = check
         self._length += 1
         self._replays_lost = 0
-        self._steps += is_step
-        if self._steps > self._limit:
+        self._size += 1 + size // _STEP_ROOM
+        if self._size > self._limit:
             self.drop()
 
     def _keep(self, payload: bytes) -> None:
@@ -181,7 +185,7 @@ class Journals:
     Args:
         first: The index of the first env.
         count: How many there are.
-        limit: How many steps each may hold.
+        limit: How many steps each may hold; see `Journal`.
 
     Attributes:
         attach: How the actor's processes use the shared slab, where there is one.
@@ -189,7 +193,6 @@ class Journals:
 
     def __init__(self, first: int, count: int, limit: int) -> None:
         self._first = first
-        self._limit = limit
         self._journals = [Journal(limit) for _ in range(count)]
         self._fresh = [True] * count
         self.attach: Attach | None = None
@@ -257,5 +260,6 @@ class Journals:
         return journal.whole and request.bound is not None and request.bound >= journal.since
 
     def forget(self) -> None:
-        """Begins anew with a process that was wanted fresh."""
-        self._journals = [Journal(self._limit) for _ in self._journals]
+        """Begins anew with a process that was wanted fresh; attributes are set again all the same."""
+        for journal in self._journals:
+            journal.drop()

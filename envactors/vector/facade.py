@@ -43,7 +43,7 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout
 from envactors.system import SharedFile
 from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.handle import EnvHandle
@@ -94,7 +94,8 @@ class VectorEnv:
             Where the observations (by checksum) are not the same, the env was never seeded, there were more than
             ``max_journal`` steps, or the same inputs fail twice, it is as with ``"renew"``.
         max_journal: How many steps since the last seeded reset are kept of each env to be replayed; beyond that they
-            are given up until the next one. Each takes the bytes of an action and one more. Of use with
+            are given up until the next one. Each takes the bytes of an action and one more in the caller; calls and
+            attributes count as steps, and so does each further KiB of either. Of use with
             ``on_failure="replay"`` alone.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
@@ -104,6 +105,8 @@ class VectorEnv:
             `current_actor` has the name ``"standby-0"`` (and so on) and a negative index; once the standby is taken,
             the name, index and incarnation of its new place, and seeds follow from these as ever. A standby that
             cannot be made as often as ``restart`` allows is given up, with a warning in the log.
+        recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
+            next episode's seed follows from the env's own, as after a loss. Only with one env an actor.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
         backend: Where the actors live.
         shared_memory: Whether observations, actions, rewards and flags travel through memory that is shared with the
@@ -128,6 +131,7 @@ class VectorEnv:
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
+        recycle: RecyclePolicy | None = None,
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         backend: str | Backend = "process",
         shared_memory: bool = True,
@@ -151,6 +155,11 @@ class VectorEnv:
         groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
         variables = _one_each(env_vars, len(groups))
         _check_standbys(standbys, factories, variables, backend)
+        if recycle is not None and (envs_per_actor > 1 or not backend.kills):
+            raise VectorInputError(
+                f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env an actor, "
+                "so that no other's episode is cut off, and processes"
+            )
         self._file = SharedFile("envactors-slab") if shared_memory and backend.kills else None
         self._arrived: dict[int, EnvFuture | Landed] = {}
         self._plane: Plane | None = None
@@ -187,7 +196,7 @@ class VectorEnv:
                     handle = actor
                     if envs_per_actor > 1:
                         handle = EnvHandle(actor._supervisor, actor._lifeline, position)
-                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure))
+                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure, recycle))
             largest = groups[0]
             for number in range(standbys):
                 name = f"standby-{number}"
@@ -198,7 +207,7 @@ class VectorEnv:
             self._shield = contextlib.nullcontext() if inline else SHIELD
             self._learn_specs()
             if self._file is not None:
-                self._share(self._file, autoreset, on_failure != "raise", copy)
+                self._share(self._file, autoreset, on_failure != "raise", recycle is not None, copy)
         except BaseException:
             self.close(0)
             raise
@@ -226,7 +235,7 @@ class VectorEnv:
         self.metadata = first.metadata
         self.render_mode = first.render_mode
 
-    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, copy: bool) -> None:
+    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, recycles: bool, copy: bool) -> None:
         """Has steps go through shared memory, where their values are arrays that are known beforehand."""
         observation, action, reward = self._observation_spec, self._action_spec, self._reward_spec
         if observation is None or action is None or not isinstance(reward, ArraySpec):
@@ -238,7 +247,16 @@ class VectorEnv:
         layout = Layout(observation, action, reward, self.num_envs)
         try:
             self._plane = Plane(
-                layout, file, self._slots, self._ledger, autoreset, keeps_last, copy, self._weakly(), self._waiter
+                layout,
+                file,
+                self._slots,
+                self._ledger,
+                autoreset,
+                keeps_last,
+                recycles,
+                copy,
+                self._weakly(),
+                self._waiter,
             )
         except (OSError, ValueError, OverflowError) as error:
             raise VectorEnvError(

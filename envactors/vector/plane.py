@@ -92,6 +92,7 @@ class Plane:
         ledger: What is counted of them.
         autoreset: What happens at the end of an episode.
         keeps_last: Whether the last result of each env may be asked for.
+        recycles: Whether processes may be replaced between two episodes.
         copy: Whether batches are copied out of the memory.
         arrived: Takes the failures, and whatever else comes env by env.
         waiter: Whom actors wake.
@@ -112,6 +113,7 @@ class Plane:
         ledger: Ledger,
         autoreset: Autoreset,
         keeps_last: bool,
+        recycles: bool,
         copy: bool,
         arrived: Arrived,
         waiter: object,
@@ -145,6 +147,7 @@ class Plane:
         # The number of the last result of each env that was handed out.
         self.given = np.zeros(len(slots), np.int64)
         self._keeps_last = keeps_last
+        self._recycles = recycles
         self._mails = [_NO_MAIL] * len(slots)
         self._none = bytes(len(slots))
         self._extras, self._ended = slab.extras.data, ledger.ended.data
@@ -214,7 +217,8 @@ class Plane:
         """Makes a turn; None where the envs do not all have episodes that the actor's process holds."""
         supervisor = group.supervisor
         incarnation, board = supervisor.incarnation, supervisor.board
-        if board is None or any(self._slots[env].incarnation != incarnation for env in envs):
+        slots = [self._slots[env] for env in envs]
+        if board is None or any(slot.leaving or slot.incarnation != incarnation for slot in slots):
             return None
         if board is not group.board:
             group.board = board
@@ -411,6 +415,9 @@ class Plane:
         if self._terminated.tobytes() != self._none or self._truncated.tobytes() != self._none:
             over = slab.terminated | slab.truncated
             ledger.episodes += over
+            if self._recycles:
+                for env_id in np.flatnonzero(over):
+                    self._slots[env_id].grow_old()
             if self._autoreset == "next_step":
                 ledger.ended[...] = over
             elif self._autoreset == "disabled":

@@ -16,6 +16,8 @@ from envactors.actor.requests import Request
 from envactors.actor.states import ActorState
 from envactors.actor.turn import Turn
 from envactors.errors import ActorDiedError, ActorError, SerializationError
+from envactors.options import RecyclePolicy
+from envactors.system import resident_memory
 from envactors.vector.batch import EnvStep
 from envactors.wire.messages import Kind, Reset, Step, Transition
 from envactors.wire.pickling import dumps
@@ -39,6 +41,7 @@ class EnvFuture(ActorFuture):
         self.asked: Reset | None = None
         self.message: Reset | Step | None = None
         self.retried = False
+        self.ending: EnvStep | None = None
         self.when = 0.0
         self._slot = slot
         self._arrived = arrived
@@ -63,7 +66,10 @@ class EnvFuture(ActorFuture):
         if not self.settled():
             step: EnvStep | None = None
             if error is None:
-                step = slot.completed(self, EnvStep(slot.env_id, *Transition(*value), incarnation))
+                result = EnvStep(slot.env_id, *Transition(*value), incarnation)
+                if slot.leaves_with(self, result):
+                    return  # goes on with a reset in another process
+                step = slot.completed(self, result)
             else:
                 step = slot.failed(self, error, incarnation)
                 if step is None and slot.recovers(self):
@@ -110,10 +116,17 @@ class Slot:
         incarnation: The process that holds its episode; None where it has none.
         root_seed: The seed of its last seeded reset.
         last: Its last complete result, where losses are renewed; `Slot.newest` knows of those in shared memory too.
+        leaving: Whether its process is to be replaced before its next episode.
     """
 
     def __init__(
-        self, env_id: int, handle: ActorHandle, ledger: Ledger, autoreset: Autoreset, on_failure: OnFailure
+        self,
+        env_id: int,
+        handle: ActorHandle,
+        ledger: Ledger,
+        autoreset: Autoreset,
+        on_failure: OnFailure,
+        recycle: RecyclePolicy | None,
     ) -> None:
         self.env_id = env_id
         self.handle = handle
@@ -122,6 +135,9 @@ class Slot:
         self.incarnation: int | None = None
         self.root_seed: int | None = None
         self.last: EnvStep | None = None
+        self.leaving = False
+        self._recycle = recycle
+        self._steps_before = 0
         self._plane: weakref.ReferenceType[Plane] | None = None
         self._last_asked = 0
         self._ledger = ledger
@@ -146,6 +162,7 @@ class Slot:
         """Starts a reset."""
         if seed is not None:
             self.root_seed = seed
+        self._leave()
         future = EnvFuture(self, "reset", True, arrived)
         future.asked = self._reset_message(seed, options)
         return self._owe(future, future.asked, None)
@@ -154,7 +171,8 @@ class Slot:
         """Starts a step, or the reset that stands in for it after the end of an episode."""
         if self.ended and self._autoreset == "next_step":
             # Where losses are renewed they are reported first, also one between two episodes.
-            bound = None if self._on_failure == "raise" else self.incarnation
+            bound = None if self._on_failure == "raise" or self.leaving else self.incarnation
+            self._leave()
             return self._owe(EnvFuture(self, "step", True, arrived), self._reset_message(None, None), bound)
         return self._owe(EnvFuture(self, "step", False, arrived), self._step_message(action), self.incarnation)
 
@@ -178,7 +196,7 @@ class Slot:
         return Reset(self.handle._env, seed, options, self.root_seed)
 
     def _step_message(self, action: Any) -> Step:
-        return Step(self.handle._env, action, self._autoreset == "same_step", self.root_seed)
+        return Step(self.handle._env, action, self._autoreset == "same_step" and not self.leaving, self.root_seed)
 
     def _owe(self, future: EnvFuture, message: Reset | Step, bound: int | None) -> EnvFuture:
         self._disturb()
@@ -199,9 +217,14 @@ class Slot:
 
     def completed(self, future: EnvFuture, step: EnvStep) -> EnvStep:
         """Takes in a result; returns what is handed out for it."""
+        if future.ending is not None:
+            info = {**step.info, "final_obs": future.ending.obs, "final_info": future.ending.info}
+            step = future.ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
         over = step.terminated or step.truncated
-        self.end(over)
+        if self.incarnation != step.incarnation:
+            self._steps_before = self._steps
         self.incarnation = step.incarnation
+        self.end(over)
         self._ledger.steps[self.env_id] += not future.was_reset
         self._ledger.episodes[self.env_id] += over
         if future.failure is not None:
@@ -223,8 +246,44 @@ class Slot:
         """Takes in whether an episode has ended."""
         self._ledger.ended[self.env_id] = over and self._autoreset == "next_step"
         self.needs_reset = over and self._autoreset == "disabled"
+        if over:
+            self.grow_old()
         if self.needs_reset:
             self._disturb()
+
+    @property
+    def _steps(self) -> int:
+        return int(self._ledger.steps[self.env_id]) + self._ledger.rounds
+
+    def grow_old(self) -> None:
+        """Looks, at an episode's end, whether the process has done enough or takes too much memory."""
+        policy, pid = self._recycle, self.handle.pid
+        if policy is None or pid is None:
+            return
+        steps = self._steps - self._steps_before
+        if (policy.max_steps is not None and steps >= policy.max_steps) or (
+            policy.max_rss is not None and resident_memory(pid) > policy.max_rss
+        ):
+            self.leaving = True
+            self._disturb()
+
+    def _leave(self) -> None:
+        """Replaces the process, if that is due, before what is asked next."""
+        if self.leaving:
+            self.leaving = False
+            if self.handle.state in (ActorState.DEAD, ActorState.CLOSED):
+                return
+            self.handle._supervisor.renew(ActorFuture(self.handle._supervisor, None))
+
+    def leaves_with(self, future: EnvFuture, step: EnvStep) -> bool:
+        """Where a step resets, and the process is to be replaced: has the reset done in the next one."""
+        over = step.terminated or step.truncated
+        if not (self.leaving and self._autoreset == "same_step" and future.method == "step" and over):
+            return False
+        future.ending = step
+        self._leave()
+        self._ask(future, self._reset_message(None, None), None)
+        return True
 
     def _disturb(self) -> None:
         """Says that the next step of all envs has something to look at."""
