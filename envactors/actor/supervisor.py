@@ -439,12 +439,12 @@ class Supervisor:
 
     def _adopt(self, spare: Incarnation) -> None:
         """Makes a standby's process this actor's."""
+        self._process = spare
+        spare.move(self.plan.name, self._on_channel, self._on_death)
         limit = self.plan.deadlines.start
         self._set_timer("call", time.monotonic() + min(_ADOPTION_GRACE, _ADOPTION_GRACE if limit is None else limit))
         start = self._start
         message = Adopt(start.name, start.first, len(start.factories), start.attach)
-        self._process = spare
-        spare.move(self.plan.name, self._on_channel, self._on_death)
         spare.send(Frame(Kind.ADOPT, self.incarnation, _START_CALL_ID, dumps(tuple(message))))
 
     def work(self) -> None:
