@@ -65,6 +65,9 @@ class ActorError(EnvActorsError):
         call_id: That call's id, None when the actor was idle.
         elapsed: How long the call had been running, or the process been starting, in seconds; None where neither was
             under way.
+        inputs: Where the same inputs have ended two processes: what was asked of the env since its last seeded reset,
+            the last call included, as tuples such as ``("reset", seed, options)``, ``("step", action)``,
+            ``("set", name, value)`` and ``("call", method, args, kwargs)``; else None.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class ActorError(EnvActorsError):
         self.method = method
         self.call_id = call_id
         self.elapsed = elapsed
+        self.inputs: list[tuple[Any, ...]] | None = None
 
 
 class ActorStartError(ActorError):

@@ -10,6 +10,7 @@ from typing import Any
 
 from envactors import backends
 from envactors.actor.future import ActorFuture
+from envactors.actor.incarnation import Incarnation
 from envactors.actor.interrupts import SHIELD
 from envactors.actor.states import ActorState, ActorStats, Plan
 from envactors.actor.supervisor import Supervisor
@@ -251,6 +252,9 @@ def launch(
     env_vars: Mapping[str, str] | None,
     shared: SharedFile | None = None,
     companions: int = 0,
+    max_journal: int | None = None,
+    take_standby: Callable[[float], Incarnation | None] | None = None,
+    make: Callable[[Plan], Supervisor] = Supervisor,
 ) -> ActorHandle:
     """Makes an actor of several envs, numbered from ``first``; for the rest see `Plan` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
@@ -260,15 +264,17 @@ def launch(
     plan = Plan(
         name,
         resolved,
-        Start(name, first, pickled, registry.collect()),
+        Start(name, first, pickled, registry.collect(), journal=max_journal is not None),
         deadlines,
         restart,
         _checked_env_vars(env_vars),
         shared,
         companions,
+        max_journal,
+        take_standby,
     )
     with SHIELD:
-        supervisor = Supervisor(plan)
+        supervisor = make(plan)
         return ActorHandle(supervisor, Lifeline(supervisor))
 
 

@@ -30,12 +30,15 @@ class Output:
         name: The actor's name, put before each line.
         stream: Which of the caller's streams the lines go to.
         run: Runs a function in a thread where writing may block.
+
+    Attributes:
+        name: The actor's name; what comes from now on is passed on under it.
     """
 
     def __init__(self, fd: int, name: str, stream: Stream, run: Callable[[Callable[[], None]], None]) -> None:
         self.fd = fd
         self.stream = stream
-        self._name = name
+        self.name = name
         self._run = run
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._partial = b""
@@ -84,7 +87,7 @@ class Output:
             self._left_out = 0
         if not texts:
             return
-        block = "".join(f"[{self._name}] {text}\n" for text in texts)
+        block = "".join(f"[{self.name}] {text}\n" for text in texts)
         self._handed_on += len(block)
         self._run(lambda: self._write(block))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from envactors.actor.incarnation import Incarnation
 from envactors.backends.base import Backend
 from envactors.errors import ActorError
 from envactors.options import Deadlines, RestartPolicy
@@ -70,7 +71,12 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an actor is made of; ``companions`` are as busy as it is, at the same time."""
+    """What an actor is made of.
+
+    ``companions`` are as busy as it is, at the same time; ``max_journal`` is how many steps of each env are kept to be
+    replayed, None where nothing is; ``take_standby`` gives a process that was started for whoever loses its own
+    (`envactors.actor.standbys.Standbys.take`).
+    """
 
     name: str
     backend: Backend
@@ -80,6 +86,8 @@ class Plan:
     env_vars: Mapping[str, str]
     shared: SharedFile | None = None
     companions: int = 0
+    max_journal: int | None = None
+    take_standby: Callable[[float], Incarnation | None] | None = None
 
     @functools.cached_property
     def spin(self) -> bool:

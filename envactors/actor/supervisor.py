@@ -26,6 +26,7 @@ from envactors.actor.failures import Failures
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation, Obituary
 from envactors.actor.interrupts import SHIELD
+from envactors.actor.journal import Journals
 from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
@@ -33,7 +34,7 @@ from envactors.actor.turn import Turn
 from envactors.errors import ActorClosedError, ActorError, twin
 from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_out
 from envactors.wire.board import FRAMES_UP, Board
-from envactors.wire.messages import Attach, Frame, Kind
+from envactors.wire.messages import Adopt, Attach, Frame, Kind
 from envactors.wire.pickling import dumps, loads
 
 # How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
@@ -42,6 +43,8 @@ _STACKS_GRACE = 0.2
 _EXIT_GRACE = 1.0
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
+# How long a standby may take to become this actor's, in seconds; it has nothing to do but to note it.
+_ADOPTION_GRACE = 1.0
 _START_CALL_ID = 0
 
 
@@ -92,14 +95,19 @@ class Supervisor:
         self.owner_pid = os.getpid()
         self._forks = engines.forks
         self.incarnation = 0
+        self._start = plan.start
         self._start_payload = dumps(tuple(plan.start))
         self._failures = Failures(plan)
+        self._journals: Journals | None = None
+        if plan.max_journal is not None:
+            self._journals = Journals(plan.start.first, len(plan.start.factories), plan.max_journal)
         self._lock = threading.RLock()
         self._change = _Change(self)
         self._table = RequestTable()
         self._phase = Phase.LAUNCHING
         self._process: Incarnation | None = None
         self._started = False
+        self._adopting = False
         self._verdict: Verdict | None = None
         self._start_failure: Frame | None = None
         self._launched, self._made = 0.0, 0
@@ -178,7 +186,10 @@ class Supervisor:
 
     def attach(self, attach: Attach) -> ActorFuture:
         """Has the present process, and each one that follows it, use the shared slab."""
-        self._start_payload = dumps(tuple(self.plan.start._replace(attach=attach)))
+        self._start = self.plan.start._replace(attach=attach)
+        self._start_payload = dumps(tuple(self._start))
+        if self._journals is not None:
+            self._journals.attach = attach
         future = ActorFuture(self, None)
         self.ask(Kind.ATTACH, attach, future, "attach", retries=self.plan.restart.max_restarts)
         return future
@@ -195,6 +206,7 @@ class Supervisor:
         timeout: float | None = None,
         retries: int = 0,
         bound: int | None = None,
+        first: bool = False,
     ) -> None:
         """Queues a call.
 
@@ -206,7 +218,9 @@ class Supervisor:
             env: The position of the env within the actor.
             timeout: A deadline in seconds in place of the actor's own.
             retries: How many deaths and deadlines the call survives.
-            bound: The only incarnation that may run it; if that is lost, the call is too.
+            bound: The only incarnation that may run it; if that is lost, the call is too, unless a new process can be
+                brought to the same point.
+            first: Whether it comes before all that waits.
 
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.
@@ -227,24 +241,27 @@ class Supervisor:
                 return
             request = Request(kind, payload, method, index, timeout, retries, future, bound)
             if not self.plan.backend.inline:
-                self._submit(request)
+                self._submit(request, first)
                 return
-        self._submit(request)  # in line env code runs in here, and Ctrl-C shall reach it
+        self._submit(request, first)  # in line env code runs in here, and Ctrl-C shall reach it
 
     def renew(self, future: ActorFuture) -> None:
         """Queues the replacement of the process; the future gets the new incarnation."""
         self.check_owner()
         self._submit(Request(None, dumps(()), "renew", self.plan.start.first, None, 0, future))
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: Request, first: bool = False) -> None:
         with self._change:
             if self._closing:
                 raise self._failures.closed(request, self.incarnation)
             self._look_at_turn()
-            self._table.add(request)
+            if first:
+                self._table.add_first(request)
+            else:
+                self._table.add(request)
             if request.bound is not None and (request.bound < self.incarnation or self._is_between()):
                 self._fail_bound(request.bound)
-            elif self._phase is Phase.DEAD:
+            if self._phase is Phase.DEAD:
                 self._settle_dead()
             else:
                 self._dispatch()
@@ -252,6 +269,25 @@ class Supervisor:
     def _is_between(self) -> bool:
         """Whether one process is gone and the next one, if any, has not begun."""
         return self._phase in (Phase.BACKOFF, Phase.DEAD)
+
+    def may_retry(self, index: int, seeded: bool, error: BaseException) -> bool:
+        """Whether what an env was asked is worth another try, in a new process that is brought to the same point.
+
+        Where it is not, the env is not brought back at all.
+
+        Args:
+            index: The env's index.
+            seeded: Whether that is a seeded reset.
+            error: What it has raised.
+        """
+        with self._lock:
+            if self._journals is None:
+                return False
+            journal = self._journals.of(index)
+            worth = journal.may_retry(seeded, error)
+            if not worth:
+                journal.drop()
+            return worth
 
     def condemn(self, incarnation: int, error: ActorError) -> None:
         """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
@@ -313,7 +349,8 @@ class Supervisor:
             if not self._closing:
                 self._closing = True
                 self._look_at_turn()
-                if self._phase in (Phase.DEAD, Phase.BACKOFF):
+                idle = self._table.running is None and not self._table
+                if self._phase in (Phase.DEAD, Phase.BACKOFF) or (idle and self._engine.launcher.waits(self)):
                     self._end(Verdict.CLOSE)
                 else:
                     first = self.plan.start.first
@@ -389,15 +426,29 @@ class Supervisor:
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def _begin_launch(self) -> None:
-        self._phase, self._started = Phase.LAUNCHING, False
+    def _begin_launch(self, spare: Incarnation | None = None) -> None:
+        self._phase, self._started, self._adopting = Phase.LAUNCHING, False, spare is not None
         self._launched, self._made = time.monotonic(), 0
-        if self.plan.deadlines.start is not None and self.plan.backend.kills:
-            self._set_timer("call", self._launched + self.plan.deadlines.start)
-        if self.plan.backend.inline:
+        if spare is not None:
+            self._adopt(spare)
+        elif self.plan.backend.inline:
             self._launch_due = True
         else:
-            self._engine.launcher.submit(self._launch)
+            self._engine.launcher.submit(self, self._launch, self.plan.backend.max_starting)
+
+    def _take_standby(self, delay: float) -> Incarnation | None:
+        """Takes a process that is ready; its own successor starts ``delay`` seconds later."""
+        return None if self.plan.take_standby is None else self.plan.take_standby(delay)
+
+    def _adopt(self, spare: Incarnation) -> None:
+        """Makes a standby's process this actor's."""
+        self._process = spare
+        spare.move(self.plan.name, self._on_channel, self._on_death)
+        limit = self.plan.deadlines.start
+        self._set_timer("call", time.monotonic() + min(_ADOPTION_GRACE, _ADOPTION_GRACE if limit is None else limit))
+        start = self._start
+        message = Adopt(start.name, start.first, len(start.factories), start.attach)
+        spare.send(Frame(Kind.ADOPT, self.incarnation, _START_CALL_ID, dumps(tuple(message))))
 
     def work(self) -> None:
         """Runs, in this thread and without the lock, what an in-line backend was asked for."""
@@ -416,16 +467,21 @@ class Supervisor:
         finally:
             self._working.discard(me)
 
-    def _relaunch(self) -> None:
+    def _relaunch(self, spare: Incarnation | None = None) -> None:
         self._timers.pop("backoff", None)
         self.incarnation += 1
-        self._begin_launch()
+        self._begin_launch(spare or self._take_standby(0.0))
 
     def _launch(self) -> None:
         """Runs in the launcher's thread, once for each `_begin_launch`."""
         worker, refusal = None, None
         slab = None if self.plan.shared is None else self.plan.shared.fileno()
-        if self._phase is Phase.LAUNCHING:
+        with self._lock:
+            due = self._phase is Phase.LAUNCHING
+            self._launched = time.monotonic()  # not when it was queued behind others
+            if due and self.plan.deadlines.start is not None and self.plan.backend.kills:
+                self._set_timer("call", self._launched + self.plan.deadlines.start)
+        if due:
             try:
                 worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars, slab)
             except Exception as error:
@@ -452,9 +508,15 @@ class Supervisor:
             return
         self._timers.pop("call", None)
         self._phase, self._started = Phase.LIVE, True
+        self._engine.launcher.finish(self)
         renewal = self._table.interrupt()
         if isinstance(renewal, Request):
             self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
+        if self._journals is not None:
+            if renewal is not None:
+                self._journals.forget()  # a fresh one was asked for
+            for request in reversed(self._journals.replays(self.plan.deadlines, ActorFuture(self, None))):
+                self._table.add_first(request)
         self._dispatch()
 
     # Calling ---------------------------------------------------------------------------------------------
@@ -515,6 +577,9 @@ class Supervisor:
         elif isinstance(running, Turn):
             running.take(frame)
             self.reactor.wake(running.waiter)
+        elif frame.kind == Kind.PROGRESS:
+            if running.timeout is not None:
+                self._set_timer("call", time.monotonic() + running.timeout)
         elif frame.kind == Kind.RESETTING:
             self._timers.pop("call", None)
             deadline = self.plan.deadlines.of("reset")
@@ -529,11 +594,20 @@ class Supervisor:
             self._table.running = None
             self._timers.pop("call", None)
             self._completed += 1
+            if self._journals is not None:
+                self._take_down(self._journals, running, frame)
             self._answered = now = time.monotonic()
             self._waiting.note(now - running.started, now)
             self._outcomes.append(_Outcome(running, frame, None))
             if self._table:
                 self._dispatch()
+
+    def _take_down(self, journals: Journals, request: Request, frame: Frame) -> None:
+        """Takes in what an answer means for the env's journal."""
+        if request.kind != Kind.REPLAY:
+            journals.record(request, frame)
+        elif not journals.replayed(request, frame):
+            self._fail_bound(self.incarnation - 1)
 
     # Turns -----------------------------------------------------------------------------------------------
 
@@ -615,6 +689,8 @@ class Supervisor:
             self._timers.pop("call", None)
         self._completed += len(turn.envs)
         turn.over = True
+        if self._journals is not None:
+            self._journals.record_turn(turn)
         if process.hearing:
             process.hear(None)
             self.reactor.wake(turn.waiter)
@@ -644,6 +720,8 @@ class Supervisor:
         if not isinstance(running, Turn):
             return running
         parts = running.split(self.plan.deadlines)
+        if self._journals is not None:
+            self._journals.record_turn(running)
         first = parts.pop(0) if parts and parts[0].started else None
         for request in reversed(parts):
             self._table.put_back(request)
@@ -656,6 +734,8 @@ class Supervisor:
     def _end(self, verdict: Verdict) -> None:
         """Ends the process, or what is about to become one, for a reason of the parent's own."""
         coming = self._phase in (Phase.LAUNCHING, Phase.ENDING) and self._process is None
+        if coming and self._engine.launcher.withdraw(self):
+            coming = False
         self._phase, self._verdict = Phase.ENDING, verdict
         if self._process is None:
             if not coming:
@@ -704,10 +784,13 @@ class Supervisor:
     def _lose(self, obituary: Obituary) -> None:
         """Decides what follows from the end of a process."""
         verdict, self._verdict = self._verdict, None
+        self._engine.launcher.finish(self)
         for name in ("call", "kill", "backoff"):
             self._timers.pop(name, None)
         running = self._interrupt()
         lost = self.incarnation
+        if self._journals is not None:  # the next process is asked anew
+            self._table.withdraw_all(lambda request: request.kind == Kind.REPLAY)
         if self._started:
             deliberate = verdict not in (None, Verdict.TIMEOUT)
             self._loss = self._condemned_for or self._failures.death(
@@ -719,8 +802,14 @@ class Supervisor:
             if running is not None and verdict is Verdict.RENEW:
                 self._table.running = running
             elif running is not None:
+                if self._journals is not None:
+                    self._journals.of(running.index).drop()
                 self._fail(running, self._failures.death(obituary, lost, running, aborted=True))
             self._relaunch()
+        elif self._adopting and not self._started:
+            # A standby that was lost on its way has never been this actor's: as if there had been none.
+            self._table.running, self._start_failure = running, None
+            self._begin_launch()
         else:
             self._lose_counted(obituary, verdict, running)
         self._fail_bound(lost)
@@ -734,8 +823,14 @@ class Supervisor:
         return self._failures.loss(request, loss)
 
     def _fail_bound(self, incarnation: int) -> None:
-        """Fails what waits and was meant for a process that is lost."""
-        for request in self._table.withdraw_bound(incarnation):
+        """Fails what waits and was meant for a process that is lost, as far as no other can take its place."""
+
+        def lost(request: Request) -> bool:
+            if request.bound is None or request.bound > incarnation:
+                return False
+            return self._journals is None or not self._journals.holds(request)
+
+        for request in self._table.withdraw_all(lost):
             self._fail(request, self._loss_error(request))
 
     def _lose_counted(self, obituary: Obituary, verdict: Verdict | None, running: Request | None) -> None:
@@ -755,6 +850,9 @@ class Supervisor:
         if running is not None:
             if running.kind is None:
                 self._table.running = running  # a renewal waits for the next process
+            elif self._journals is not None and running.kind in (Kind.REPLAY, Kind.STEP, Kind.RESET):
+                blamed = condemned is None and (timed_out or not obituary.unread)
+                self._try_again(self._journals, running, error, blamed)
             elif condemned is not None:
                 self._fail(running, self._loss_error(running))
             elif self._started and obituary.unread and not timed_out:
@@ -773,6 +871,12 @@ class Supervisor:
         self._losses.append((now, error))
         if delay is not None:
             self._granted.append(self._losses[-1])
+            spare = self._take_standby(delay) if self._started else None
+            if spare is not None:
+                # The wait goes over to the standby: however often an actor is lost, processes start no faster.
+                self._restarts += 1
+                self._relaunch(spare)
+                return
             self._phase = Phase.BACKOFF
             self._set_timer("backoff", now + delay)
             return
@@ -782,6 +886,20 @@ class Supervisor:
         if renewal is not None:
             self._fail(renewal, twin(self._final))
         self._settle_dead()
+
+    def _try_again(self, journals: Journals, running: Request, error: ActorError, blamed: bool) -> None:
+        """Has a reset or a step that was lost run again where its env can be brought back, but not a third time."""
+        journal = journals.of(running.index)
+        if running.kind == Kind.REPLAY:
+            if blamed:
+                journal.lose_replay()
+        elif not blamed or journal.may_retry(journals.is_seeded(running)):
+            self._table.put_back(running)  # and fails with what else is bound to the lost process, if it has to
+        else:
+            if journal.whole:
+                error = self._failures.poison(error, journal.inputs(journals.attach, running))
+            journal.drop()
+            self._fail(running, error)
 
     def _settle_dead(self) -> None:
         """Fails what waits for a dead actor, up to a renewal, which revives it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +11,8 @@ import numpy as np
 
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
 from envactors.wire import registry
-from envactors.wire.messages import Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
-from envactors.wire.pickling import loads
+from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
+from envactors.wire.pickling import dumps, loads
 from envactors.worker.context import ActorContext, enter
 
 _MISSING = object()
@@ -21,12 +23,18 @@ class Seat:
 
     def __init__(self, env: Any, context: ActorContext) -> None:
         self.env = env
-        self.context = context
-        self.index = context.index
+        self.take(context)
         self.spec = _space_spec(env, "observation_space")
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
         self.plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
+        # Over all observations since the last seeded reset, where it is kept.
+        self.check = 0
+
+    def take(self, context: ActorContext) -> None:
+        """Says which env it is."""
+        self.context = context
+        self.index = context.index
         # Named once: this is on the way of every step.
         self.observation_name = f"the observation of env {self.index}"
 
@@ -39,6 +47,10 @@ class Host:
         incarnation: Which of the actor's processes this is.
         resetting: Called when a step goes over into a reset, which has a deadline of its own.
         made: Called with the number of envs that are made, while there are more to make.
+
+    Attributes:
+        seats: Its envs.
+        check: The checksum of the env that was reset or stepped last by a message.
     """
 
     def __init__(
@@ -46,6 +58,8 @@ class Host:
     ) -> None:
         self._incarnation = incarnation
         self._resetting = resetting
+        self._journal = start.journal
+        self.check = 0
         self.seats: list[Seat] = []
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
@@ -56,6 +70,15 @@ class Host:
             if not offset:
                 registry.install(*start.registrations)
             self.seats.append(Seat(make(), context))
+        self._made = self.seats
+
+    def adopt(self, message: Adopt, incarnation: int) -> None:
+        """Makes the envs those of an actor that needs them; any that it has no use for wait to be closed."""
+        self._incarnation = incarnation
+        self.seats = self._made[: message.envs]
+        for offset, seat in enumerate(self.seats):
+            seat.take(ActorContext(message.name, message.first + offset, incarnation))
+            enter(seat.context)
 
     def _enter(self, position: int) -> Seat:
         seat = self.seats[position]
@@ -98,6 +121,7 @@ class Host:
         """Resets an env."""
         seat = self._enter(message.env)
         obs, info = self.reset_seat(seat, message.seed, message.options, message.root_seed)
+        self.check = seat.check
         return Transition(obs, 0.0, False, False, info)
 
     def step(self, message: Step) -> Transition:
@@ -106,6 +130,7 @@ class Host:
         obs, reward, terminated, truncated, info = self.advance(
             seat, message.action, message.autoreset, message.root_seed, self._resetting
         )
+        self.check = seat.check
         return Transition(obs, reward, bool(terminated), bool(truncated), info)
 
     def advance(
@@ -131,6 +156,8 @@ class Host:
             or obs.shape != spec.shape
         ):
             obs = self._conform(seat, obs)
+        if self._journal:
+            seat.check = checksum(obs, seat.check)
         if autoreset and (terminated or truncated):
             resetting()
             first, reset_info = self.reset_seat(seat, None, None, root_seed)
@@ -147,8 +174,9 @@ class Host:
             Exception: The first that an env's ``close`` raised.
         """
         first: Exception | None = None
-        for position in range(len(self.seats)):
-            closer = getattr(self._enter(position).env, "close", None)
+        for seat in self._made:
+            enter(seat.context)
+            closer = getattr(seat.env, "close", None)
             try:
                 if callable(closer):
                     closer()
@@ -168,12 +196,26 @@ class Host:
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"reset of env {seat.index} returned {_shape_of(result)}: expected (obs, info)")
         seat.was_reset = True
-        return self._conform(seat, result[0]), result[1]
+        obs = self._conform(seat, result[0])
+        if self._journal:
+            seat.check = checksum(obs, 0 if seed is not None else seat.check)
+        return obs, result[1]
 
     def _conform(self, seat: Seat, obs: Any) -> Any:
         if seat.spec is None:
             seat.spec = spec_of_value(obs)
         return conform(seat.spec, obs, seat.observation_name)
+
+
+def checksum(obs: Any, before: int) -> int:
+    """A checksum over an observation and those before it."""
+    if isinstance(obs, dict):
+        obs = tuple(obs.values())
+    if isinstance(obs, tuple):
+        return functools.reduce(lambda check, part: checksum(part, check), obs, before)
+    if isinstance(obs, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(obs).data, before)
+    return zlib.crc32(dumps(obs), before)
 
 
 def find(env: Any, name: str) -> Any:

@@ -11,9 +11,10 @@ from envactors.arrays.slab import Slab
 from envactors.system import Poller, look_out
 from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, ORDERED, SPIN, Board
 from envactors.wire.channel import Channel
-from envactors.wire.messages import REQUESTS, Attach, Failure, Fault, Frame, Kind
+from envactors.wire.messages import REQUESTS, Adopt, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.worker.host import Host
+from envactors.worker.replay import replay
 from envactors.worker.turns import Turns
 
 
@@ -95,6 +96,7 @@ class Server:
         self._turns: Turns | None = None
         self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
         self._pid = os.getpid()
+        self._host: Host | None = None
         self._incarnation = 0
         self._call_id = 0
 
@@ -125,6 +127,7 @@ class Server:
     def _start(self, message: Any) -> None:
         host = Host(message, self._incarnation, self._resetting, self._made)
         self._handlers = {
+            Kind.ADOPT: lambda adopt: self._adopt(host, adopt),
             Kind.ATTACH: lambda attach: self._attach(host, attach),
             Kind.CALL: host.call,
             Kind.GET: host.get,
@@ -132,8 +135,15 @@ class Server:
             Kind.DESCRIBE: host.describe,
             Kind.RESET: host.reset,
             Kind.STEP: host.step,
+            Kind.REPLAY: lambda message: replay(host, message, self._progress),
             Kind.CLOSE: host.close,
         }
+        self._host = host
+        if message.attach is not None:
+            self._attach(host, message.attach)
+
+    def _adopt(self, host: Host, message: Adopt) -> None:
+        host.adopt(message, self._incarnation)
         if message.attach is not None:
             self._attach(host, message.attach)
 
@@ -152,6 +162,9 @@ class Server:
     def _made(self, count: int) -> None:
         self._answer(Kind.MADE, dumps(count))
 
+    def _progress(self) -> None:
+        self._answer(Kind.PROGRESS, b"")
+
     def _resetting(self) -> None:
         self._answer(Kind.RESETTING, b"")
 
@@ -160,4 +173,5 @@ class Server:
         return Kind.FAILED, dumps(tuple(failure))
 
     def _answer(self, kind: Kind, payload: bytes | bytearray) -> None:
-        self._send(Frame(kind, self._incarnation, self._call_id, payload))
+        check = 0 if self._host is None else self._host.check
+        self._send(Frame(kind, self._incarnation, self._call_id, payload, check))
