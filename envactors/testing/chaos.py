@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import multiprocessing.resource_tracker
 import os
 import random
 import signal
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import loky.backend.resource_tracker
 import numpy as np
 import psutil
 
@@ -239,7 +241,7 @@ def chaos(
     backend = backend or ea.ProcessBackend(start_method="forkserver")
     started = time.monotonic()
     tally = _Tally(faults, seed, on_failure)
-    before = _warm_up(backend)
+    before = _take_stock()
     with contextlib.ExitStack() as stack:
         rehearsal = stack.enter_context(_rehearsal(factory, num_envs, seed, backend, tally))
         orders = Orders.make(num_envs)
@@ -268,18 +270,12 @@ def chaos(
     return tally.report()
 
 
-def _warm_up(backend: Backend) -> Inventory:
-    """Starts what stays until this process ends, and takes stock of the rest."""
-    at_first = inventory()
-    ea.VectorEnv([LargeEcho], backend=backend, deadlines=ea.Deadlines(close=5.0)).close()
-    deadline = time.monotonic() + _CHILD_PATIENCE
-    now = inventory(at_first.shm)
-    while time.monotonic() < deadline:
-        time.sleep(_GLANCE)
-        earlier, now = now, inventory(at_first.shm)
-        if now == earlier and now.threads == at_first.threads:
-            break
-    return now
+def _take_stock() -> Inventory:
+    """Starts what stays until this process ends, and takes stock."""
+    loky.backend.resource_tracker.ensure_running()
+    multiprocessing.resource_tracker.ensure_running()
+    gc.collect()
+    return inventory()
 
 
 def _leaks(before: Inventory) -> list[str]:
