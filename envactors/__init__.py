@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from envactors.errors import VectorStepError as VectorStepError
     from envactors.errors import VectorTimeoutError as VectorTimeoutError
     from envactors.options import Deadlines as Deadlines
+    from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
     from envactors.vector.batch import Batch as Batch
     from envactors.vector.batch import EnvStep as EnvStep
@@ -74,7 +75,7 @@ _HOMES = {
         "VectorStepError",
         "VectorTimeoutError",
     ),
-    "envactors.options": ("Deadlines", "RestartPolicy"),
+    "envactors.options": ("Deadlines", "RecyclePolicy", "RestartPolicy"),
     "envactors.vector.batch": ("Batch", "EnvStep"),
     "envactors.vector.facade": ("VectorEnv",),
     "envactors.worker.context": ("ActorContext", "current_actor"),

@@ -63,6 +63,9 @@ class ActorError(EnvActorsError):
         incarnation: The incarnation it happened to.
         method: The call that was running or asked for, None when the actor was idle.
         call_id: That call's id, None when the actor was idle.
+        inputs: Where the same inputs have ended two processes: what was asked of the env since its last seeded reset,
+            the last call included, as tuples such as ``("reset", seed, options)``, ``("step", action)``,
+            ``("set", name, value)`` and ``("call", method, args, kwargs)``; else None.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class ActorError(EnvActorsError):
         self.incarnation = incarnation
         self.method = method
         self.call_id = call_id
+        self.inputs: list[tuple[Any, ...]] | None = None
 
 
 class ActorStartError(ActorError):

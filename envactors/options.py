@@ -68,6 +68,31 @@ class RestartPolicy:
                 raise ValueError(f"RestartPolicy({field.name}={value!r}): expected a number >= 0")
 
 
+@dataclasses.dataclass(frozen=True)
+class RecyclePolicy:
+    """When the process of an env that leaks is replaced, between two episodes.
+
+    Looked at when an episode ends. Where the step that ends it resets too (``autoreset="same_step"``), the process is
+    replaced at the end of the next one.
+
+    Attributes:
+        max_steps: After so many steps of one process; None for no limit.
+        max_rss: Above so many bytes of resident memory; None for no limit.
+
+    Raises:
+        ValueError: A value that is no int above 0.
+    """
+
+    max_steps: int | None = None
+    max_rss: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"RecyclePolicy({field.name}={value!r}): expected an int > 0, or None for no limit")
+
+
 def check_timeout(value: float | None, what: str) -> None:
     """Refuses what cannot be a time-out.
 

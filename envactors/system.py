@@ -19,6 +19,7 @@ import signal
 import termios
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -273,6 +274,15 @@ class SharedFile:
 def map_file(fd: int, size: int) -> mmap.mmap:
     """Maps a file into memory that is shared with whoever else maps it."""
     return mmap.mmap(fd, size)
+
+
+def resident_memory(pid: int) -> int:
+    """How many bytes of memory a process occupies; 0 when it has ended."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * mmap.PAGESIZE
 
 
 def cores() -> int:

@@ -161,6 +161,13 @@ class Failures:
             **where,
         )
 
+    def poison(self, death: ActorError, inputs: list[tuple[Any, ...]]) -> ActorError:
+        """The end of a second process at the same point of the same inputs."""
+        error = twin(death)
+        error.args = (f"the same inputs have ended two processes and are not tried again (see .inputs): {death}",)
+        error.inputs = inputs
+        return error
+
     def loss(self, request: Request, death: ActorError) -> ActorError:
         """A call that was lost with its process, though another one was running, or none."""
         _, where = self._where(request.index, death.pid, death.incarnation or 0, request.method, request.call_id)

@@ -251,6 +251,7 @@ def launch(
     env_vars: Mapping[str, str] | None,
     shared: SharedFile | None = None,
     companions: int = 0,
+    max_journal: int | None = None,
 ) -> ActorHandle:
     """Makes an actor of several envs, numbered from ``first``; for the rest see `Plan` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
@@ -260,12 +261,13 @@ def launch(
     plan = Plan(
         name,
         resolved,
-        Start(name, first, pickled, registry.collect()),
+        Start(name, first, pickled, registry.collect(), journal=max_journal is not None),
         deadlines,
         restart,
         _checked_env_vars(env_vars),
         shared,
         companions,
+        max_journal,
     )
     with SHIELD:
         supervisor = Supervisor(plan)

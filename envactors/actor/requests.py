@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from envactors.actor.future import ActorFuture
@@ -117,6 +118,12 @@ class RequestTable:
         """Puts a request that shall run again before all others."""
         self._queue.appendleft(request)
 
+    def add_first(self, request: Request) -> None:
+        """Queues a request before all others, and numbers it."""
+        self._last_id += 1
+        request.call_id = self._last_id
+        self._queue.appendleft(request)
+
     def restore(self, request: Request) -> None:
         """Puts a request that `drain` gave out back where it was."""
         self._queue.append(request)
@@ -129,12 +136,12 @@ class RequestTable:
                 return request
         return None
 
-    def withdraw_bound(self, incarnation: int) -> list[Request]:
-        """Takes out all that wait and that only this incarnation could have run."""
-        bound = [request for request in self._queue if request.bound == incarnation]
-        for request in bound:
+    def withdraw_all(self, unwanted: Callable[[Request], bool]) -> list[Request]:
+        """Takes out all of a kind that wait."""
+        taken = [request for request in self._queue if unwanted(request)]
+        for request in taken:
             self._queue.remove(request)
-        return bound
+        return taken
 
     def drain(self) -> list[Request]:
         """Empties the queue and gives what was in it."""

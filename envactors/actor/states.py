@@ -70,7 +70,11 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What an actor is made of; ``companions`` are as busy as it is, at the same time."""
+    """What an actor is made of.
+
+    ``companions`` are as busy as it is, at the same time; ``max_journal`` is how many steps of each env are kept to be
+    replayed, None where nothing is.
+    """
 
     name: str
     backend: Backend
@@ -80,6 +84,7 @@ class Plan:
     env_vars: Mapping[str, str]
     shared: SharedFile | None = None
     companions: int = 0
+    max_journal: int | None = None
 
     @functools.cached_property
     def spin(self) -> bool:

@@ -26,6 +26,7 @@ from envactors.actor.failures import Failures
 from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation, Obituary
 from envactors.actor.interrupts import SHIELD
+from envactors.actor.journal import Journals
 from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
@@ -94,6 +95,9 @@ class Supervisor:
         self.incarnation = 0
         self._start_payload = dumps(tuple(plan.start))
         self._failures = Failures(plan)
+        self._journals: Journals | None = None
+        if plan.max_journal is not None:
+            self._journals = Journals(plan.start.first, len(plan.start.factories), plan.max_journal)
         self._lock = threading.RLock()
         self._change = _Change(self)
         self._table = RequestTable()
@@ -178,6 +182,8 @@ class Supervisor:
     def attach(self, attach: Attach) -> ActorFuture:
         """Has the present process, and each one that follows it, use the shared slab."""
         self._start_payload = dumps(tuple(self.plan.start._replace(attach=attach)))
+        if self._journals is not None:
+            self._journals.attach = attach
         future = ActorFuture(self, None)
         self.ask(Kind.ATTACH, attach, future, "attach", retries=self.plan.restart.max_restarts)
         return future
@@ -194,6 +200,7 @@ class Supervisor:
         timeout: float | None = None,
         retries: int = 0,
         bound: int | None = None,
+        first: bool = False,
     ) -> None:
         """Queues a call.
 
@@ -205,7 +212,9 @@ class Supervisor:
             env: The position of the env within the actor.
             timeout: A deadline in seconds in place of the actor's own.
             retries: How many deaths and deadlines the call survives.
-            bound: The only incarnation that may run it; if that is lost, the call is too.
+            bound: The only incarnation that may run it; if that is lost, the call is too, unless a new process can be
+                brought to the same point.
+            first: Whether it comes before all that waits.
 
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.
@@ -226,24 +235,27 @@ class Supervisor:
                 return
             request = Request(kind, payload, method, index, timeout, retries, future, bound)
             if not self.plan.backend.inline:
-                self._submit(request)
+                self._submit(request, first)
                 return
-        self._submit(request)  # in line env code runs in here, and Ctrl-C shall reach it
+        self._submit(request, first)  # in line env code runs in here, and Ctrl-C shall reach it
 
     def renew(self, future: ActorFuture) -> None:
         """Queues the replacement of the process; the future gets the new incarnation."""
         self.check_owner()
         self._submit(Request(None, dumps(()), "renew", self.plan.start.first, None, 0, future))
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, request: Request, first: bool = False) -> None:
         with self._change:
             if self._closing:
                 raise self._failures.closed(request, self.incarnation)
             self._look_at_turn()
-            self._table.add(request)
+            if first:
+                self._table.add_first(request)
+            else:
+                self._table.add(request)
             if request.bound is not None and (request.bound < self.incarnation or self._is_between()):
                 self._fail_bound(request.bound)
-            elif self._phase is Phase.DEAD:
+            if self._phase is Phase.DEAD:
                 self._settle_dead()
             else:
                 self._dispatch()
@@ -251,6 +263,25 @@ class Supervisor:
     def _is_between(self) -> bool:
         """Whether one process is gone and the next one, if any, has not begun."""
         return self._phase in (Phase.BACKOFF, Phase.DEAD)
+
+    def may_retry(self, index: int, seeded: bool, error: BaseException) -> bool:
+        """Whether what an env was asked is worth another try, in a new process that is brought to the same point.
+
+        Where it is not, the env is not brought back at all.
+
+        Args:
+            index: The env's index.
+            seeded: Whether that is a seeded reset.
+            error: What it has raised.
+        """
+        with self._lock:
+            if self._journals is None:
+                return False
+            journal = self._journals.of(index)
+            worth = journal.may_retry(seeded, error)
+            if not worth:
+                journal.drop()
+            return worth
 
     def condemn(self, incarnation: int, error: ActorError) -> None:
         """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
@@ -449,6 +480,11 @@ class Supervisor:
         renewal = self._table.interrupt()
         if isinstance(renewal, Request):
             self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
+        if self._journals is not None:
+            if renewal is not None:
+                self._journals.forget()  # a fresh one was asked for
+            for request in reversed(self._journals.replays(self.plan.deadlines, ActorFuture(self, None))):
+                self._table.add_first(request)
         self._dispatch()
 
     # Calling ---------------------------------------------------------------------------------------------
@@ -509,6 +545,9 @@ class Supervisor:
         elif isinstance(running, Turn):
             running.take(frame)
             self.reactor.wake(running.waiter)
+        elif frame.kind == Kind.PROGRESS:
+            if running.timeout is not None:
+                self._set_timer("call", time.monotonic() + running.timeout)
         elif frame.kind == Kind.RESETTING:
             self._timers.pop("call", None)
             deadline = self.plan.deadlines.of("reset")
@@ -523,11 +562,20 @@ class Supervisor:
             self._table.running = None
             self._timers.pop("call", None)
             self._completed += 1
+            if self._journals is not None:
+                self._take_down(self._journals, running, frame)
             self._answered = now = time.monotonic()
             self._waiting.note(now - running.started, now)
             self._outcomes.append(_Outcome(running, frame, None))
             if self._table:
                 self._dispatch()
+
+    def _take_down(self, journals: Journals, request: Request, frame: Frame) -> None:
+        """Takes in what an answer means for the env's journal."""
+        if request.kind != Kind.REPLAY:
+            journals.record(request, frame)
+        elif not journals.replayed(request, frame):
+            self._fail_bound(self.incarnation - 1)
 
     # Turns -----------------------------------------------------------------------------------------------
 
@@ -609,6 +657,8 @@ class Supervisor:
             self._timers.pop("call", None)
         self._completed += len(turn.envs)
         turn.over = True
+        if self._journals is not None:
+            self._journals.record_turn(turn)
         if process.hearing:
             process.hear(None)
             self.reactor.wake(turn.waiter)
@@ -638,6 +688,8 @@ class Supervisor:
         if not isinstance(running, Turn):
             return running
         parts = running.split(self.plan.deadlines)
+        if self._journals is not None:
+            self._journals.record_turn(running)
         first = parts.pop(0) if parts and parts[0].started else None
         for request in reversed(parts):
             self._table.put_back(request)
@@ -702,6 +754,8 @@ class Supervisor:
             self._timers.pop(name, None)
         running = self._interrupt()
         lost = self.incarnation
+        if self._journals is not None:  # the next process is asked anew
+            self._table.withdraw_all(lambda request: request.kind == Kind.REPLAY)
         if self._started:
             deliberate = verdict not in (None, Verdict.TIMEOUT)
             self._loss = self._condemned_for or self._failures.death(
@@ -713,6 +767,8 @@ class Supervisor:
             if running is not None and verdict is Verdict.RENEW:
                 self._table.running = running
             elif running is not None:
+                if self._journals is not None:
+                    self._journals.of(running.index).drop()
                 self._fail(running, self._failures.death(obituary, lost, running, aborted=True))
             self._relaunch()
         else:
@@ -728,8 +784,14 @@ class Supervisor:
         return self._failures.loss(request, loss)
 
     def _fail_bound(self, incarnation: int) -> None:
-        """Fails what waits and was meant for a process that is lost."""
-        for request in self._table.withdraw_bound(incarnation):
+        """Fails what waits and was meant for a process that is lost, as far as no other can take its place."""
+
+        def lost(request: Request) -> bool:
+            if request.bound is None or request.bound > incarnation:
+                return False
+            return self._journals is None or not self._journals.holds(request)
+
+        for request in self._table.withdraw_all(lost):
             self._fail(request, self._loss_error(request))
 
     def _lose_counted(self, obituary: Obituary, verdict: Verdict | None, running: Request | None) -> None:
@@ -745,6 +807,9 @@ class Supervisor:
         if running is not None:
             if running.kind is None:
                 self._table.running = running  # a renewal waits for the next process
+            elif self._journals is not None and running.kind in (Kind.REPLAY, Kind.STEP, Kind.RESET):
+                blamed = condemned is None and (timed_out or not obituary.unread)
+                self._try_again(self._journals, running, error, blamed)
             elif condemned is not None:
                 self._fail(running, self._loss_error(running))
             elif self._started and obituary.unread and not timed_out:
@@ -772,6 +837,20 @@ class Supervisor:
         if renewal is not None:
             self._fail(renewal, twin(self._final))
         self._settle_dead()
+
+    def _try_again(self, journals: Journals, running: Request, error: ActorError, blamed: bool) -> None:
+        """Has a reset or a step that was lost run again where its env can be brought back, but not a third time."""
+        journal = journals.of(running.index)
+        if running.kind == Kind.REPLAY:
+            if blamed:
+                journal.lose_replay()
+        elif not blamed or journal.may_retry(journals.is_seeded(running)):
+            self._table.put_back(running)  # and fails with what else is bound to the lost process, if it has to
+        else:
+            if journal.whole:
+                error = self._failures.poison(error, journal.inputs(journals.attach, running))
+            journal.drop()
+            self._fail(running, error)
 
     def _settle_dead(self) -> None:
         """Fails what waits for a dead actor, up to a renewal, which revives it."""

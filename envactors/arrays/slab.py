@@ -70,6 +70,7 @@ class Slab:
             the channel, or `FAILED`.
         notes: uint8, shape (n, `NOTE_ROOM`): what comes with a result besides arrays, pickled.
         noted: uint32, shape (n,): how many bytes of it there are.
+        checks: uint32, shape (2, n): the checksum over an env's observations, where it is kept, in two rows as these.
         terminated: bool, shape (n,).
         truncated: bool, shape (n,).
         rewards: float64, shape (n,) and the reward's.
@@ -90,6 +91,7 @@ class Slab:
         self.extras: npt.NDArray[np.uint8] = next(arrays)
         self.notes: npt.NDArray[np.uint8] = next(arrays)
         self.noted: npt.NDArray[np.uint32] = next(arrays)
+        self.checks: npt.NDArray[np.uint32] = next(arrays)
         self.terminated: npt.NDArray[np.bool_] = next(arrays)
         self.truncated: npt.NDArray[np.bool_] = next(arrays)
         self.rewards: npt.NDArray[np.float64] = next(arrays)
@@ -108,6 +110,7 @@ def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
     yield (n,), np.dtype(np.uint8)
     yield (n, NOTE_ROOM), np.dtype(np.uint8)
     yield (n,), np.dtype(np.uint32)
+    yield (2, n), np.dtype(np.uint32)
     yield (n,), np.dtype(np.bool_)
     yield (n,), np.dtype(np.bool_)
     yield (n, *layout.reward.shape), layout.reward.dtype

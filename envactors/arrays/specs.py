@@ -7,7 +7,7 @@ Gymnasium nor any other framework is imported for it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -111,6 +111,17 @@ def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
     if isinstance(spec, tuple):
         return tuple(unflatten(inner, flat) for inner in spec)
     return next(flat)
+
+
+def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callable[[], Any]:
+    """Makes what reads a row of batched leaves: values of the reader's own, that a later write does not change."""
+    if isinstance(spec, ArraySpec):
+        (array,) = arrays
+        return array[index].copy if spec.shape else lambda: array[index]
+    shapes = [leaf.shape for leaf in leaves(spec)]
+    return lambda: unflatten(
+        spec, (array[index].copy() if shape else array[index] for array, shape in zip(arrays, shapes, strict=True))
+    )
 
 
 def spec_of_value(value: Any) -> Spec:

@@ -41,7 +41,7 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout
 from envactors.system import SharedFile
 from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.handle import EnvHandle
@@ -87,8 +87,18 @@ class VectorEnv:
             new process and resets; under ``"same_step"`` it comes after the new reset, the last observation in
             ``info["final_obs"]``. A reset that fails is done again on the new process, with its seed (once) and its
             options, and has the exception in its info. Only an actor whose ``restart`` allowance is spent raises.
+            ``"replay"``: the new process is asked again everything since the env's last seeded reset (actions,
+            autoresets, attributes, calls) and then what was lost, whose true result comes as if nothing had happened.
+            Where the observations (by checksum) are not the same, the env was never seeded, there were more than
+            ``max_journal`` steps, or the same inputs fail twice, it is as with ``"renew"``.
+        max_journal: How many steps since the last seeded reset are kept of each env to be replayed; beyond that they
+            are given up until the next one. Each takes the bytes of an action and one more in the caller; calls and
+            attributes count as steps, and so does each further KiB of either. Of use with
+            ``on_failure="replay"`` alone.
         deadlines: How long things may take.
         restart: When a lost process is replaced.
+        recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
+            next episode's seed follows from the env's own, as after a loss. Only with one env an actor.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
         backend: Where the actors live.
         shared_memory: Whether observations, actions, rewards and flags travel through memory that is shared with the
@@ -109,8 +119,10 @@ class VectorEnv:
         envs_per_actor: int = 1,
         autoreset: Autoreset = "next_step",
         on_failure: OnFailure = "raise",
+        max_journal: int = 100_000,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        recycle: RecyclePolicy | None = None,
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         backend: str | Backend = "process",
         shared_memory: bool = True,
@@ -125,10 +137,17 @@ class VectorEnv:
             raise VectorInputError(f"on_failure is {on_failure!r}: expected one of {get_args(OnFailure)}")
         if isinstance(envs_per_actor, bool) or not isinstance(envs_per_actor, int) or envs_per_actor < 1:
             raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1")
+        if not _is_count(max_journal):
+            raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
         for name, flag in (("shared_memory", shared_memory), ("copy", copy)):
             if not isinstance(flag, bool):
                 raise VectorInputError(f"{name} is {flag!r}: expected True or False")
         backend = backends.resolve(backend)
+        if recycle is not None and (envs_per_actor > 1 or not backend.kills):
+            raise VectorInputError(
+                f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env an actor, "
+                "so that no other's episode is cut off, and processes"
+            )
         self._file = SharedFile("envactors-slab") if shared_memory and backend.kills else None
         self._arrived: dict[int, EnvFuture | Landed] = {}
         self._plane: Plane | None = None
@@ -153,19 +172,20 @@ class VectorEnv:
                     env_vars=variables,
                     shared=self._file,
                     companions=len(groups) - 1,
+                    max_journal=max_journal if on_failure == "replay" else None,
                 )
                 self.actors.append(actor)
                 for position in range(len(group)):
                     handle = actor
                     if envs_per_actor > 1:
                         handle = EnvHandle(actor._supervisor, actor._lifeline, position)
-                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure))
+                    self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure, recycle))
             inline = self.actors[0]._supervisor.plan.backend.inline
             # In line the steps run where they are started, and Ctrl-C shall reach them.
             self._shield = contextlib.nullcontext() if inline else SHIELD
             self._learn_specs()
             if self._file is not None:
-                self._share(self._file, autoreset, on_failure != "raise", copy)
+                self._share(self._file, autoreset, on_failure != "raise", recycle is not None, copy)
         except BaseException:
             self.close(0)
             raise
@@ -193,7 +213,7 @@ class VectorEnv:
         self.metadata = first.metadata
         self.render_mode = first.render_mode
 
-    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, copy: bool) -> None:
+    def _share(self, file: SharedFile, autoreset: Autoreset, keeps_last: bool, recycles: bool, copy: bool) -> None:
         """Has steps go through shared memory, where their values are arrays that are known beforehand."""
         observation, action, reward = self._observation_spec, self._action_spec, self._reward_spec
         if observation is None or action is None or not isinstance(reward, ArraySpec):
@@ -205,7 +225,16 @@ class VectorEnv:
         layout = Layout(observation, action, reward, self.num_envs)
         try:
             self._plane = Plane(
-                layout, file, self._slots, self._ledger, autoreset, keeps_last, copy, self._weakly(), self._waiter
+                layout,
+                file,
+                self._slots,
+                self._ledger,
+                autoreset,
+                keeps_last,
+                recycles,
+                copy,
+                self._weakly(),
+                self._waiter,
             )
         except (OSError, ValueError, OverflowError) as error:
             raise VectorEnvError(

@@ -25,7 +25,7 @@ from envactors.actor.requests import Request
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import FAILED, PLAIN, RESET, STEP, Layout, Slab
-from envactors.arrays.specs import ArraySpec, flatten, unflatten
+from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
 from envactors.system import SHORT_PAUSE, SharedFile, Waiting, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
@@ -92,6 +92,7 @@ class Plane:
         ledger: What is counted of them.
         autoreset: What happens at the end of an episode.
         keeps_last: Whether the last result of each env may be asked for.
+        recycles: Whether processes may be replaced between two episodes.
         copy: Whether batches are copied out of the memory.
         arrived: Takes the failures, and whatever else comes env by env.
         waiter: Whom actors wake.
@@ -112,6 +113,7 @@ class Plane:
         ledger: Ledger,
         autoreset: Autoreset,
         keeps_last: bool,
+        recycles: bool,
         copy: bool,
         arrived: Arrived,
         waiter: object,
@@ -145,6 +147,7 @@ class Plane:
         # The number of the last result of each env that was handed out.
         self.given = np.zeros(len(slots), np.int64)
         self._keeps_last = keeps_last
+        self._recycles = recycles
         self._mails = [_NO_MAIL] * len(slots)
         self._none = bytes(len(slots))
         self._extras, self._ended = slab.extras.data, ledger.ended.data
@@ -214,7 +217,8 @@ class Plane:
         """Makes a turn; None where the envs do not all have episodes that the actor's process holds."""
         supervisor = group.supervisor
         incarnation, board = supervisor.incarnation, supervisor.board
-        if board is None or any(self._slots[env].incarnation != incarnation for env in envs):
+        slots = [self._slots[env] for env in envs]
+        if board is None or any(slot.leaving or slot.incarnation != incarnation for slot in slots):
             return None
         if board is not group.board:
             group.board = board
@@ -278,7 +282,10 @@ class Plane:
             array[env] = leaf
 
     def _lose(self, env_id: int) -> Request:
-        return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._arrived)
+        return self._slots[env_id].lose(bool(self.slab.what[env_id]), self._action(env_id), self._arrived)
+
+    def _action(self, env_id: int) -> Any:
+        return reader(self.slab.layout.action, self.slab.actions, env_id)()
 
     # Waiting ---------------------------------------------------------------------------------------------
 
@@ -331,9 +338,13 @@ class Plane:
     def _fail(self, supervisor: Supervisor, turn: Turn, env_id: int, error: BaseException) -> None:
         """Has an env fail with what it raised."""
         slot = self._slots[env_id]
-        future = EnvFuture(slot, "step", bool(self.slab.what[env_id]), self._arrived)
-        supervisor.keep(turn, env_id, functools.partial(setattr, slot, "owed", future))
-        if slot.owed is future:
+        futures: list[EnvFuture] = []
+
+        def take() -> None:
+            futures.append(slot.take_over(bool(self.slab.what[env_id]), self._action(env_id), self._arrived))
+
+        supervisor.keep(turn, env_id, take)
+        for future in futures:
             self._extras[env_id] = FAILED  # also what could not be unpickled is no result
             future.settle(None, error, turn.bound)
 
@@ -404,6 +415,9 @@ class Plane:
         if self._terminated.tobytes() != self._none or self._truncated.tobytes() != self._none:
             over = slab.terminated | slab.truncated
             ledger.episodes += over
+            if self._recycles:
+                for env_id in np.flatnonzero(over):
+                    self._slots[env_id].grow_old()
             if self._autoreset == "next_step":
                 ledger.ended[...] = over
             elif self._autoreset == "disabled":

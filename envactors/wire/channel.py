@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import socket
 
 # Its length keeps large arrays behind it aligned.
-_HEADER = struct.Struct("<HQBIQ9x")
+_HEADER = struct.Struct("<HQBIQI5x")
 _MAGIC = 0xEA70
 _CHUNK = 1 << 16
 # Far above any real message. A longer one, or no magic number, means that somebody else wrote into the channel.
@@ -56,8 +56,8 @@ class Channel:
         Raises:
             OSError: The other end is gone.
         """
-        kind, incarnation, call_id, payload = frame
-        header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id)
+        kind, incarnation, call_id, payload, check = frame
+        header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id, check)
         if len(payload) < _CHUNK:
             self._outbox.append(memoryview(header + payload))
         else:
@@ -106,12 +106,12 @@ class Channel:
         frames = []
         start, end = 0, len(data)
         while end - start >= _HEADER.size:
-            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(data, start)
+            magic, length, kind, incarnation, call_id, check = _HEADER.unpack_from(data, start)
             if magic != _MAGIC or length > _LONGEST:
                 raise ChannelCorruptError(f"no frame begins with {bytes(data[start : start + _HEADER.size])!r}")
             body = start + _HEADER.size
             if end - body >= length:
-                frames.append(Frame(kind, incarnation, call_id, data[body : body + length]))
+                frames.append(Frame(kind, incarnation, call_id, data[body : body + length], check))
                 start = body + length
             elif length > _CHUNK:
                 # A large frame is read straight into its own buffer rather than chunk by chunk.
@@ -133,8 +133,8 @@ class Channel:
         if self._filled < len(large):
             return []
         self._large = None
-        _, _, kind, incarnation, call_id = _HEADER.unpack_from(large)
-        return [Frame(kind, incarnation, call_id, memoryview(large)[_HEADER.size :])]
+        _, _, kind, incarnation, call_id, check = _HEADER.unpack_from(large)
+        return [Frame(kind, incarnation, call_id, memoryview(large)[_HEADER.size :], check)]
 
     def close(self) -> None:
         self._outbox.clear()

@@ -13,7 +13,10 @@ from __future__ import annotations
 import enum
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
+
 from envactors.arrays.slab import Layout
+from envactors.arrays.specs import Spec
 
 
 class Kind(enum.IntEnum):
@@ -28,19 +31,22 @@ class Kind(enum.IntEnum):
     STEP = 7
     CLOSE = 8
     ATTACH = 9
+    REPLAY = 11
 
     RESULT = 16
     FAILED = 17
     RESETTING = 18
+    PROGRESS = 19
 
 
 class Frame(NamedTuple):
-    """One message as it travels."""
+    """One message as it travels; ``check`` is the env's checksum after a reset or a step, where one is kept."""
 
     kind: int
     incarnation: int
     call_id: int
     payload: bytes | bytearray | memoryview
+    check: int = 0
 
 
 class Attach(NamedTuple):
@@ -51,13 +57,18 @@ class Attach(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Make the envs. ``first`` is the index of the first of them; ``registrations`` are for Gymnasium."""
+    """Make the envs.
+
+    ``first`` is the index of the first of them; ``registrations`` are for Gymnasium; with ``journal`` a checksum over
+    all observations since its last seeded reset is kept of each env.
+    """
 
     name: str
     first: int
     factories: list[bytes]
     registrations: tuple[list[bytes], list[bytes]]
     attach: Attach | None = None
+    journal: bool = False
 
 
 class Call(NamedTuple):
@@ -106,6 +117,28 @@ class Step(NamedTuple):
     action: Any
     autoreset: bool
     root_seed: int | None
+
+
+class Turns(NamedTuple):
+    """Steps of one env in shared memory, one after the other: a column for each leaf of the action; what was asked."""
+
+    actions: list[npt.NDArray[Any]]
+    what: bytes
+
+
+class Replay(NamedTuple):
+    """Bring an env to where it was: set attributes, ask the same again, and say whether it has shown the same.
+
+    ``entries`` are `Turns`, whose actions have the spec ``action``, or the kind and the payload of a message; ``check``
+    is the checksum that must come out, and where there is no entry nothing is compared.
+    """
+
+    env: int
+    attributes: list[bytes]
+    action: Spec | None
+    autoreset: bool
+    entries: list[Turns | tuple[int, bytes]]
+    check: int
 
 
 class Close(NamedTuple):
@@ -169,4 +202,5 @@ REQUESTS: dict[int, Any] = {
     Kind.STEP: Step,
     Kind.CLOSE: Close,
     Kind.ATTACH: Attach,
+    Kind.REPLAY: Replay,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
 from envactors.wire import registry
 from envactors.wire.messages import Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
-from envactors.wire.pickling import loads
+from envactors.wire.pickling import dumps, loads
 from envactors.worker.context import ActorContext, enter
 
 _MISSING = object()
@@ -27,6 +29,8 @@ class Seat:
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
         self.plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
+        # Over all observations since the last seeded reset, where it is kept.
+        self.check = 0
         # Named once: this is on the way of every step.
         self.observation_name = f"the observation of env {self.index}"
 
@@ -38,11 +42,17 @@ class Host:
         start: What to make.
         incarnation: Which of the actor's processes this is.
         resetting: Called when a step goes over into a reset, which has a deadline of its own.
+
+    Attributes:
+        seats: Its envs.
+        check: The checksum of the env that was reset or stepped last by a message.
     """
 
     def __init__(self, start: Start, incarnation: int, resetting: Callable[[], None]) -> None:
         self._incarnation = incarnation
         self._resetting = resetting
+        self._journal = start.journal
+        self.check = 0
         self.seats: list[Seat] = []
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
@@ -93,6 +103,7 @@ class Host:
         """Resets an env."""
         seat = self._enter(message.env)
         obs, info = self.reset_seat(seat, message.seed, message.options, message.root_seed)
+        self.check = seat.check
         return Transition(obs, 0.0, False, False, info)
 
     def step(self, message: Step) -> Transition:
@@ -101,6 +112,7 @@ class Host:
         obs, reward, terminated, truncated, info = self.advance(
             seat, message.action, message.autoreset, message.root_seed, self._resetting
         )
+        self.check = seat.check
         return Transition(obs, reward, bool(terminated), bool(truncated), info)
 
     def advance(
@@ -126,6 +138,8 @@ class Host:
             or obs.shape != spec.shape
         ):
             obs = self._conform(seat, obs)
+        if self._journal:
+            seat.check = checksum(obs, seat.check)
         if autoreset and (terminated or truncated):
             resetting()
             first, reset_info = self.reset_seat(seat, None, None, root_seed)
@@ -163,12 +177,26 @@ class Host:
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"reset of env {seat.index} returned {_shape_of(result)}: expected (obs, info)")
         seat.was_reset = True
-        return self._conform(seat, result[0]), result[1]
+        obs = self._conform(seat, result[0])
+        if self._journal:
+            seat.check = checksum(obs, 0 if seed is not None else seat.check)
+        return obs, result[1]
 
     def _conform(self, seat: Seat, obs: Any) -> Any:
         if seat.spec is None:
             seat.spec = spec_of_value(obs)
         return conform(seat.spec, obs, seat.observation_name)
+
+
+def checksum(obs: Any, before: int) -> int:
+    """A checksum over an observation and those before it."""
+    if isinstance(obs, dict):
+        obs = tuple(obs.values())
+    if isinstance(obs, tuple):
+        return functools.reduce(lambda check, part: checksum(part, check), obs, before)
+    if isinstance(obs, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(obs).data, before)
+    return zlib.crc32(dumps(obs), before)
 
 
 def find(env: Any, name: str) -> Any:

@@ -14,6 +14,7 @@ from envactors.wire.channel import Channel
 from envactors.wire.messages import REQUESTS, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.worker.host import Host
+from envactors.worker.replay import replay
 from envactors.worker.turns import Turns
 
 
@@ -95,6 +96,7 @@ class Server:
         self._turns: Turns | None = None
         self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
         self._pid = os.getpid()
+        self._host: Host | None = None
         self._incarnation = 0
         self._call_id = 0
 
@@ -132,8 +134,10 @@ class Server:
             Kind.DESCRIBE: host.describe,
             Kind.RESET: host.reset,
             Kind.STEP: host.step,
+            Kind.REPLAY: lambda message: replay(host, message, self._progress),
             Kind.CLOSE: host.close,
         }
+        self._host = host
         if message.attach is not None:
             self._attach(host, message.attach)
 
@@ -149,6 +153,9 @@ class Server:
         self._call_id = order
         self._turns.take(order)
 
+    def _progress(self) -> None:
+        self._answer(Kind.PROGRESS, b"")
+
     def _resetting(self) -> None:
         self._answer(Kind.RESETTING, b"")
 
@@ -157,4 +164,5 @@ class Server:
         return Kind.FAILED, dumps(tuple(failure))
 
     def _answer(self, kind: Kind, payload: bytes | bytearray) -> None:
-        self._send(Frame(kind, self._incarnation, self._call_id, payload))
+        check = 0 if self._host is None else self._host.check
+        self._send(Frame(kind, self._incarnation, self._call_id, payload, check))

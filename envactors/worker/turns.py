@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.arrays.slab import FAILED, NOTE_ROOM, NOTED, PLAIN, WITH_MAIL, Slab
-from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
+from envactors.arrays.specs import ArraySpec, flatten, reader
 from envactors.wire import bundle
 from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import Fault, Kind
@@ -45,6 +44,7 @@ class Turns:
         self._asked, self._done = slab.asked.data, slab.done.data
         self._when: Any = slab.when.data
         self._what, self._extras, self._noted = slab.what.data, slab.extras.data, slab.noted.data
+        self._checks = slab.checks.data
         self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
         plain = slab.layout.reward == ArraySpec((), np.dtype(np.float64))
         self._rewards: Any = slab.rewards.data if plain else slab.rewards
@@ -98,6 +98,7 @@ class Turns:
                 loose: list[Any] | None = None
             else:
                 loose = place.write(turn & 1, obs)
+            self._checks[turn & 1, index] = seat.check
             self._rewards[index] = reward
             # An array of flags has no truth, and is the env's fault.
             self._terminated[index] = bool(terminated)
@@ -149,7 +150,7 @@ class _Place:
         self.seat = seat
         self.index = seat.index
         layout = slab.layout
-        self.action = _reader(layout.action, slab.actions, seat.index)
+        self.action = reader(layout.action, slab.actions, seat.index)
         self.note = slab.notes[seat.index].data
         self.no_reward: Any = 0.0 if not layout.reward.shape else np.zeros(layout.reward.shape, layout.reward.dtype)
         self._spec = layout.observation
@@ -168,14 +169,3 @@ class _Place:
             else:
                 row[...] = leaf
         return loose
-
-
-def _reader(spec: Spec, arrays: list[npt.NDArray[Any]], index: int) -> Callable[[], Any]:
-    """What reads an action: values of the env's own, that the next step does not change."""
-    if isinstance(spec, ArraySpec):
-        (array,) = arrays
-        return array[index].copy if spec.shape else lambda: array[index]
-    shapes = [leaf.shape for leaf in leaves(spec)]
-    return lambda: unflatten(
-        spec, (array[index].copy() if shape else array[index] for array, shape in zip(arrays, shapes, strict=True))
-    )

@@ -1,0 +1,482 @@
+"""Renewal that brings an env back to where it was lost: with faults the same trajectories as without."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import SOON, wait_until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.testing import FAULTS
+
+ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
+
+
+class Walk(gymnasium.Env):
+    """Everything matters: seed, options, actions, attributes, calls. Does what a file says, once."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, orders: str | None = None, length: int = 9) -> None:
+        self.orders = orders
+        self.length = length
+        self.scale = 1.0
+        self.pushes = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.obey("reset")
+        self.at = self.np_random.normal(size=3) + (options or {}).get("offset", 0)
+        self.count = 0
+        return self.at.copy(), {}
+
+    def step(self, action):
+        self.obey("step")
+        self.at += self.np_random.normal(size=3) * self.scale + action + self.pushes
+        self.count += 1
+        info = {"count": self.count, **({"lock": threading.Lock()} if self.obey("pickle") else {})}
+        return self.at.copy(), float(self.at.sum()), self.count >= self.length, False, info
+
+    def push(self, n):
+        self.pushes += n
+        return self.pushes
+
+    def obey(self, where):
+        """Orders are taken from the file before they are obeyed: who is asked the same again has none."""
+        path = None if self.orders is None else Path(f"{self.orders}.{where}")
+        if path is None or not path.exists():
+            return False
+        order = path.read_text()
+        path.unlink()
+        if order in FAULTS:
+            FAULTS[order]()
+        return True
+
+
+def flat(result):
+    """Something that compares by value."""
+    obs, rewards, terminated, truncated, infos = result
+    infos = [
+        {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in i.items()} for i in infos
+    ]
+    return obs.tolist(), rewards.tolist(), terminated.tolist(), truncated.tolist(), infos
+
+
+def by_env(batch):
+    order = np.argsort(batch.env_ids)
+    infos = [batch.infos[i] for i in order]
+    return batch.obs[order], batch.rewards[order], batch.terminated[order], batch.truncated[order], infos
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def trajectory(autoreset, envs_per_actor, shared_memory, kills):
+    """Steps of four envs, by step or send; with kills while idle, and in the middle of steps."""
+    dice, deaths = random.Random(1), random.Random(2)
+    seen = []
+    with Replaying([Walk] * 4, autoreset=autoreset, envs_per_actor=envs_per_actor, shared_memory=shared_memory) as envs:
+        envs.set_attr("scale", [0.5, 1.0, 2.0, 3.0])
+        seen.append(envs.reset(seed=7, options={"offset": 3})[0].tolist())
+        for turn in range(24):
+            actions = [dice.randrange(5) for _ in range(4)]
+            victim = envs.actors[deaths.randrange(len(envs.actors))]
+            if kills and turn % 8 == 3:
+                incarnation = victim.incarnation
+                kill(victim.pid)
+                wait_until(lambda: victim.incarnation > incarnation)  # noqa: B023 # waited for here
+            if turn % 8 == 5:
+                seen.append(envs.call("push", turn, env_ids=[turn % 4]))
+                envs.set_attr("scale", turn / 10, env_ids=[(turn + 1) % 4])
+            if turn % 2:
+                envs.send(actions)
+                if kills and turn % 8 == 7:
+                    kill(victim.pid)
+                result = by_env(envs.recv())
+            else:
+                result = envs.step(actions)
+            seen.append(flat(result))
+            over = [i for i in range(4) if result[2][i]]
+            if autoreset == "disabled" and over:
+                seen.append(envs.reset(env_ids=over)[0].tolist())
+        if kills:
+            assert sum(actor.stats().restarts for actor in envs.actors) >= 5
+    return seen
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_a_run_with_kills_gives_the_same_trajectories(autoreset, envs_per_actor, shared_memory):
+    assert trajectory(autoreset, envs_per_actor, shared_memory, kills=True) == trajectory(
+        autoreset, envs_per_actor, shared_memory, kills=False
+    )
+
+
+TRANSIENT = [
+    *[(fault, "step") for fault in ("crash", "segfault", "exit", "raise", "hang_in_c", "sleep", "stop")],
+    *[(fault, "reset") for fault in ("crash", "raise", "hang_in_c")],
+    ("unpicklable", "pickle"),
+]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@pytest.mark.parametrize(("fault", "where"), TRANSIENT)
+def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where, shared_memory):
+    def run(with_fault):
+        orders = [str(tmp_path / f"{env}") for env in range(2)]
+        factories = [functools.partial(Walk, one, 4) for one in orders]
+        deadlines = ea.Deadlines(call=0.5)
+        with Replaying(factories, shared_memory=shared_memory, deadlines=deadlines) as envs:
+            seen = [envs.reset(seed=3)[0].tolist()]
+            for turn in range(12):
+                if with_fault and turn == 6:
+                    Path(f"{orders[1]}.{where}").write_text(fault)
+                seen.append(flat(envs.step([turn % 5, 1])))
+            seen.append(envs.reset(seed=4)[0].tolist())
+            if with_fault:
+                assert not Path(f"{orders[1]}.{where}").exists()
+                assert envs[1].incarnation == 1
+            assert envs[0].incarnation == 0
+        for _, _, _, truncated, infos in seen[1:-1]:
+            assert not any(truncated)
+            for info in infos:
+                info.pop("lock", None)
+        return seen
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_a_first_seeded_reset_that_is_lost_is_simply_done(tmp_path, where):
+    Path(f"{tmp_path}/0.reset").write_text("crash")
+    with Replaying([functools.partial(Walk, str(tmp_path / "0"))]) as envs, Replaying([Walk]) as others:
+        obs, infos = envs.reset(seed=11)
+        assert infos == [{}]
+        assert obs.tolist() == others.reset(seed=11)[0].tolist()
+        if where == "step":
+            assert flat(envs.step([2])) == flat(others.step([2]))
+
+
+def test_calls_that_wait_behind_a_lost_step_find_the_env_where_it_was(tmp_path):
+    def run(with_fault):
+        with Replaying([functools.partial(Walk, str(tmp_path / "0"))]) as envs:
+            envs.reset(seed=5)
+            envs.step([1])
+            if with_fault:
+                (tmp_path / "0.step").write_text("crash")
+            (step,) = envs.submit([2])
+            push = envs[0].push(10)
+            count = envs[0].get("count")
+            values = step.result(SOON), push.result(SOON), count.result(SOON)
+            return values[0].obs.tolist(), values[1:], flat(envs.step([3]))
+
+    assert run(True) == run(False)
+
+
+def test_a_replay_may_take_longer_than_a_step():
+    class Slow(Walk):
+        def step(self, action):
+            time.sleep(0.01)
+            return super().step(action)
+
+    with Replaying([Slow], deadlines=ea.Deadlines(call=0.4)) as envs:
+        envs.reset(seed=0)
+        for turn in range(70):
+            envs.step([turn % 5])
+        kill(envs[0].pid)
+        assert envs.step([0])[4] == [{"count": 1}]
+        assert envs[0].incarnation == 1
+        assert envs.stats().actors[0].restarts == 1
+
+
+# Where it cannot be done --------------------------------------------------------------------------------
+
+
+class Clock(Walk):
+    """Shows something that no replay can bring back."""
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        return np.full(3, time.monotonic()), *rest
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+def test_other_observations_than_before_are_told_as_with_renew(shared_memory):
+    with Replaying([Clock] * 2, shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        last = envs.step([0, 0])[0]
+        kill(envs[1].pid)
+        obs, rewards, _, truncated, infos = envs.step([1, 1])
+        assert (truncated.tolist(), rewards[1], obs[1].tolist()) == ([False, True], 0.0, last[1].tolist())
+        assert isinstance(infos[1]["failure"], ea.ActorDiedError)
+        # The next step resets, with the seed that follows from the env's own and the incarnation.
+        obs, *_, infos = envs.step([1, 1])
+        seed = int(np.random.SeedSequence(1, spawn_key=(1,)).generate_state(1)[0])
+        assert obs[1].tolist() == Walk().reset(seed=seed)[0].tolist()
+        assert "failure" not in infos[1]
+
+
+def test_an_env_that_was_never_seeded_is_renewed():
+    with Replaying([Walk]) as envs:
+        envs.reset()
+        envs.step([1])
+        kill(envs[0].pid)
+        *_, truncated, infos = envs.step([1])
+        assert truncated[0]
+        assert isinstance(infos[0]["failure"], ea.ActorDiedError)
+
+
+def test_more_steps_than_are_kept_are_not_replayed_until_the_next_seed():
+    with Replaying([functools.partial(Walk, None, 10**6)], max_journal=5) as envs:
+        envs.reset(seed=0)
+        for _ in range(6):
+            envs.step([1])
+        kill(envs[0].pid)
+        assert envs.step([1])[3][0]
+        envs.reset(seed=1)
+        for _ in range(5):
+            last = envs.step([1])
+        kill(envs[0].pid)
+        assert not envs.step([1])[3][0]
+        assert last[4][0]["count"] == 5
+
+
+def test_what_is_large_counts_as_several_steps():
+    with Replaying([functools.partial(Walk, None, 10**6)], max_journal=50) as envs:
+        envs.reset(seed=0)
+        envs.set_attr("bulk", bytes(20 << 10))
+        kill(envs[0].pid)
+        assert not envs.step([1])[3][0]
+        envs.set_attr("bulk", bytes(40 << 10))
+        kill(envs[0].pid)
+        assert envs.step([1])[3][0]
+
+
+@pytest.mark.parametrize("option", [-1, 2.5, None, True])
+def test_the_length_of_the_journal_is_checked(option):
+    with pytest.raises(ValueError, match="max_journal"):
+        ea.VectorEnv([Walk], max_journal=option)
+
+
+def test_attributes_are_set_again_where_nothing_else_can_be_brought_back():
+    with Replaying([Walk]) as envs:
+        envs.set_attr("scale", 4.0)
+        envs.set_attr("length", 3)
+        envs.reset()
+        envs.set_attr("length", 7)
+        kill(envs[0].pid)
+        envs.step([1])
+        assert envs.get_attr("scale") == [4.0]
+        assert envs.get_attr("length") == [7]
+
+
+def test_a_fresh_process_that_was_asked_for_is_fresh():
+    with Replaying([Walk]) as envs:
+        envs.set_attr("scale", 4.0)
+        envs.reset(seed=0)
+        envs.step([1])
+        assert envs[0].renew().result(SOON) == 1
+        assert envs.get_attr("scale") == [4.0]
+        assert envs.step([1])[3][0]
+
+
+def test_a_step_that_was_aborted_is_not_made_again(tmp_path):
+    class Waits(Walk):
+        def step(self, action):
+            if action == 3:
+                (tmp_path / "there").touch()
+                time.sleep(60)
+            return super().step(action)
+
+    with Replaying([Waits]) as envs:
+        envs.reset(seed=0)
+        envs.step([1])
+        (future,) = envs.submit([3])
+        wait_until((tmp_path / "there").exists)
+        assert future.abort()
+        step = future.result(SOON)
+        assert step.truncated
+        assert step.info["failure"].aborted
+
+
+# The same inputs twice ----------------------------------------------------------------------------------
+
+
+class Poisoned(Walk):
+    """Ends with the third step of an action of 4, however often it is made."""
+
+    def __init__(self, log, end):
+        super().__init__()
+        self.log = log
+        self.end = end
+        self.fours = 0
+
+    def step(self, action):
+        self.fours += action == 4
+        if self.fours == 3:
+            with Path(self.log).open("a") as file:
+                file.write("x")
+            if self.end == "raise":
+                raise ValueError("three fours")
+            os._exit(9)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@pytest.mark.parametrize("end", ["exit", "raise"])
+def test_what_fails_twice_is_not_tried_a_third_time(tmp_path, end, shared_memory):
+    log = tmp_path / "log"
+    with Replaying([functools.partial(Poisoned, str(log), end), Walk], shared_memory=shared_memory) as envs:
+        envs.reset(seed=6, options={"offset": 2})
+        envs.set_attr("scale", 2.5)
+        for action in (4, 1, 4):
+            last = envs.step([action] * 2)
+        obs, rewards, _, truncated, infos = envs.step([4, 0])
+        assert log.read_text() == "xx"
+        assert (truncated.tolist(), rewards[0], obs[0].tolist()) == ([True, False], 0.0, last[0][0].tolist())
+        failure = infos[0]["failure"]
+        # It goes on, with a fresh episode and another seed.
+        obs, *_ = envs.step([0, 0])
+        k = envs[0].incarnation
+        seed = int(np.random.SeedSequence(6, spawn_key=(k,)).generate_state(1)[0])
+        assert obs[0].tolist() == Walk().reset(seed=seed)[0].tolist()
+        # And that one can be brought back again.
+        before = envs.step([1, 1])
+        kill(envs[0].pid)
+        after = envs.step([1, 1])
+        assert not after[3].any()
+        assert after[4][0]["count"] == before[4][0]["count"] + 1
+    if end == "raise":
+        assert isinstance(failure, ValueError)
+        return
+    assert isinstance(failure, ea.ActorDiedError)
+    assert failure.exitcode == 9
+    assert "not tried again" in str(failure)
+    assert failure.inputs == [
+        ("reset", 6, {"offset": 2}),
+        ("set", "scale", 2.5),
+        ("step", 4),
+        ("step", 1),
+        ("step", 4),
+        ("step", 4),
+    ]
+    # What the error holds reproduces it.
+    code = (
+        "import sys, pickle; sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1])); from test_replay import Poisoned\n"
+        "env = Poisoned(sys.argv[2], 'exit')\n"
+        "for what, *args in pickle.loads(bytes.fromhex(sys.argv[3])):\n"
+        "    if what == 'reset': env.reset(seed=args[0], options=args[1])\n"
+        "    elif what == 'step': env.step(args[0])\n"
+        "    else: setattr(env, *args)\n"
+    )
+    args = [pickle.dumps(sys.path).hex(), str(log), pickle.dumps(failure.inputs).hex()]
+    assert subprocess.run([sys.executable, "-c", code, *args], check=False).returncode == 9
+
+
+def test_two_deaths_at_different_points_are_not_the_same_inputs(tmp_path):
+    def run(with_faults):
+        with Replaying([functools.partial(Walk, str(tmp_path / "0"))]) as envs:
+            seen = [envs.reset(seed=5)[0].tolist()]
+            for turn in range(12):
+                if with_faults:
+                    (tmp_path / "0.step").write_text(("crash", "exit", "segfault")[turn % 3])
+                seen.append(flat(envs.step([turn % 5])))
+            return seen
+
+    assert run(True) == run(False)
+
+
+def test_a_process_that_is_lost_in_the_middle_of_the_replay_is_replaced_once_more(tmp_path):
+    class Marks(Walk):
+        """Says in each step that it has got there, and waits where it is told to."""
+
+        def step(self, action):
+            if (tmp_path / "wait").exists():
+                (tmp_path / f"there-{os.getpid()}").touch()
+                while (tmp_path / "wait").exists():
+                    time.sleep(0.001)
+            return super().step(action)
+
+    for losses in (1, 2):
+        with Replaying([Marks]) as envs:
+            envs.reset(seed=5)
+            for _ in range(4):
+                envs.step([1])
+            (tmp_path / "wait").touch()
+            kill(envs[0].pid)
+            envs.send([1])
+            for loss in range(losses):
+                wait_until(lambda: list(tmp_path.glob("there-*")))
+                (there,) = tmp_path.glob("there-*")
+                there.unlink()
+                if loss == losses - 1:
+                    (tmp_path / "wait").unlink()
+                kill(int(there.name.split("-")[1]))
+            assert bool(envs.recv().truncated[0]) is (losses == 2)
+
+
+# Any order of things --------------------------------------------------------------------------------------
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.lists(st.integers(0, 4), min_size=3, max_size=3)),
+        st.tuples(st.just("send"), st.lists(st.integers(0, 4), min_size=3, max_size=3)),
+        st.tuples(st.just("part"), st.integers(0, 2)),
+        st.tuples(st.just("push"), st.integers(0, 2)),
+        st.tuples(st.just("set"), st.integers(0, 2)),
+        st.tuples(st.just("reset"), st.sampled_from([None, 3, 8])),
+        st.tuples(st.just("kill"), st.integers(0, 2)),
+    ),
+    max_size=14,
+)
+
+
+def perform(asked, envs_per_actor, shared_memory, kills):
+    seen = []
+    with Replaying(
+        [functools.partial(Walk, None, 5)] * 3, envs_per_actor=envs_per_actor, shared_memory=shared_memory
+    ) as envs:
+        seen.append(envs.reset(seed=1)[0].tolist())
+        for what, argument in asked:
+            if what == "step":
+                seen.append(flat(envs.step(argument)))
+            elif what == "send":
+                envs.send(argument)
+                seen.append(flat(by_env(envs.recv())))
+            elif what == "part":
+                seen.append(flat(envs.step([2], env_ids=[argument])))
+            elif what == "push":
+                seen.append(envs.call("push", 1, env_ids=[argument]))
+            elif what == "set":
+                envs.set_attr("scale", len(seen) / 7, env_ids=[argument])
+            elif what == "reset":
+                seen.append(envs.reset(seed=argument)[0].tolist())
+            elif kills:
+                kill(envs.actors[argument % len(envs.actors)].pid)
+    return seen
+
+
+@given(operations, st.sampled_from([1, 2, 3]), st.booleans())
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(180)
+def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor, shared_memory):
+    assert perform(asked, envs_per_actor, shared_memory, True) == perform(asked, envs_per_actor, shared_memory, False)
