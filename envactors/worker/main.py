@@ -153,8 +153,8 @@ class Server:
         self._call_id = order
         self._turns.take(order)
 
-    def _progress(self) -> None:
-        self._answer(Kind.PROGRESS, b"")
+    def _progress(self, method: str) -> None:
+        self._answer(Kind.PROGRESS, method.encode())
 
     def _resetting(self) -> None:
         self._answer(Kind.RESETTING, b"")
