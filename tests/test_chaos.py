@@ -81,13 +81,33 @@ def test_a_storm_over_a_users_env():
     assert set(report.faults.values()) == {1}
 
 
+@pytest.mark.usefixtures("both_planes")
+@pytest.mark.parametrize("factory", [None, lambda: gymnasium.make("CartPole-v1")], ids=["echo", "CartPole"])
+def test_a_storm_that_leaves_no_trace(factory):
+    report = chaos(
+        factory,
+        faults=ALL_KINDS,
+        seed=4,
+        envs_per_actor=2 if factory else 1,
+        on_failure="replay",
+        deadline=DEADLINE,
+        shared_memory=ea.VectorEnv.__init__.__kwdefaults__["shared_memory"],
+        backend=FORK_SERVER,
+    )
+    assert report.ok, report
+    assert report.failures == 0
+    assert report.renewals >= ALL_KINDS - 1  # the process that sleeps may wake in time on a busy machine
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
 @pytest.mark.parametrize("seed", range(10))
-def test_long_storms(seed):
+def test_long_storms(seed, on_failure):
     report = chaos(
         faults=300,
         seed=seed,
+        on_failure=on_failure,
         envs_per_actor=(1, 2, 4)[seed % 3],
         shared_memory=seed % 4 != 3,
         backend=ea.ProcessBackend(start_method="forkserver", spin=seed % 2 == 0),
@@ -315,6 +335,26 @@ def test_it_sees_an_env_that_is_not_the_same_on_another_process():
     report = chaos(lambda: Env(episode_length=9), faults=4, seed=2, num_envs=2, deadline=DEADLINE, backend=FORK_SERVER)
     assert report.compared
     assert report.mixed_up >= 1
+    assert not report.ok
+
+
+def test_it_sees_a_failure_that_is_not_replayed():
+    class Env(EchoEnv):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            obs[0] = ea.current_actor().incarnation
+            return obs, *rest
+
+    report = chaos(
+        lambda: Env(episode_length=9),
+        faults=4,
+        seed=2,
+        num_envs=2,
+        on_failure="replay",
+        deadline=DEADLINE,
+        backend=FORK_SERVER,
+    )
+    assert report.not_replayed >= 1
     assert not report.ok
 
 

@@ -522,6 +522,7 @@ class _Crew:
         gap: How many results come before the next fault.
         unfired: How many results have come since a fault was ordered.
         unsettled: The envs that have given no result since the last fault.
+        successor: The first incarnation whose results count as such.
         ends: How many of its processes have been ended, at most.
     """
 
@@ -533,6 +534,7 @@ class _Crew:
         self.gap = self.queue[0].gap if self.queue else 0
         self.unfired = 0
         self.unsettled: set[int] = set()
+        self.successor = 0
         self.ends = 0
 
     @property
@@ -696,12 +698,13 @@ class Storm:
         """Orders the next fault of an actor where its time has come."""
         self._see_what_happened(crew)
         while (fault := self._next(crew)) is not None:
+            self._await_successor(crew, fault)
             if fault.place in (None, Place.FACTORY) and not self._kill_idle(crew, fault):
                 return
             crew.queue.popleft()
+            crew.unfired = 0
             if crew.queue:
                 crew.gap = crew.queue[0].gap
-            crew.unfired = 0
             if fault.place is None:
                 self._happened(crew, fault)
             else:
@@ -709,6 +712,12 @@ class Storm:
                 if fault.place is not Place.FACTORY:
                     order = Order(fault.kind, self._limits.deadline + fault.overrun)
                     self._orders.give(fault.env_id, fault.place, order)
+
+    def _await_successor(self, crew: _Crew, fault: Fault) -> None:
+        """Where failures are replayed, has the next fault wait for what takes the place of the process now."""
+        if self._replays:
+            lost = 2 if fault.place is Place.FACTORY else 1
+            crew.successor = self._envs.actors[crew.index].incarnation + lost
 
     def _next(self, crew: _Crew) -> Fault | None:
         """The next fault of an actor, if it may come now."""
@@ -753,6 +762,7 @@ class Storm:
         self._tally.faults[fault.kind.value] += 1
         self._progress = time.monotonic()
         crew.ends += 1
+        crew.unfired = 0
         crew.unsettled = {track.env_id for track in crew.tracks}
         if fault.kind is FaultKind.CHILD:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -917,7 +927,10 @@ class Storm:
             crew = self._crew_of[track.env_id]
             crew.gap -= 1
             crew.unfired += 1
-            crew.unsettled.discard(track.env_id)
+            # A process that is being killed may give another result or two.
+            where = self._envs[track.env_id].incarnation if result.incarnation is None else result.incarnation
+            if where >= crew.successor or crew.unfired > _UNFIRED_RESULTS:
+                crew.unsettled.discard(track.env_id)
             if "failure" in result.info:
                 self._tally.failures += 1
                 if self._replays:
