@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from helpers import FORK_SERVER
+from helpers import FORK_SERVER, is_gone, wait_until
 
 import envactors as ea
 from envactors import cli
@@ -191,9 +191,10 @@ def test_a_child_is_left_running_until_its_worker_is_dead(orders):
         actor.reset().result()
         with pytest.raises(ea.ActorDiedError):
             actor.step(1).result()
-        assert orders.child(0) > 0
-        psutil.wait_procs([psutil.Process(orders.child(0))] if psutil.pid_exists(orders.child(0)) else [], 5)
-        assert not psutil.pid_exists(orders.child(0))
+        pid = orders.take_child(0)
+        assert pid > 0
+        wait_until(lambda: is_gone(pid), 5)
+        assert orders.take_child(0) == 0
 
 
 # What a storm sees ---------------------------------------------------------------------------------------

@@ -665,6 +665,13 @@ class Storm:
         self._tally.renewals = sum(actor.incarnation for actor in self._envs.actors)
         for actor in self._envs.actors:
             self._remember(actor.pid)
+        for track in self._tracks:
+            pid = self._orders.take_child(track.env_id)
+            if pid:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child = psutil.Process(pid)
+                    if self._orders.path in child.cmdline():  # and not another that has its number now
+                        self._children.append((child, now + self._limits.stall))
         for child, since in list(self._children):
             if not _is_alive(child):
                 self._children.remove((child, since))
@@ -764,11 +771,6 @@ class Storm:
         crew.ends += 1
         crew.unfired = 0
         crew.unsettled = {track.env_id for track in crew.tracks}
-        if fault.kind is FaultKind.CHILD:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child = psutil.Process(self._orders.child(fault.env_id))
-                if self._orders.path in child.cmdline():  # and not another that has its number now
-                    self._children.append((child, time.monotonic() + self._limits.stall))
 
     def _due(self) -> list[_Track]:
         """The envs that are to be reset by hand."""

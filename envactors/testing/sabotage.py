@@ -119,9 +119,11 @@ class Orders:
         """Notes the process that an env has left running."""
         self._words[_WORDS * env_id + _CHILD] = pid
 
-    def child(self, env_id: int) -> int:
-        """The process id of the last one that an env has left running; 0 where there was none."""
-        return self._words[_WORDS * env_id + _CHILD]
+    def take_child(self, env_id: int) -> int:
+        """The process id of the last one that an env has left running, once; 0 where there was none."""
+        index = _WORDS * env_id + _CHILD
+        pid, self._words[index] = self._words[index], 0
+        return pid
 
 
 class Saboteur:
