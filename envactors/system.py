@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket
@@ -38,6 +38,8 @@ SIGKILL = signal.SIGKILL
 LONGEST_WAIT = 1e6
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
 _PR_SET_CHILD_SUBREAPER = 36
 
 # Python has no memory barriers. Where the processor keeps stores in order, a number that is written last is seen
@@ -229,16 +231,50 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signum)
 
+    def wait(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds for its end; whether it has ended."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
+
     def reap(self) -> int | None:
         """Takes leave of a process that has ended; gives its exit code, minus the signal's number, or None."""
         os.close(self._fd)
         return self._exit_code()
 
 
+def await_exit(pid: int) -> int | None:
+    """Waits for the end of a child and reaps it; gives its exit code, minus the signal's number, or None."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
+
 def kill_session(leader: int) -> None:
     """Ends all processes of the group that a process leads; it must not have been reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def start_detached(command: list[str], stdin: int) -> int:
+    """Starts a program in a session of its own, deaf to all signals but SIGKILL; gives its process id.
+
+    Args:
+        command: What to run: the path of a program and its arguments.
+        stdin: The one descriptor that it gets.
+    """
+    return os.posix_spawn(
+        command[0],
+        command,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, stdin, 0),
+            *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)),
+        ],
+        setsid=True,
+        setsigmask=signal.valid_signals(),
+    )
 
 
 def anonymous_file(name: str) -> int:
@@ -318,6 +354,49 @@ def adopt_orphans() -> None:
         OSError: The kernel refused.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+class _MemoryMap(ctypes.Structure):
+    """The kernel's ``struct prctl_mm_map``: where the parts of a process's memory are."""
+
+    _fields_ = (
+        *((f"{part}_{end}", ctypes.c_uint64) for part in ("code", "data") for end in ("start", "end")),
+        *((name, ctypes.c_uint64) for name in ("brk_start", "brk", "stack_start")),
+        *((f"{part}_{end}", ctypes.c_uint64) for part in ("arguments", "environment") for end in ("start", "end")),
+        *(("auxiliary", ctypes.c_uint64), ("auxiliary_size", ctypes.c_uint32), ("executable", ctypes.c_uint32)),
+    )
+
+
+# What others see of this process's environment; a forked copy has a copy of it.
+_shown: Any = None
+
+
+def show_environment() -> None:
+    """Has ``/proc/<pid>/environ`` show what `os.environ` has now, for this process and those it will fork.
+
+    A forked process shows what its original was started with. Where the kernel does not let this be changed
+    (it was built without CONFIG_CHECKPOINT_RESTORE), it stays so.
+    """
+    global _shown
+    content = b"".join(name + b"=" + value + b"\0" for name, value in os.environb.items())
+    _shown = ctypes.create_string_buffer(content, len(content))
+    start = ctypes.addressof(_shown)
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 # by bytes: its name may be anything
+        fields = file.read().rpartition(b")")[2].split()
+    # Counted as in proc(5), whose third field comes first here.
+    code_start, code_end, stack, data_start, data_end, brk_start, arguments_start, arguments_end = (
+        int(fields[number - 3]) for number in (26, 27, 28, 45, 46, 47, 48, 49)
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    memory = _MemoryMap(
+        *(code_start, code_end, data_start, data_end),
+        *(brk_start, libc.sbrk(0), stack),
+        *(arguments_start, arguments_end, start, start + len(content)),
+        *(0, 0, 0xFFFFFFFF),  # these stay as they are
+    )
+    size = ctypes.c_ulong(ctypes.sizeof(memory))
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(memory), size, 0)
 
 
 def _prctl(option: int, value: int, name: str) -> None:

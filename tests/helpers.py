@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import dataclasses
 import itertools
 import os
 import signal
@@ -164,6 +165,31 @@ class FaultyEcho(FaultyEnv):
 
     def context(self):
         return ea.current_actor()
+
+
+class Placed(FaultyEcho):
+    """A faulty echo env that says with each result who it is; its close adds a letter to a file."""
+
+    def __init__(self, closed=None):
+        super().__init__()
+        self.made_as = dataclasses.astuple(ea.current_actor())
+        self.closed_file = closed
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs, {**info, "who": dataclasses.astuple(ea.current_actor())}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "who": dataclasses.astuple(ea.current_actor())}
+
+    def get_made_as(self):
+        return self.made_as
+
+    def close(self):
+        if self.closed_file is not None:
+            with self.closed_file.open("a") as file:
+                file.write("x")
 
 
 class PacedEnv(EchoEnv):

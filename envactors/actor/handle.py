@@ -10,6 +10,7 @@ from typing import Any
 
 from envactors import backends
 from envactors.actor.future import ActorFuture
+from envactors.actor.incarnation import Incarnation
 from envactors.actor.interrupts import SHIELD
 from envactors.actor.states import ActorState, ActorStats, Plan
 from envactors.actor.supervisor import Supervisor
@@ -252,6 +253,8 @@ def launch(
     shared: SharedFile | None = None,
     companions: int = 0,
     max_journal: int | None = None,
+    take_standby: Callable[[float], Incarnation | None] | None = None,
+    make: Callable[[Plan], Supervisor] = Supervisor,
 ) -> ActorHandle:
     """Makes an actor of several envs, numbered from ``first``; for the rest see `Plan` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
@@ -268,9 +271,10 @@ def launch(
         shared,
         companions,
         max_journal,
+        take_standby,
     )
     with SHIELD:
-        supervisor = Supervisor(plan)
+        supervisor = make(plan)
         return ActorHandle(supervisor, Lifeline(supervisor))
 
 

@@ -64,6 +64,8 @@ class Incarnation:
         self._worker = worker
         self._reactor = reactor
         self._reset_by_peer = False
+        self._on_channel = on_channel
+        self._on_death = on_death
         self.board = worker.board
         self.hearing = False
         self.received = 0
@@ -72,8 +74,18 @@ class Incarnation:
         self.outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
         for output in self.outputs:
             reactor.watch(output.fd, self._reader(output))
-        reactor.watch_channel(worker.channel.fileno(), on_channel)
-        reactor.watch(worker.sentinel, lambda _mask: on_death(self))
+        reactor.watch_channel(worker.channel.fileno(), self._tell)
+        reactor.watch(worker.sentinel, lambda _mask: self._on_death(self))
+
+    def _tell(self, mask: int) -> None:
+        self._on_channel(mask)  # whose it is may have changed
+
+    def move(self, name: str, on_channel: Callable[[int], None], on_death: Callable[[Incarnation], None]) -> None:
+        """Makes it another actor's; what has come and was not taken in yet is told to that one."""
+        self._on_channel = on_channel
+        self._on_death = on_death
+        for output in self.outputs:
+            output.name = name
 
     def kill(self) -> None:
         self._worker.kill()

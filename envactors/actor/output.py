@@ -22,12 +22,15 @@ class Output:
         name: The actor's name, put before each line.
         stream: Which of the caller's streams the lines go to.
         run: Runs a function in a thread where writing may block.
+
+    Attributes:
+        name: The actor's name; what comes from now on is passed on under it.
     """
 
     def __init__(self, fd: int, name: str, stream: Stream, run: Callable[[Callable[[], None]], None]) -> None:
         self.fd = fd
         self.stream = stream
-        self._name = name
+        self.name = name
         self._run = run
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._partial = b""
@@ -64,7 +67,7 @@ class Output:
         if not texts:
             return
         self._lines.extend(texts)
-        block = "".join(f"[{self._name}] {text}\n" for text in texts)
+        block = "".join(f"[{self.name}] {text}\n" for text in texts)
         self._run(lambda: _write(self.stream, block))
 
 

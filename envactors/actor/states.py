@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from envactors.actor.incarnation import Incarnation
 from envactors.backends.base import Backend
 from envactors.errors import ActorError
 from envactors.options import Deadlines, RestartPolicy
@@ -73,7 +74,8 @@ class Plan:
     """What an actor is made of.
 
     ``companions`` are as busy as it is, at the same time; ``max_journal`` is how many steps of each env are kept to be
-    replayed, None where nothing is.
+    replayed, None where nothing is; ``take_standby`` gives a process that was started for whoever loses its own
+    (`envactors.actor.standbys.Standbys.take`).
     """
 
     name: str
@@ -85,6 +87,7 @@ class Plan:
     shared: SharedFile | None = None
     companions: int = 0
     max_journal: int | None = None
+    take_standby: Callable[[float], Incarnation | None] | None = None
 
     @functools.cached_property
     def spin(self) -> bool:

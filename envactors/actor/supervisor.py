@@ -34,7 +34,7 @@ from envactors.actor.turn import Turn
 from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
 from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_out
 from envactors.wire.board import FRAMES_UP, Board
-from envactors.wire.messages import Attach, Frame, Kind
+from envactors.wire.messages import Adopt, Attach, Frame, Kind
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.replay import PULSE
 
@@ -44,6 +44,8 @@ _STACKS_GRACE = 0.2
 _EXIT_GRACE = 1.0
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
+# How long a standby may take to become this actor's, in seconds; it has nothing to do but to note it.
+_ADOPTION_GRACE = 1.0
 _START_CALL_ID = 0
 
 
@@ -94,6 +96,7 @@ class Supervisor:
         self.owner_pid = os.getpid()
         self._forks = engines.forks
         self.incarnation = 0
+        self._start = plan.start
         self._start_payload = dumps(tuple(plan.start))
         self._failures = Failures(plan)
         self._journals: Journals | None = None
@@ -105,6 +108,7 @@ class Supervisor:
         self._phase = Phase.LAUNCHING
         self._process: Incarnation | None = None
         self._started = False
+        self._adopting = False
         self._verdict: Verdict | None = None
         self._start_failure: ActorStartError | None = None
         self._condemned_for: ActorError | None = None
@@ -182,7 +186,8 @@ class Supervisor:
 
     def attach(self, attach: Attach) -> ActorFuture:
         """Has the present process, and each one that follows it, use the shared slab."""
-        self._start_payload = dumps(tuple(self.plan.start._replace(attach=attach)))
+        self._start = self.plan.start._replace(attach=attach)
+        self._start_payload = dumps(tuple(self._start))
         if self._journals is not None:
             self._journals.attach = attach
         future = ActorFuture(self, None)
@@ -343,7 +348,8 @@ class Supervisor:
             if not self._closing:
                 self._closing = True
                 self._look_at_turn()
-                if self._phase in (Phase.DEAD, Phase.BACKOFF):
+                idle = self._table.running is None and not self._table
+                if self._phase in (Phase.DEAD, Phase.BACKOFF) or (idle and self._engine.launcher.waits(self)):
                     self._end(Verdict.CLOSE)
                 else:
                     first = self.plan.start.first
@@ -419,14 +425,28 @@ class Supervisor:
 
     # Starting --------------------------------------------------------------------------------------------
 
-    def _begin_launch(self) -> None:
-        self._phase, self._started = Phase.LAUNCHING, False
-        if self.plan.deadlines.start is not None and self.plan.backend.kills:
-            self._set_timer("call", time.monotonic() + self.plan.deadlines.start)
-        if self.plan.backend.inline:
+    def _begin_launch(self, spare: Incarnation | None = None) -> None:
+        self._phase, self._started, self._adopting = Phase.LAUNCHING, False, spare is not None
+        if spare is not None:
+            self._adopt(spare)
+        elif self.plan.backend.inline:
             self._launch_due = True
         else:
-            self._engine.launcher.submit(self._launch)
+            self._engine.launcher.submit(self, self._launch, self.plan.backend.max_starting)
+
+    def _take_standby(self, delay: float) -> Incarnation | None:
+        """Takes a process that is ready; its own successor starts ``delay`` seconds later."""
+        return None if self.plan.take_standby is None else self.plan.take_standby(delay)
+
+    def _adopt(self, spare: Incarnation) -> None:
+        """Makes a standby's process this actor's."""
+        self._process = spare
+        spare.move(self.plan.name, self._on_channel, self._on_death)
+        limit = self.plan.deadlines.start
+        self._set_timer("call", time.monotonic() + min(_ADOPTION_GRACE, _ADOPTION_GRACE if limit is None else limit))
+        start = self._start
+        message = Adopt(start.name, start.first, len(start.factories), start.attach)
+        spare.send(Frame(Kind.ADOPT, self.incarnation, _START_CALL_ID, dumps(tuple(message))))
 
     def work(self) -> None:
         """Runs, in this thread and without the lock, what an in-line backend was asked for."""
@@ -445,16 +465,20 @@ class Supervisor:
         finally:
             self._working.discard(me)
 
-    def _relaunch(self) -> None:
+    def _relaunch(self, spare: Incarnation | None = None) -> None:
         self._timers.pop("backoff", None)
         self.incarnation += 1
-        self._begin_launch()
+        self._begin_launch(spare or self._take_standby(0.0))
 
     def _launch(self) -> None:
         """Runs in the launcher's thread, once for each `_begin_launch`."""
         worker, refusal = None, None
         slab = None if self.plan.shared is None else self.plan.shared.fileno()
-        if self._phase is Phase.LAUNCHING:
+        with self._lock:
+            due = self._phase is Phase.LAUNCHING
+            if due and self.plan.deadlines.start is not None and self.plan.backend.kills:
+                self._set_timer("call", time.monotonic() + self.plan.deadlines.start)
+        if due:
             try:
                 worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars, slab)
             except Exception as error:
@@ -478,6 +502,7 @@ class Supervisor:
             return
         self._timers.pop("call", None)
         self._phase, self._started = Phase.LIVE, True
+        self._engine.launcher.finish(self)
         renewal = self._table.interrupt()
         if isinstance(renewal, Request):
             self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
@@ -706,6 +731,8 @@ class Supervisor:
     def _end(self, verdict: Verdict) -> None:
         """Ends the process, or what is about to become one, for a reason of the parent's own."""
         coming = self._phase in (Phase.LAUNCHING, Phase.ENDING) and self._process is None
+        if coming and self._engine.launcher.withdraw(self):
+            coming = False
         self._phase, self._verdict = Phase.ENDING, verdict
         if self._process is None:
             if not coming:
@@ -754,6 +781,7 @@ class Supervisor:
     def _lose(self, obituary: Obituary) -> None:
         """Decides what follows from the end of a process."""
         verdict, self._verdict = self._verdict, None
+        self._engine.launcher.finish(self)
         for name in ("call", "kill", "backoff"):
             self._timers.pop(name, None)
         running = self._interrupt()
@@ -775,6 +803,10 @@ class Supervisor:
                     self._journals.of(running.index).drop()
                 self._fail(running, self._failures.death(obituary, lost, running, aborted=True))
             self._relaunch()
+        elif self._adopting and not self._started:
+            # A standby that was lost on its way has never been this actor's: as if there had been none.
+            self._table.running, self._start_failure = running, None
+            self._begin_launch()
         else:
             self._lose_counted(obituary, verdict, running)
         self._fail_bound(lost)
@@ -832,6 +864,12 @@ class Supervisor:
         self._losses.append((now, error))
         if delay is not None:
             self._granted.append(self._losses[-1])
+            spare = self._take_standby(delay) if self._started else None
+            if spare is not None:
+                # The wait goes over to the standby: however often an actor is lost, processes start no faster.
+                self._restarts += 1
+                self._relaunch(spare)
+                return
             self._phase = Phase.BACKOFF
             self._set_timer("backoff", now + delay)
             return

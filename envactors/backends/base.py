@@ -95,6 +95,10 @@ class Backend(Protocol):
     def inline(self) -> bool:
         """Whether workers run in the threads that call them."""
 
+    @property
+    def max_starting(self) -> int | None:
+        """How many workers may be on their way at a time, from the launch until they are ready; None for any number."""
+
     def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> Worker:
         """Starts a worker; called from a thread that lasts as long as any actor does.
 

@@ -24,6 +24,7 @@ class InlineBackend:
     kills = False
     spin = False
     inline = True
+    max_starting = None
 
     def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> InlineWorker:
         """Makes a worker; see `envactors.backends.base.Backend.launch`."""

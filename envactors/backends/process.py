@@ -10,6 +10,7 @@ from typing import get_args
 
 from envactors import system
 from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.reaping import REAPER
 from envactors.backends.starting import Starter, StartMethod, make_starter
 from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
@@ -24,6 +25,10 @@ _THREAD_CAPS = (
     "NUMEXPR_NUM_THREADS",
 )
 
+# While some load their imports, others are computing.
+_STARTING_PER_CORE = 4
+_STARTING_AT_LEAST = 8
+
 
 class ProcessBackend:
     """One process an actor.
@@ -35,20 +40,28 @@ class ProcessBackend:
             may be in the middle of; only here the caller is ever forked. None needs a ``__main__`` guard.
         spin: Whether caller and workers look with open eyes for some tens of microseconds before they sleep, where
             there are cores to spare for it.
+        max_starting: How many processes may be starting at a time, from the launch until the env is made; further ones
+            wait, and their start deadlines with them. None: four a core, and at least eight. Worth raising for envs
+            that mostly wait while they start.
 
     Raises:
-        ValueError: No such start method.
+        ValueError: No such start method; ``max_starting`` is no int >= 1.
         TypeError: ``spin`` is no bool.
     """
 
     kills = True
     inline = False
 
-    def __init__(self, start_method: StartMethod = "loky", spin: bool = True) -> None:
+    def __init__(self, start_method: StartMethod = "loky", spin: bool = True, max_starting: int | None = None) -> None:
         if start_method not in get_args(StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
         if not isinstance(spin, bool):
             raise TypeError(f"spin is {spin!r}: expected True or False")
+        if max_starting is None:
+            max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * system.cores())
+        if isinstance(max_starting, bool) or not isinstance(max_starting, int) or max_starting < 1:
+            raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
+        self.max_starting: int | None = max_starting
         self.start_method = start_method
         self.spin = spin
         self._starter: Starter = make_starter(start_method)
@@ -80,16 +93,20 @@ class ProcessBackend:
                 to_parent=to_parent.fileno(),
                 slab=slab,
             )
-            process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars})
-            worker = ProcessWorker(process, sock, board, [("stdout", out_r), ("stderr", err_r)], stacks)
+            number, mark = REAPER.enlist()
+            process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars, **mark})
+            REAPER.watch(number, process.pid)
+            worker = ProcessWorker(process, sock, board, [("stdout", out_r), ("stderr", err_r)], stacks, number)
             undo.pop_all()
         return worker
 
     def retain(self) -> None:
+        REAPER.retain()
         self._starter.retain()
 
     def release(self) -> None:
         self._starter.release()
+        REAPER.release()
 
 
 class ProcessWorker:
@@ -102,6 +119,7 @@ class ProcessWorker:
         board: Board,
         outputs: list[tuple[Stream, int]],
         stacks: int,
+        number: int,
     ) -> None:
         self.pid = process.pid
         self.sentinel = process.fileno()
@@ -111,6 +129,7 @@ class ProcessWorker:
         self.outputs = outputs
         self._process = process
         self._stacks = stacks
+        self._number = number
         for _, fd in outputs:
             os.set_blocking(fd, False)
 
@@ -128,7 +147,7 @@ class ProcessWorker:
         return False
 
     def reap(self) -> ExitStatus:
-        system.kill_session(self.pid)  # what env code has started goes with it
+        REAPER.dismiss(self._number)  # what env code has started goes with it
         code = self._process.reap()
         self.channel.close()
         self.board.close_bells()

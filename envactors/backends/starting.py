@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from envactors.system import SIGKILL, Process
+from envactors.backends.reaping import REAPER
+from envactors.system import SIGKILL, Process, await_exit
 from envactors.worker.bootstrap import Descriptors, Passage, run, run_forked
 
 StartMethod = Literal["loky", "spawn", "forkserver", "fork"]
@@ -102,7 +103,7 @@ class ForkStarter(_Stateless):
             pid = os.fork()
         if pid == 0:
             run_forked(descriptors, parent_pid, environment)
-        return _watched(pid, lambda: _wait_for(pid))
+        return _watched(pid, lambda: await_exit(pid))
 
 
 class ForkServerStarter:
@@ -168,7 +169,8 @@ class ForkServerStarter:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             boot = {"channel": theirs.fileno(), "parent_pid": os.getpid()}
-            # The thread caps of the first worker: what the server imports reads them once, for all.
+            # The thread caps of the first worker: what the server imports reads them once, for all. But its own mark.
+            environment = {**environment, **REAPER.mark("server")}
             self._server = _python("forkserver", "serve_forks", boot, (theirs.fileno(),), environment)
         self._socket = ours
 
@@ -209,10 +211,3 @@ def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:
         os.kill(pid, SIGKILL)
         os.waitpid(pid, 0)
         raise
-
-
-def _wait_for(pid: int) -> int | None:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return None

@@ -24,6 +24,7 @@ class ThreadBackend:
     kills = False
     spin = False
     inline = False
+    max_starting = None
 
     def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> ThreadWorker:
         """Starts a worker thread; see `envactors.backends.base.Backend.launch`."""

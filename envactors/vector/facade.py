@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import time
 import weakref
@@ -17,6 +18,7 @@ from envactors import backends
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.interrupts import SHIELD
+from envactors.actor.standbys import Standbys
 from envactors.actor.states import ActorStats
 from envactors.actor.turn import Turn
 from envactors.arrays.slab import Layout
@@ -99,6 +101,12 @@ class VectorEnv:
         restart: When a lost process is replaced.
         recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
             next episode's seed follows from the env's own, as after a loss. Only with one env an actor.
+        standbys: How many processes are kept started, with envs made, for actors that lose theirs: by a crash, a
+            deadline, a renewal. Who takes one does not wait for ``restart.backoff``; the standby does, before it starts
+            another in the background. The factories must be one and the same object. While it runs for a standby,
+            `current_actor` has the name ``"standby-0"`` (and so on) and a negative index; once the standby is taken,
+            the name, index and incarnation of its new place, and seeds follow from these as ever. A standby that
+            cannot be made as often as ``restart`` allows is given up, with a warning in the log.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one an actor.
         backend: Where the actors live.
         shared_memory: Whether observations, actions, rewards and flags travel through memory that is shared with the
@@ -123,6 +131,7 @@ class VectorEnv:
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         recycle: RecyclePolicy | None = None,
+        standbys: int = 0,
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
         backend: str | Backend = "process",
         shared_memory: bool = True,
@@ -148,6 +157,9 @@ class VectorEnv:
                 f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env an actor, "
                 "so that no other's episode is cut off, and processes"
             )
+        groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
+        variables = _one_each(env_vars, len(groups))
+        _check_standbys(standbys, factories, variables, backend)
         self._file = SharedFile("envactors-slab") if shared_memory and backend.kills else None
         self._arrived: dict[int, EnvFuture | Landed] = {}
         self._plane: Plane | None = None
@@ -157,22 +169,27 @@ class VectorEnv:
         self._is_closed = False
         self._slots: list[Slot] = []
         self.actors: list[ActorHandle] = []
+        self._standbys: list[ActorHandle] = []
+        pool = Standbys()
+        alike = functools.partial(
+            launch,
+            backend=backend,
+            deadlines=deadlines,
+            restart=restart,
+            shared=self._file,
+            companions=len(groups) - 1,
+            max_journal=max_journal if on_failure == "replay" else None,
+        )
         try:
-            groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
-            for group, variables in zip(groups, _one_each(env_vars, len(groups)), strict=True):
+            for group, own_variables in zip(groups, variables, strict=True):
                 first = len(self._slots)
                 last = first + len(group) - 1
-                actor = launch(
+                actor = alike(
                     group,
                     name=f"env-{first}" if envs_per_actor == 1 else f"envs-{first}-{last}",
                     first=first,
-                    backend=backend,
-                    deadlines=deadlines,
-                    restart=restart,
-                    env_vars=variables,
-                    shared=self._file,
-                    companions=len(groups) - 1,
-                    max_journal=max_journal if on_failure == "replay" else None,
+                    env_vars=own_variables,
+                    take_standby=pool.take if standbys else None,
                 )
                 self.actors.append(actor)
                 for position in range(len(group)):
@@ -180,6 +197,11 @@ class VectorEnv:
                     if envs_per_actor > 1:
                         handle = EnvHandle(actor._supervisor, actor._lifeline, position)
                     self._slots.append(Slot(first + position, handle, self._ledger, autoreset, on_failure, recycle))
+            largest = groups[0]
+            for number in range(standbys):
+                name = f"standby-{number}"
+                standby = alike(largest, name=name, first=-len(largest), env_vars=variables[0], make=pool.make)
+                self._standbys.append(standby)
             inline = self.actors[0]._supervisor.plan.backend.inline
             # In line the steps run where they are started, and Ctrl-C shall reach them.
             self._shield = contextlib.nullcontext() if inline else SHIELD
@@ -588,7 +610,7 @@ class VectorEnv:
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
-        supervisors = [actor._supervisor for actor in self.actors]
+        supervisors = [actor._supervisor for actor in (*self.actors, *self._standbys)]
         close_all(supervisors, timeout)
         if all(supervisor.has_ended for supervisor in supervisors):
             self._plane = None  # whoever still waits holds it
@@ -671,6 +693,37 @@ def _is_count(value: Any) -> bool:
         return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= 0
     except TypeError:
         return False
+
+
+def _check_standbys(
+    standbys: int,
+    factories: list[Callable[[], Any]],
+    env_vars: Sequence[Mapping[str, str] | None],
+    backend: Backend,
+) -> None:
+    """Refuses standbys that could not stand in for every actor."""
+    if isinstance(standbys, bool) or not isinstance(standbys, int) or standbys < 0:
+        raise VectorInputError(f"standbys is {standbys!r}: expected an int >= 0")
+    if not standbys:
+        return
+    if not backend.kills:
+        raise VectorInputError(
+            f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
+        )
+    for env_id, factory in enumerate(factories):
+        if factory is not factories[0]:
+            raise VectorInputError(
+                f"standbys={standbys}, and the factory of env {env_id} is {factory!r}, that of env 0 {factories[0]!r}: "
+                "expected one and the same object for all, since a standby is made before it is known which env it "
+                "will be; [make] * n, say"
+            )
+    for number, variables in enumerate(env_vars):
+        if variables != env_vars[0]:
+            raise VectorInputError(
+                f"standbys={standbys}, and the env_vars of actor {number} are {variables!r}, those of actor 0 "
+                f"{env_vars[0]!r}: expected the same for all, since a standby is started before it is known whose "
+                "place it takes"
+            )
 
 
 def _one_each(

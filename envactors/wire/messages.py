@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     STEP = 7
     CLOSE = 8
     ATTACH = 9
+    ADOPT = 10
     REPLAY = 11
 
     RESULT = 16
@@ -69,6 +70,15 @@ class Start(NamedTuple):
     registrations: tuple[list[bytes], list[bytes]]
     attach: Attach | None = None
     journal: bool = False
+
+
+class Adopt(NamedTuple):
+    """Be another actor from now on, with the first ``envs`` of the envs; otherwise as in `Start`."""
+
+    name: str
+    first: int
+    envs: int
+    attach: Attach | None
 
 
 class Call(NamedTuple):
@@ -202,5 +212,6 @@ REQUESTS: dict[int, Any] = {
     Kind.STEP: Step,
     Kind.CLOSE: Close,
     Kind.ATTACH: Attach,
+    Kind.ADOPT: Adopt,
     Kind.REPLAY: Replay,
 }

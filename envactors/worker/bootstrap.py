@@ -87,6 +87,7 @@ def run_forked(descriptors: Descriptors, parent_pid: int, environment: Mapping[s
     code = 1
     try:
         os.environ.update(environment)
+        system.show_environment()
         run(descriptors, parent_pid)
         code = 0
     except BaseException:

@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import socket
-from typing import Any
 
 from envactors import system
 from envactors.worker.bootstrap import Descriptors, run_forked
@@ -41,7 +40,7 @@ def serve_forks(channel: int, parent_pid: int) -> None:
             if kind == "fork":
                 _fork(sock, number, Descriptors(*fds), content[1])
             else:
-                sock.send(pickle.dumps((number, _exit_code(content))))
+                sock.send(pickle.dumps((number, system.await_exit(content))))
 
 
 def _fork(sock: socket.socket, number: int, descriptors: Descriptors, environment: dict[str, str]) -> None:
@@ -55,10 +54,3 @@ def _fork(sock: socket.socket, number: int, descriptors: Descriptors, environmen
     socket.send_fds(sock, [pickle.dumps((number, pid))], [watch])
     for fd in (watch, *descriptors.present()):
         os.close(fd)
-
-
-def _exit_code(pid: Any) -> int | None:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return None

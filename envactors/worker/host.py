@@ -11,7 +11,7 @@ import numpy as np
 
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
 from envactors.wire import registry
-from envactors.wire.messages import Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
+from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.context import ActorContext, enter
 
@@ -23,14 +23,18 @@ class Seat:
 
     def __init__(self, env: Any, context: ActorContext) -> None:
         self.env = env
-        self.context = context
-        self.index = context.index
+        self.take(context)
         self.spec = _space_spec(env, "observation_space")
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
         self.plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
         # Over all observations since the last seeded reset, where it is kept.
         self.check = 0
+
+    def take(self, context: ActorContext) -> None:
+        """Says which env it is."""
+        self.context = context
+        self.index = context.index
         # Named once: this is on the way of every step.
         self.observation_name = f"the observation of env {self.index}"
 
@@ -61,6 +65,15 @@ class Host:
             if not offset:
                 registry.install(*start.registrations)
             self.seats.append(Seat(make(), context))
+        self._made = self.seats
+
+    def adopt(self, message: Adopt, incarnation: int) -> None:
+        """Makes the envs those of an actor that needs them; any that it has no use for wait to be closed."""
+        self._incarnation = incarnation
+        self.seats = self._made[: message.envs]
+        for offset, seat in enumerate(self.seats):
+            seat.take(ActorContext(message.name, message.first + offset, incarnation))
+            enter(seat.context)
 
     def _enter(self, position: int) -> Seat:
         seat = self.seats[position]
@@ -156,8 +169,9 @@ class Host:
             Exception: The first that an env's ``close`` raised.
         """
         first: Exception | None = None
-        for position in range(len(self.seats)):
-            closer = getattr(self._enter(position).env, "close", None)
+        for seat in self._made:
+            enter(seat.context)
+            closer = getattr(seat.env, "close", None)
             try:
                 if callable(closer):
                     closer()

@@ -11,7 +11,7 @@ from envactors.arrays.slab import Slab
 from envactors.system import Poller, look_out
 from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, ORDERED, SPIN, Board
 from envactors.wire.channel import Channel
-from envactors.wire.messages import REQUESTS, Attach, Failure, Fault, Frame, Kind
+from envactors.wire.messages import REQUESTS, Adopt, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.worker.host import Host
 from envactors.worker.replay import replay
@@ -127,6 +127,7 @@ class Server:
     def _start(self, message: Any) -> None:
         host = Host(message, self._incarnation, self._resetting)
         self._handlers = {
+            Kind.ADOPT: lambda adopt: self._adopt(host, adopt),
             Kind.ATTACH: lambda attach: self._attach(host, attach),
             Kind.CALL: host.call,
             Kind.GET: host.get,
@@ -138,6 +139,11 @@ class Server:
             Kind.CLOSE: host.close,
         }
         self._host = host
+        if message.attach is not None:
+            self._attach(host, message.attach)
+
+    def _adopt(self, host: Host, message: Adopt) -> None:
+        host.adopt(message, self._incarnation)
         if message.attach is not None:
             self._attach(host, message.attach)
 

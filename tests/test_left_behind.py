@@ -1,0 +1,181 @@
+"""Nothing is left behind: what workers have started ends with them, and all of it with the caller (14, 15, 17)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
+from helpers import SOON, wait_until
+
+import envactors as ea
+
+METHODS = ["loky", "spawn", "forkserver", "fork"]
+KINDS = 10  # processes that `Breeder.of_all_kinds` starts
+SHM = Path("/dev/shm")
+
+CALLER = """
+import sys
+import envactors as ea
+from breeder import Breeder
+
+method = sys.argv[1]
+backend = ea.ProcessBackend(start_method=method)
+idle, hung, breeder, nested = (ea.spawn(Breeder, backend=backend) for _ in range(4))
+calls = hung.plain(), breeder.of_all_kinds(), nested.nest(method)
+pids = [pid for call in calls for pid in call.result(30)]
+memory = idle.share_memory().result(30)
+hung.hang_in_c()
+starting = [ea.spawn(Breeder, backend=backend) for _ in range(2)]
+print(*pids, flush=True)
+print(memory, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def running(code: str, *args: str):
+    """A caller, and the processes whose ids it prints with all that descend from it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-W", "error", "-c", code, *args]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as caller:
+        try:
+            told = {int(pid) for pid in caller.stdout.readline().split()}
+            assert told, "the script has failed"
+            yield caller, [*{*map(psutil.Process, told), *psutil.Process(caller.pid).children(recursive=True)}]
+        finally:
+            caller.kill()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_everything_ends_with_a_caller_that_is_killed(method):
+    with running(CALLER, method) as (caller, everybody):
+        assert len(everybody) > 2 * KINDS + 6
+        memory = SHM / caller.stdout.readline().decode().strip()
+        assert memory.exists()
+        caller.kill()
+        assert_gone(everybody)
+    wait_until(lambda: not memory.exists(), AT_MOST)
+
+
+# For each start method a death that nobody has asked for and an end that the caller has; the others once.
+WAYS = {
+    "killed from outside": lambda actor: os.kill(actor.pid, signal.SIGKILL),
+    "os._exit": lambda actor: actor.exit_now(),
+    "a deadline, in C": lambda actor: actor.options(timeout=0.05).hang_in_c(),
+    "kill": lambda actor: actor.kill(restart=True),
+    "renew": lambda actor: actor.renew(),
+    "close": lambda actor: actor.close(),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_worker_has_started_ends_with_it_and_with_no_other(method):
+    backend = ea.ProcessBackend(start_method=method)
+    restart = ea.RestartPolicy(max_restarts=10, backoff=0.0)
+    with (
+        ea.spawn(Breeder, backend=backend, restart=restart) as actor,
+        ea.spawn(Breeder, backend=backend) as sibling,
+    ):
+        others = [psutil.Process(pid) for pid in sibling.of_all_kinds().result(SOON)]
+        for way in WAYS if method == "forkserver" else ("killed from outside", "close"):
+            children = [psutil.Process(pid) for pid in actor.of_all_kinds().result(SOON)]
+            assert len(children) == KINDS
+            WAYS[way](actor)
+            assert_gone(children)
+            assert all(map(is_there, others)), way
+    assert_gone(others)
+
+
+def test_an_inner_actors_children_end_with_it_and_with_the_outer_worker():
+    backend = ea.ProcessBackend(start_method="forkserver")
+    with ea.spawn(Breeder, backend=backend) as outer:
+        inner = [psutil.Process(pid) for pid in outer.nest("fork").result(SOON)]
+        everybody = {*inner, *psutil.Process(outer.pid).children(recursive=True)}
+        assert len(reapers_of(outer.pid)) == 1
+        os.kill(outer.pid, signal.SIGKILL)
+        assert_gone(everybody)
+
+
+def test_what_resource_trackers_have_to_remove_is_removed():
+    with ea.spawn(Breeder, backend=ea.ProcessBackend(start_method="forkserver")) as actor:
+        memory = SHM / actor.share_memory().result(SOON)
+        assert memory.exists()
+        os.kill(actor.pid, signal.SIGKILL)
+        wait_until(lambda: not memory.exists(), AT_MOST)
+
+
+LOSSES = """
+import ctypes, os, signal, sys
+import psutil
+import envactors as ea
+from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
+from envactors import system
+
+me = psutil.Process()
+backend = ea.ProcessBackend(start_method="forkserver")
+
+# An ordinary end leaves none.
+ea.spawn(Breeder, backend="inline").close()
+before = os.listdir("/proc/self/fd"), me.children()
+with ea.spawn(Breeder, backend=backend) as actor:
+    actor.plain().result(30)
+    (reaper,) = reapers_of(os.getpid())
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        reaper.send_signal(signum)
+
+    # A forked child has its own, and leaves its parent's alone.
+    child = os.fork()
+    if child == 0:
+        with ea.spawn(Breeder, backend=ea.ProcessBackend(start_method="fork")) as mine:
+            mine.plain().result(30)
+            (other,) = reapers_of(os.getpid())
+        os._exit(int(is_there(other) or other == reaper))
+    assert os.waitpid(child, 0)[1] == 0
+    assert is_there(reaper)
+assert not is_there(reaper)
+assert (os.listdir("/proc/self/fd"), me.children()) == before, me.children()
+
+# One that is lost before a death.
+actor, second = (ea.spawn(Breeder, backend=backend) for _ in range(2))
+children = [psutil.Process(pid) for pid in actor.of_all_kinds().result(30)]
+(reaper,) = reapers_of(os.getpid())
+reaper.kill()
+os.kill(actor.pid, signal.SIGKILL)
+assert_gone(children)
+(reaper,) = reapers_of(os.getpid())
+
+# One that is lost and cannot be replaced: at least the worker's own session ends.
+third = ea.spawn(Breeder, backend=backend)
+children = [psutil.Process(pid) for pid in third.plain().result(30)]
+start, system.start_detached = system.start_detached, lambda *_: open("")
+reaper.kill()
+assert_gone([reaper])
+third.kill()
+assert_gone(children)
+system.start_detached = start
+
+# One that was lost before the last start and the caller's end, of which a copy knows nothing.
+pids = second.of_all_kinds().result(30)
+pids += ea.spawn(Breeder, backend=backend).of_all_kinds().result(30)
+libc = ctypes.CDLL(None)
+if libc.fork() == 0:
+    libc.fork() or libc.sleep(int(AT_MOST) + 1)
+    libc._exit(0)
+os.wait()
+print(*pids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_reapers_come_and_go():
+    with running(LOSSES) as (caller, everybody):
+        assert len(reapers_of(caller.pid)) == 1
+        caller.kill()
+        assert_gone(everybody)
