@@ -116,7 +116,7 @@ class Tables(RuleBasedStateMachine):
     @rule(incarnation=st.integers(0, 2))
     def withdraw_bound(self, incarnation):
         bound = [request for request in self.waiting if request.bound == incarnation]
-        assert self.table.withdraw_bound(incarnation) == bound
+        assert self.table.withdraw_all(lambda request: request.bound == incarnation) == bound
         self.waiting = [request for request in self.waiting if request not in bound]
         self.taken += bound
 
