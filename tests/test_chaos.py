@@ -397,13 +397,28 @@ def test_it_sees_what_is_left_behind(monkeypatch):
 
 
 def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
-    # As if the process's session were not ended with it.
-    monkeypatch.setattr("envactors.system.kill_session", lambda leader: None)
+    class Escaping(Saboteur):
+        """Leaves a process running that nobody can tell was its own."""
+
+        def _leave_a_child(self):
+            script = (
+                "import subprocess, sys\n"
+                "print(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(1000)', sys.argv[1]],\n"
+                "      env={}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)\n"
+            )
+            command = [sys.executable, "-S", "-c", script, self._orders.path]
+            done = subprocess.run(command, stdout=subprocess.PIPE, env={}, check=True)
+            self._orders.left_running(self._env_id, int(done.stdout))
+
+    (fault,) = [fault for fault in plan_faults(ALL_KINDS, 5, 3) if fault.kind is FaultKind.CHILD]
+    monkeypatch.setattr(storms, "plan_faults", lambda *_: [fault])
+    monkeypatch.setattr(storms, "Saboteur", Escaping)
     monkeypatch.setattr(storms, "_CHILD_PATIENCE", 0.5)
-    report = chaos(faults=ALL_KINDS, seed=5, num_envs=3, deadline=DEADLINE, backend=FORK_SERVER)
-    assert report.faults["child left running"] == 1
-    assert any("time.sleep(1000)" in leak for leak in report.leaks)
-    assert not any(number for name, number in report.wrong.items() if name != "leaks"), report
+    report = small_storm(faults=1, deadline=5.0)
+    assert only(report, leaks=1)
+    assert "time.sleep(1000)" in report.leaks[0]
+    pid = int(report.leaks[0].split(":")[0].split()[1])
+    wait_until(lambda: is_gone(pid))  # the storm has ended it
 
 
 # The command ---------------------------------------------------------------------------------------------
