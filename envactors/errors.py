@@ -1,7 +1,7 @@
 """Every error of the library.
 
     EnvActorsError(Exception)
-    ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id
+    ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id .elapsed
     │   ├── ActorStartError           the factory raised, or the start deadline passed
     │   ├── ActorDiedError            .exitcode .signal .stderr_tail .aborted
     │   ├── ActorTimeoutError         .timeout .stacks .stderr_tail
@@ -12,7 +12,7 @@
         ├── VectorInputError          also a ValueError: refused before anything was sent
         │   └── SpaceMismatchError
         ├── VectorStepError           .failures .batch
-        ├── VectorTimeoutError
+        ├── VectorTimeoutError        .env_ids .timeout
         ├── AlreadyPendingError
         └── NothingPendingError
 
@@ -63,6 +63,8 @@ class ActorError(EnvActorsError):
         incarnation: The incarnation it happened to.
         method: The call that was running or asked for, None when the actor was idle.
         call_id: That call's id, None when the actor was idle.
+        elapsed: How long the call had been running, or the process been starting, in seconds; None where neither was
+            under way.
         inputs: Where the same inputs have ended two processes: what was asked of the env since its last seeded reset,
             the last call included, as tuples such as ``("reset", seed, options)``, ``("step", action)``,
             ``("set", name, value)`` and ``("call", method, args, kwargs)``; else None.
@@ -78,6 +80,7 @@ class ActorError(EnvActorsError):
         incarnation: int | None = None,
         method: str | None = None,
         call_id: int | None = None,
+        elapsed: float | None = None,
     ) -> None:
         super().__init__(message)
         self.actor = actor
@@ -86,6 +89,7 @@ class ActorError(EnvActorsError):
         self.incarnation = incarnation
         self.method = method
         self.call_id = call_id
+        self.elapsed = elapsed
         self.inputs: list[tuple[Any, ...]] | None = None
 
 
@@ -213,7 +217,17 @@ class VectorStepError(VectorEnvError):
 
 
 class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
-    """The waiting ended before the results came; nothing was killed, nothing is lost, ``recv`` hands them out."""
+    """The waiting ended before the results came; nothing was killed, nothing is lost, ``recv`` hands them out.
+
+    Attributes:
+        env_ids: The envs whose results have not come.
+        timeout: How long was waited, in seconds.
+    """
+
+    def __init__(self, message: str = "", *, env_ids: Sequence[int] = (), timeout: float | None = None) -> None:
+        super().__init__(message)
+        self.env_ids = list(env_ids)
+        self.timeout = timeout
 
 
 class AlreadyPendingError(VectorEnvError):

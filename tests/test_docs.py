@@ -39,3 +39,13 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_every_promise_has_its_number_and_tests_that_there_are():
+    page = (ROOT / "docs/reliability.md").read_text()
+    promises = re.split(r"^(\d+)\. ", page.partition("\n## Where a promise")[0], flags=re.MULTILINE)
+    assert [int(number) for number in promises[1::2]] == list(range(1, 28))
+    for number, text in zip(promises[1::2], promises[2::2], strict=True):
+        assert re.search(r"`tests/\w+\.py::", text), f"promise {number} names no test"
+    for path, name in re.findall(r"`(tests/\w+\.py)::(\w+)`", page):
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), flags=re.MULTILINE), f"{path}::{name}"

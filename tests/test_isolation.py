@@ -27,7 +27,7 @@ RUN = 0.4  # seconds
 PAIRS = 5
 MOST_PAIRS = 15
 DEADLINE = 0.6  # seconds a step: far above what a step of the seven may take when the machine is busy
-# The promise is 0.9 on an idle machine, and the benchmark's to measure; here others may be using the same cores.
+# The promise is 0.9 on an idle machine, and the long run's to measure; here others may be using the same cores.
 AT_LEAST = 0.8
 
 
@@ -83,12 +83,12 @@ class Bench:
                 self._received[env_id].append((one.obs.tolist(), float(one.reward), failed, int(one.incarnation)))
         return [env_id for env_id in batch.env_ids.tolist() if env_id != TROUBLED]
 
-    def throughput(self) -> float:
+    def throughput(self, seconds: float) -> float:
         """Steps of the seven a second."""
         steps = 0
         begun = time.perf_counter()
         self.send(WORKING)
-        while (elapsed := time.perf_counter() - begun) < RUN:
+        while (elapsed := time.perf_counter() - begun) < seconds:
             back = self.receive()
             steps += len(back)
             if back:
@@ -171,20 +171,17 @@ class HangInC:
         assert bench.next_of_the_troubled().incarnation == self.incarnation + 1
 
 
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("trouble", [SlowReset, SlowRebuild, HangInC])
-def test_the_other_seven_keep_their_throughput(tmp_path, trouble):
-    trouble = trouble()
-    bench = Bench(tmp_path)
+def measure(directory, trouble, seconds, at_least):
+    bench = Bench(directory)
     with bench.envs:
-        bench.throughput()  # the first run warms up
+        bench.throughput(RUN)  # the first run warms up
         ratios: list[float] = []
-        while len(ratios) < PAIRS or (len(ratios) < MOST_PAIRS and statistics.median(ratios) < AT_LEAST):
+        while len(ratios) < PAIRS or (len(ratios) < MOST_PAIRS and statistics.median(ratios) < at_least):
             figures = {}
             for troubled in (False, True) if len(ratios) % 2 else (True, False):
                 if troubled:
                     trouble.begin(bench)
-                figures[troubled] = bench.throughput()
+                figures[troubled] = bench.throughput(seconds)
                 if troubled:
                     trouble.end(bench)
             ratios.append(figures[True] / figures[False])
@@ -192,4 +189,18 @@ def test_the_other_seven_keep_their_throughput(tmp_path, trouble):
     bench.check()
     assert restarts == [0] * len(WORKING) + [0 if isinstance(trouble, SlowReset) else len(ratios)]
     print("throughput with the trouble, to that without:", *(f"{ratio:.3f}" for ratio in sorted(ratios)))
-    assert statistics.median(ratios) >= AT_LEAST, ratios
+    assert statistics.median(ratios) >= at_least, ratios
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("trouble", [SlowReset, SlowRebuild, HangInC])
+def test_the_other_seven_keep_their_throughput(tmp_path, trouble):
+    measure(tmp_path, trouble(), RUN, AT_LEAST)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trouble", [SlowReset, SlowRebuild])
+def test_the_other_seven_keep_nine_tenths_while_one_takes_ten_seconds(tmp_path, trouble):
+    """The promise itself; for an idle machine."""
+    measure(tmp_path, trouble(), 10.0, 0.9)

@@ -123,9 +123,9 @@ def test_a_script_that_ends_with_hung_actors_ends_soon():
     assert time.monotonic() - begun < 10
 
 
-def start(code: str, **options) -> subprocess.Popen[str]:
+def start(code: str, *args: str, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
+        [sys.executable, "-c", textwrap.dedent(code), *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -135,7 +135,7 @@ def start(code: str, **options) -> subprocess.Popen[str]:
 
 
 HANGING = """
-    import collections, itertools, json, time
+    import collections, itertools, json, sys, time
     import envactors as ea
 
     class Env:
@@ -146,7 +146,8 @@ HANGING = """
         def hang_in_c(self):
             collections.deque(itertools.repeat(0), maxlen=0)
 
-    actors = [ea.spawn(lambda: Env()) for _ in range(3)]
+    backend = ea.ProcessBackend(start_method=sys.argv[1] if sys.argv[1:] else "loky")
+    actors = [ea.spawn(lambda: Env(), backend=backend) for _ in range(3)]
     [actor.ready().result(20) for actor in actors]
     futures = [actors[0].hang_in_c(), actors[1].sleep()]
     time.sleep(0.2)
@@ -170,8 +171,9 @@ def test_when_the_caller_is_killed_everything_is_gone(also):
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_ctrl_c_gives_one_traceback_and_a_quick_end():
-    caller = start(HANGING)
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+def test_ctrl_c_gives_one_traceback_and_a_quick_end(method):
+    caller = start(HANGING, method)
     pids = json.loads(caller.stdout.readline())
     begun = time.monotonic()
     os.killpg(caller.pid, signal.SIGINT)  # what a terminal does: the whole foreground group

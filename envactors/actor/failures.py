@@ -38,14 +38,16 @@ class Failures:
     def unpicklable(self, request: tuple[int, str], incarnation: int, cause: Exception) -> ActorError:
         """Arguments that could not be sent; the request is (env's index, method)."""
         index, method = request
-        who, where = self._where(index, None, incarnation, method)
+        who, where = self._where(index, None, incarnation)
+        where["method"] = method
         error = SerializationError(f"the arguments of {method} for {who} cannot be pickled: {cause!r}", **where)
         error.__cause__ = cause
         return error
 
     def closed(self, request: Request, incarnation: int) -> ActorError:
         """A call after the end."""
-        who, where = self._where(request.index, None, incarnation, request.method)
+        who, where = self._where(request.index, None, incarnation)
+        where["method"] = request.method
         return ActorClosedError(f"{request.method} was asked of {who}, which is closed", **where)
 
     def cannot(self, what: str, incarnation: int) -> ActorError:
@@ -65,8 +67,10 @@ class Failures:
             return None, self._remote(request, frame, pid, Failure(*content))
         except BaseException as error:  # unpickling runs any code; what it raises is this call's affair alone
             call = request.method
-            who, where = self._where(request.index, pid, frame.incarnation, call, request.call_id)
-            lost = SerializationError(f"the result of {call} from {who} cannot be unpickled: {error!r}", **where)
+            who, where = self._where(request.index, pid, frame.incarnation, request)
+            lost = SerializationError(
+                f"the result of {call} from {who} cannot be unpickled{_after(where)}: {error!r}", **where
+            )
             lost.__cause__ = error
             return None, lost
 
@@ -75,35 +79,49 @@ class Failures:
         if failure.fault == Fault.RAISED and cause is not None:
             return cause
         call = request.method
-        who, where = self._where(request.index, pid, frame.incarnation, call, request.call_id)
+        who, where = self._where(request.index, pid, frame.incarnation, request)
         what = {
             Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
             Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
             Fault.RESULT: f"the result of {call} cannot be pickled",
         }[failure.fault]
-        mangled = SerializationError(f"{what}, {who}: {failure.text}\n{failure.traceback}", **where)
+        mangled = SerializationError(f"{what}, {who}{_after(where)}: {failure.text}\n{failure.traceback}", **where)
         mangled.__cause__ = cause
         return mangled
 
-    def factory(self, frame: Frame, pid: int | None) -> ActorStartError:
-        """A factory that raised."""
+    def factory(self, frame: Frame, obituary: Obituary, begun: tuple[int, float]) -> ActorStartError:
+        """A factory that raised; for ``begun`` see `start`."""
         failure = Failure(*loads(frame.payload))
         cause = unpack_failure(failure)
-        who, where = self._where(self._first, pid, frame.incarnation)
-        text = "" if cause is not None else f"\n{failure.traceback}"
-        error = ActorStartError(f"the factory of {who} raised {failure.text}{text}", **where)
+        who, where = self._where(self._first + begun[0], obituary.pid, frame.incarnation, since=begun[1])
+        text = "" if cause is not None else f"\n{failure.traceback.rstrip()}"
+        error = ActorStartError(
+            f"the factory of {who} raised {failure.text}{_after(where)}{text}{_appendix(obituary)}",
+            stderr_tail=obituary.stderr_tail,
+            **where,
+        )
         error.__cause__ = cause
         return error
 
-    def start(self, obituary: Obituary, incarnation: int, *, timed_out: bool) -> ActorStartError:
-        """A process that ended, or never was, before its env was made."""
-        who, where = self._where(self._first, obituary.pid, incarnation)
+    def start(
+        self, obituary: Obituary, incarnation: int, begun: tuple[int, float], *, timed_out: bool
+    ) -> ActorStartError:
+        """A process that ended, or never was, before its envs were made.
+
+        Args:
+            obituary: What is known of it.
+            incarnation: Which one it was.
+            begun: How many envs were made, and when the start began (`time.monotonic`).
+            timed_out: Whether it was ended for its deadline.
+        """
+        who, where = self._where(self._first + begun[0], obituary.pid, incarnation, since=begun[1])
+        evidence = _appendix(obituary)
         cause: BaseException | None = obituary.refusal
         if timed_out:
             seconds = self._plan.deadlines.start
-            what = f"was not ready within its start deadline of {seconds} s"
+            what = f"was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
             cause = ActorTimeoutError(
-                f"{who} {what}",
+                f"{who} {what}{evidence}",
                 timeout=seconds,
                 stacks=obituary.stacks,
                 stderr_tail=obituary.stderr_tail,
@@ -112,9 +130,9 @@ class Failures:
         elif obituary.refusal is not None:
             what = f"could not be started: {obituary.refusal!r}"
         else:
-            what = f"died with {describe_status(*obituary.status)} before its env was made"
+            what = f"died with {describe_status(*obituary.status)}{_after(where)}, before its env was made"
         error = ActorStartError(
-            f"{who} {what}{_appendix(obituary)}",
+            f"{who} {what}{evidence}",
             exitcode=obituary.status.exitcode,
             signal=obituary.status.signal,
             stderr_tail=obituary.stderr_tail,
@@ -138,11 +156,11 @@ class Failures:
             running = "while idle"
         else:
             call, call_id = request.method, request.call_id
-            who, where = self._where(request.index, obituary.pid, incarnation, call, call_id)
+            who, where = self._where(request.index, obituary.pid, incarnation, request)
             if request.started == 0.0:
                 running = f"before {call} (call {call_id}) could run"
             else:
-                running = f"in {call} (call {call_id}) after {time.monotonic() - request.started:.3f} s"
+                running = f"in {call} (call {call_id}){_after(where)}"
         if timed_out and request is not None:
             return ActorTimeoutError(
                 f"{who} passed its deadline of {request.timeout} s {running}{_appendix(obituary)}",
@@ -170,7 +188,7 @@ class Failures:
 
     def loss(self, request: Request, death: ActorError) -> ActorError:
         """A call that was lost with its process, though another one was running, or none."""
-        _, where = self._where(request.index, death.pid, death.incarnation or 0, request.method, request.call_id)
+        _, where = self._where(request.index, death.pid, death.incarnation or 0, request)
         whose = "" if death.method is None else f" while {death.method} of env {death.index} was running"
         error = ActorDiedError(
             f"env {request.index} of actor {self._plan.name!r} was lost with its process{whose}, before its own "
@@ -190,7 +208,7 @@ class Failures:
         last = losses[-1]
         if policy.max_restarts == 0:
             return last
-        who, where = self._where(self._first, None, incarnation)
+        who, where = self._where(self._first, last.pid, incarnation)
         error = RestartsExhaustedError(
             f"{who} was lost {len(losses)} times within {policy.window} s, and {policy.max_restarts} restarts are "
             f"allowed; the last time: {last}",
@@ -200,20 +218,35 @@ class Failures:
         error.__cause__ = last
         return error
 
+    def after_all(self, final: ActorError, request: Request) -> ActorError:
+        """The error of a call that finds the actor dead."""
+        error = twin(final)
+        if isinstance(error, RestartsExhaustedError):
+            error.index, error.method, error.call_id = request.index, request.method, request.call_id
+            error.args = (f"{request.method} of env {request.index} (call {request.call_id}) cannot run: {final}",)
+        return error
+
     def _where(
-        self, index: int, pid: int | None, incarnation: int, method: str | None = None, call_id: int | None = None
+        self, index: int, pid: int | None, incarnation: int, request: Request | None = None, since: float = 0.0
     ) -> tuple[str, dict[str, Any]]:
-        """Where it happened, in words and as attributes."""
+        """Where it happened, to which call, and how long after that, or ``since``, in words and as attributes."""
         name = self._plan.name
         process = "" if pid is None else f"pid {pid}, "
+        since = since if request is None else request.started
         return f"actor {name!r} (env {index}, {process}incarnation {incarnation})", {
             "actor": name,
             "index": index,
             "pid": pid,
             "incarnation": incarnation,
-            "method": method,
-            "call_id": call_id,
+            "method": None if request is None else request.method,
+            "call_id": None if request is None else request.call_id,
+            "elapsed": time.monotonic() - since if since else None,
         }
+
+
+def _after(where: dict[str, Any]) -> str:
+    elapsed = where["elapsed"]
+    return "" if elapsed is None else f" after {elapsed:.3f} s"
 
 
 def _appendix(obituary: Obituary) -> str:

@@ -31,7 +31,7 @@ from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
 from envactors.actor.turn import Turn
-from envactors.errors import ActorClosedError, ActorError, ActorStartError, twin
+from envactors.errors import ActorClosedError, ActorError, twin
 from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_out
 from envactors.wire.board import FRAMES_UP, Board
 from envactors.wire.messages import Adopt, Attach, Frame, Kind
@@ -110,7 +110,8 @@ class Supervisor:
         self._started = False
         self._adopting = False
         self._verdict: Verdict | None = None
-        self._start_failure: ActorStartError | None = None
+        self._start_failure: Frame | None = None
+        self._launched, self._made = 0.0, 0
         self._condemned_for: ActorError | None = None
         self._loss: ActorError | None = None
         self._launch_due = False
@@ -293,6 +294,7 @@ class Supervisor:
         """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
         with self._change:
             if incarnation == self.incarnation and self._phase is Phase.LIVE:
+                error.pid = self.pid
                 self._condemned_for = error
                 self._end(Verdict.CONDEMNED)
 
@@ -427,6 +429,7 @@ class Supervisor:
 
     def _begin_launch(self, spare: Incarnation | None = None) -> None:
         self._phase, self._started, self._adopting = Phase.LAUNCHING, False, spare is not None
+        self._launched, self._made = time.monotonic(), 0
         if spare is not None:
             self._adopt(spare)
         elif self.plan.backend.inline:
@@ -476,8 +479,9 @@ class Supervisor:
         slab = None if self.plan.shared is None else self.plan.shared.fileno()
         with self._lock:
             due = self._phase is Phase.LAUNCHING
+            self._launched = time.monotonic()  # not when it was queued behind others
             if due and self.plan.deadlines.start is not None and self.plan.backend.kills:
-                self._set_timer("call", time.monotonic() + self.plan.deadlines.start)
+                self._set_timer("call", self._launched + self.plan.deadlines.start)
         if due:
             try:
                 worker = self.plan.backend.launch(self.plan.name, self.plan.env_vars, slab)
@@ -494,8 +498,11 @@ class Supervisor:
                     self._process.kill()
 
     def _on_started(self, frame: Frame) -> None:
+        if frame.kind == Kind.MADE:
+            self._made = loads(frame.payload)
+            return
         if frame.kind == Kind.FAILED:
-            self._start_failure = self._failures.factory(frame, self.pid)
+            self._start_failure = frame
             self._phase = Phase.ENDING
             if self._process is not None:
                 self._process.kill()
@@ -838,8 +845,12 @@ class Supervisor:
         elif self._started:
             error = self._failures.death(obituary, self.incarnation, running, timed_out=timed_out)
         else:
-            error = self._start_failure or self._failures.start(obituary, self.incarnation, timed_out=timed_out)
-            error.stderr_tail, self._start_failure = obituary.stderr_tail, None
+            begun, failure = (self._made, self._launched), self._start_failure
+            self._start_failure = None
+            if failure is not None:
+                error = self._failures.factory(failure, obituary, begun)
+            else:
+                error = self._failures.start(obituary, self.incarnation, begun, timed_out=timed_out)
         if running is not None:
             if running.kind is None:
                 self._table.running = running  # a renewal waits for the next process
@@ -899,7 +910,7 @@ class Supervisor:
         assert self._final is not None, "a dead actor has a reason"
         for request in self._table.drain():
             if self._phase is Phase.DEAD and request.kind is not None:
-                self._fail(request, twin(self._final))
+                self._fail(request, self._failures.after_all(self._final, request))
             else:
                 self._table.restore(request)
                 self._dispatch()

@@ -35,6 +35,7 @@ from envactors.arrays.specs import (
 from envactors.backends.base import Backend
 from envactors.errors import (
     ActorClosedError,
+    ActorError,
     AlreadyPendingError,
     NothingPendingError,
     SpaceMismatchError,
@@ -505,7 +506,9 @@ class VectorEnv:
             late = [slot.env_id for slot in slots if slot.env_id not in arrived]
             raise VectorTimeoutError(
                 f"{what} waited {timeout} s and the results of the envs {late} have not come; nothing is lost, recv "
-                "hands all of them out"
+                f"hands all of them out. Env {late[0]} is in {self._whereabouts(late[0])}",
+                env_ids=late,
+                timeout=timeout,
             )
         return self._hand_out([arrived[slot.env_id] for slot in slots], what)
 
@@ -527,13 +530,20 @@ class VectorEnv:
             batch = self._batch(steps)
         if failures:
             first_id, first = next(iter(failures.items()))
+            # An error of an actor says itself where it happened.
+            where = "" if isinstance(first, ActorError) else f" ({self._whereabouts(first_id)})"
             raise VectorStepError(
-                f"{len(failures)} of {len(futures)} envs failed in {what}; env {first_id}: {type(first).__name__}: "
-                f"{first}",
+                f"{len(failures)} of {len(futures)} envs failed in {what}; env {first_id}{where}: "
+                f"{type(first).__name__}: {first}",
                 failures=failures,
                 batch=batch,
             ) from first
         return batch
+
+    def _whereabouts(self, env_id: int) -> str:
+        """Which actor an env is in, for errors."""
+        handle = self._slots[env_id].handle
+        return f"actor {handle.name!r}, pid {handle.pid}, incarnation {handle.incarnation}"
 
     def _conform(self, step: EnvStep) -> EnvStep:
         """Checks an observation against what others have shown; workers know no more than their own env."""

@@ -38,6 +38,8 @@ class Kind(enum.IntEnum):
     FAILED = 17
     RESETTING = 18
     PROGRESS = 19
+    # How many envs are made, while there are more to make: whose factory it is that runs.
+    MADE = 20
 
 
 class Frame(NamedTuple):

@@ -19,6 +19,8 @@ from envactors.wire.channel import Channel
 from envactors.worker.context import own_process
 from envactors.worker.main import serve
 
+_inherited: list[Any] = []
+
 
 class Descriptors(NamedTuple):
     """The descriptors that a worker gets from its parent; the slab's where there may be one."""
@@ -107,3 +109,9 @@ def _redirect(descriptors: Descriptors) -> None:
     for source, target in ((descriptors.stdout, 1), (descriptors.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        # What a forked worker's caller had not written yet is the caller's to write: kept, so that nothing flushes it.
+        _inherited.append(getattr(sys, name))
+        # Line by line: what Python holds back since it goes into a pipe would come late, and be lost with the process.
+        stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, stream)

@@ -46,13 +46,16 @@ class Host:
         start: What to make.
         incarnation: Which of the actor's processes this is.
         resetting: Called when a step goes over into a reset, which has a deadline of its own.
+        made: Called with the number of envs that are made, while there are more to make.
 
     Attributes:
         seats: Its envs.
         check: The checksum of the env that was reset or stepped last by a message.
     """
 
-    def __init__(self, start: Start, incarnation: int, resetting: Callable[[], None]) -> None:
+    def __init__(
+        self, start: Start, incarnation: int, resetting: Callable[[], None], made: Callable[[int], None]
+    ) -> None:
         self._incarnation = incarnation
         self._resetting = resetting
         self._journal = start.journal
@@ -61,6 +64,8 @@ class Host:
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
             enter(context)
+            if offset:
+                made(offset)
             make = loads(factory)
             if not offset:
                 registry.install(*start.registrations)

@@ -125,7 +125,7 @@ class Server:
             return self._failed(error, Fault.RESULT)
 
     def _start(self, message: Any) -> None:
-        host = Host(message, self._incarnation, self._resetting)
+        host = Host(message, self._incarnation, self._resetting, self._made)
         self._handlers = {
             Kind.ADOPT: lambda adopt: self._adopt(host, adopt),
             Kind.ATTACH: lambda attach: self._attach(host, attach),
@@ -158,6 +158,9 @@ class Server:
         assert self._turns is not None, "no turn comes before the slab"
         self._call_id = order
         self._turns.take(order)
+
+    def _made(self, count: int) -> None:
+        self._answer(Kind.MADE, dumps(count))
 
     def _progress(self, method: str) -> None:
         self._answer(Kind.PROGRESS, method.encode())
