@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing.resource_tracker
-import os
 import select
-import threading
-import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import loky.backend.resource_tracker
-import psutil
 import pytest
 from helpers import FORK_SERVER
 
 import envactors as ea
 from envactors import backends
-
-SHM = Path("/dev/shm")
+from envactors.testing.leaks import describe, inventory, settled_inventory
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,64 +50,10 @@ def both_planes(request, monkeypatch):
     monkeypatch.setitem(ea.VectorEnv.__init__.__kwdefaults__, "shared_memory", request.param)
 
 
-def inventory(known_shm: Sequence[str] | None = None) -> dict[str, Any]:
-    """What this process holds: descriptors, threads, children, shared memory.
-
-    Args:
-        known_shm: What was in /dev/shm before. Of what is new there only what no stranger uses counts, and what others
-            have removed meanwhile counts as if it were still there: the whole machine shares that place.
-    """
-    me = psutil.Process()
-    shm = {path.name for path in SHM.iterdir()}
-    if known_shm is not None:
-        new = shm - {*known_shm}
-        shm = {*known_shm, *(new - used_by_strangers() if new else ())}
-    return {
-        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-        "threads": sorted(thread.name for thread in threading.enumerate()),
-        "children": sorted(child.pid for child in me.children(recursive=True)),
-        "shm": sorted(shm),
-    }
-
-
-def used_by_strangers() -> set[str]:
-    """The entries of /dev/shm that processes have mapped which are none of ours."""
-    me = psutil.Process()
-    # By their inodes: who makes a semaphore has mapped it under a name that it had for a moment only.
-    names = {str(entry.inode()): entry.name for entry in os.scandir(SHM)}
-    used = set()
-    for pid in {*psutil.pids()} - {me.pid, *(child.pid for child in me.children(recursive=True))}:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                if "/dev/shm/" in line:
-                    used.add(names.get(line.split()[4]))
-    return used
-
-
-def settled_inventory(wanted: dict[str, Any], patience: float = 10.0) -> dict[str, Any]:
-    """The inventory once it is as wanted, or as it is when patience ends."""
-    deadline = time.monotonic() + patience
-    while (now := inventory(wanted["shm"])) != wanted and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.02)
-    return now
-
-
-def describe(pid: int) -> str:
-    """What a process that should be gone is doing."""
-    parts = []
-    for name in ("cmdline", "wchan", "status"):
-        try:
-            parts.append(Path(f"/proc/{pid}/{name}").read_text().replace("\0", " "))
-        except OSError as error:
-            parts.append(f"{name}: {error}")
-    return "\n".join(parts)
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind(helper_processes):
     """Every test: as many descriptors, threads, processes and shared memory entries as before."""
     before = inventory()
     yield
     after = settled_inventory(before)
-    assert after == before, "\n".join(describe(pid) for pid in {*after["children"]} - {*before["children"]})
+    assert after == before, "\n".join(describe(pid) for pid in {*after.children} - {*before.children})

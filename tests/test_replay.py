@@ -208,6 +208,35 @@ def test_a_replay_may_take_longer_than_a_step():
         assert envs.stats().actors[0].restarts == 1
 
 
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_each_part_of_a_replay_has_its_own_deadline(tmp_path, where):
+    hangs = tmp_path / "hangs"
+
+    class Hanging(Walk):
+        def note(self, *, hang=False):
+            if hang and hangs.exists():
+                hangs.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        def reset(self, **kwargs):
+            self.note(hang=where == "reset")
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            self.note(hang=where == "step")
+            return super().step(action)
+
+    with Replaying([Hanging], deadlines=ea.Deadlines(step=0.3, reset=0.3)) as envs:
+        envs.reset(seed=0)
+        envs.call("note")  # a call has no deadline here, which must not become that of the steps
+        envs.step([1])
+        hangs.touch()
+        kill(envs[0].pid)
+        envs.send([1])
+        assert envs.recv(timeout=SOON).truncated.tolist() == [False]
+        assert envs[0].incarnation == 2
+
+
 # Where it cannot be done --------------------------------------------------------------------------------
 
 

@@ -109,14 +109,23 @@ class Tables(RuleBasedStateMachine):
             else:
                 self.taken.append(request)
 
+    @rule(target=requests, bound=st.sampled_from([None, 0, 1]))
+    def add_first(self, bound):
+        request = make_request(bound=bound)
+        self.table.add_first(request)
+        assert request.call_id == self.last_id + 1
+        self.last_id = request.call_id
+        self.waiting.insert(0, request)
+        return request
+
     @rule(target=requests)
     def add_two(self):
         return multiple(self.add(None), self.add(1))
 
     @rule(incarnation=st.integers(0, 2))
-    def withdraw_bound(self, incarnation):
+    def withdraw_all(self, incarnation):
         bound = [request for request in self.waiting if request.bound == incarnation]
-        assert self.table.withdraw_bound(incarnation) == bound
+        assert self.table.withdraw_all(lambda request: request.bound == incarnation) == bound
         self.waiting = [request for request in self.waiting if request not in bound]
         self.taken += bound
 

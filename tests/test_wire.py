@@ -76,11 +76,14 @@ edges = [
 ]
 sizes = st.sampled_from(edges) | st.integers(0, 300) | st.integers(0, 200_000)
 frames = st.builds(
-    lambda kind, incarnation, call_id, size: Frame(kind, incarnation, call_id, random.Random(size).randbytes(size)),
+    lambda kind, incarnation, call_id, size, check: Frame(
+        kind, incarnation, call_id, random.Random(size).randbytes(size), check
+    ),
     st.integers(0, 255),
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**64 - 1),
     sizes,
+    st.integers(0, 2**32 - 1),
 )
 some_frames = st.lists(frames, max_size=6)
 # Sizes of the pieces that bytes come in: within headers, about a read, and large.
@@ -89,7 +92,7 @@ pieces = st.lists(st.integers(1, 50) | st.sampled_from([HEADER, CHUNK - 1, CHUNK
 
 def plain(received):
     """Frames with payloads that compare."""
-    return [Frame(kind, incarnation, call_id, bytes(payload)) for kind, incarnation, call_id, payload in received]
+    return [frame._replace(payload=bytes(frame.payload)) for frame in received]
 
 
 def cut(raw, sizes):

@@ -231,11 +231,17 @@ class Journals:
     def replays(self, deadlines: Deadlines, future: ActorFuture) -> list[Request]:
         """What a new process is asked first."""
         self._fresh = [True] * len(self._journals)
-        limits = [deadlines.of(method) for method in ("reset", "step", "call")]
-        # It tells that it goes on, so this is the limit of each part.
-        timeout = None if None in limits else max(limit for limit in limits if limit is not None)
         return [
-            Request(Kind.REPLAY, dumps(tuple(message)), "replay", self._first + env, timeout, 0, future)
+            # It tells what comes next as it goes on, and each part has its own deadline; this is that of the first.
+            Request(
+                Kind.REPLAY,
+                dumps(tuple(message)),
+                "replay",
+                self._first + env,
+                deadlines.of("call" if message.attributes else "reset"),
+                0,
+                future,
+            )
             for env, journal in enumerate(self._journals)
             if (message := journal.replay(env, self.attach)) is not None
         ]

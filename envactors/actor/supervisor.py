@@ -36,6 +36,7 @@ from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_
 from envactors.wire.board import FRAMES_UP, Board
 from envactors.wire.messages import Adopt, Attach, Frame, Kind
 from envactors.wire.pickling import dumps, loads
+from envactors.worker.replay import PULSE
 
 # How long a worker may take to tell its stacks before it is ended for a deadline, in seconds.
 _STACKS_GRACE = 0.2
@@ -578,8 +579,11 @@ class Supervisor:
             running.take(frame)
             self.reactor.wake(running.waiter)
         elif frame.kind == Kind.PROGRESS:
-            if running.timeout is not None:
-                self._set_timer("call", time.monotonic() + running.timeout)
+            self._timers.pop("call", None)
+            running.timeout = self.plan.deadlines.of(bytes(frame.payload).decode())
+            if running.timeout is not None and self.plan.backend.kills:
+                # What comes next has begun by then, or this is told once more.
+                self._set_timer("call", time.monotonic() + running.timeout + PULSE)
         elif frame.kind == Kind.RESETTING:
             self._timers.pop("call", None)
             deadline = self.plan.deadlines.of("reset")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli import bench, demo
+from envactors.cli import bench, chaos, demo
 
 _INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 _READER_GONE = 141  # and for one whose output nobody reads any more
@@ -49,4 +49,5 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     demo.register(commands)
     bench.register(commands)
+    chaos.register(commands)
     return parser

@@ -162,8 +162,8 @@ class Server:
     def _made(self, count: int) -> None:
         self._answer(Kind.MADE, dumps(count))
 
-    def _progress(self) -> None:
-        self._answer(Kind.PROGRESS, b"")
+    def _progress(self, method: str) -> None:
+        self._answer(Kind.PROGRESS, method.encode())
 
     def _resetting(self) -> None:
         self._answer(Kind.RESETTING, b"")

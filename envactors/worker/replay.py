@@ -15,16 +15,18 @@ from envactors.worker.context import enter
 from envactors.worker.host import Host
 
 # How often it is told that the replay goes on, in seconds.
-_PULSE = 0.05
+PULSE = 0.05
+_METHODS: dict[int, str] = {Kind.RESET: "reset", Kind.STEP: "step"}
 
 
-def replay(host: Host, message: Replay, progress: Callable[[], None]) -> bool:
+def replay(host: Host, message: Replay, progress: Callable[[str], None]) -> bool:
     """Asks an env everything again that a lost process was asked.
 
     Args:
         host: The env's host.
         message: What was asked.
-        progress: Called now and then while it goes on.
+        progress: Called with the name of the method that comes next, where that is another one than before, and now
+            and then while it goes on.
 
     Returns:
         Whether the env has shown the same observations.
@@ -35,20 +37,26 @@ def replay(host: Host, message: Replay, progress: Callable[[], None]) -> bool:
         host.set(Set(*loads(payload)))
     if not message.entries:
         return True
-    told = time.monotonic()
-    for ask in _asks(host, message):
-        ask()
+    told, last = 0.0, ""
+
+    def tell(method: str) -> None:
+        nonlocal told, last
         now = time.monotonic()
-        if now - told > _PULSE:
-            told = now
-            progress()
+        if method != last or now - told > PULSE:
+            told, last = now, method
+            progress(method)
+
+    for method, ask in _asks(host, message, lambda: tell("reset")):
+        tell(method)
+        ask()
     same = seat.check == message.check
     # Where it is not the same, its next reset is that of an env that was made anew.
     seat.was_reset = same
     return same
 
 
-def _asks(host: Host, message: Replay) -> Iterator[Callable[[], Any]]:
+def _asks(host: Host, message: Replay, resetting: Callable[[], None]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What is to be asked, each with the name of its method."""
     seat = host.seats[message.env]
     handlers: dict[int, Callable[[Any], Any]] = {
         Kind.CALL: host.call,
@@ -67,16 +75,12 @@ def _asks(host: Host, message: Replay) -> Iterator[Callable[[], Any]]:
 
     for entry in message.entries:
         if not isinstance(entry, Turns):
-            yield functools.partial(repeat, *entry)
+            yield _METHODS.get(entry[0], "call"), functools.partial(repeat, *entry)
             continue
         assert message.action is not None, "steps in shared memory have actions of a known spec"
         for row, what in enumerate(entry.what):
             if what == RESET:
-                yield functools.partial(host.reset_seat, seat, None, None, None)
+                yield "reset", functools.partial(host.reset_seat, seat, None, None, None)
             else:
                 action = reader(message.action, entry.actions, row)()
-                yield functools.partial(host.advance, seat, action, message.autoreset, None, _nothing)
-
-
-def _nothing() -> None:
-    """Told of resets within steps: the limit is that of each part anyway."""
+                yield "step", functools.partial(host.advance, seat, action, message.autoreset, None, resetting)

@@ -1,0 +1,151 @@
+"""``envactors chaos``: a storm of real faults over a vector env, and an account of every result."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envactors.cli.arguments import at_least, seconds
+from envactors.errors import EnvActorsError
+
+if TYPE_CHECKING:
+    from envactors.cli.weather import Weather
+    from envactors.testing.chaos import ChaosReport
+
+_ZEROS, _WRONG, _NOT_RUN = 0, 1, 2
+_NEEDED = ("psutil", "rich")
+_EXTRA = "pip install 'envactors[demo]'"
+_START_METHODS = ("forkserver", "loky", "spawn", "fork")
+
+_DESCRIPTION = """\
+Raises a storm over a vector env: its workers are killed while idle, in steps, in
+resets, in the factory and while they write; they are stopped, hang in C, sleep
+beyond the deadline, raise, return what does not pickle, exit, crash, and leave
+children running. Every result is compared with that of the same envs without
+faults, and counted. Without a name it is an env that echoes the actions, so
+that any result that is lost, duplicated, mixed up or torn shows.
+"""
+_EPILOG = f"""\
+The storm is decided by the seed. A user's own env is a Gymnasium id or
+MODULE:FACTORY; its results are compared where it gives equal ones for equal
+seeds.
+
+exit status:
+  {_ZEROS}    all faults happened, and there are zeros where zeros belong
+  {_WRONG}    they are not: something was lost, duplicated, mixed up, torn, late or
+       left behind
+  {_NOT_RUN}    wrong arguments, or something to install first
+  130  interrupted by Ctrl-C
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describes the command to the parser."""
+    parser = commands.add_parser(
+        "chaos",
+        help="raise a storm of faults over envs, and account for every result",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "env", nargs="?", metavar="ENV_ID|MODULE:FACTORY", help="your own env (default: an env that echoes the actions)"
+    )
+    parser.add_argument("--faults", type=at_least(1), default=100, metavar="N", help="how many faults (default: 100)")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="decides the storm (default: 0)")
+    parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N", help="how many envs (default: 8)")
+    parser.add_argument(
+        "--envs-per-actor", type=at_least(1), default=1, metavar="N", help="how many share a process (default: 1)"
+    )
+    parser.add_argument(
+        "--on-failure",
+        choices=("renew", "replay"),
+        default="renew",
+        help="what the vector env does about failures (default: renew)",
+    )
+    parser.add_argument(
+        "--deadline", type=seconds, default=1.0, metavar="SECONDS", help="of each step and reset (default: 1)"
+    )
+    parser.add_argument(
+        "--start-method",
+        choices=_START_METHODS,
+        default=_START_METHODS[0],
+        help="how processes start (default: forkserver, which takes milliseconds)",
+    )
+    parser.add_argument(
+        "--no-shared-memory", dest="shared_memory", action="store_false", help="have results sent instead"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: As `register` describes them.
+
+    Returns:
+        The exit status: 0 only where nothing was wrong.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"envactors chaos needs {' and '.join(missing)}: {_EXTRA}", file=sys.stderr)
+        return _NOT_RUN
+    try:
+        report = _storm(arguments)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2) + "\n")
+    except (ValueError, OSError) as error:
+        print(f"envactors chaos: {error}", file=sys.stderr)
+        return _NOT_RUN
+    except EnvActorsError as error:
+        print(f"envactors chaos: {error}", file=sys.stderr)
+        return _WRONG
+    return _ZEROS if report.ok else _WRONG
+
+
+def _storm(arguments: argparse.Namespace) -> ChaosReport:
+    import envactors as ea
+    from envactors.cli.jobs import EnvSource
+    from envactors.cli.reports import count
+    from envactors.testing.chaos import chaos
+
+    factory = None if arguments.env is None else EnvSource(arguments.env)
+    if factory is not None and not factory.is_factory and importlib.util.find_spec("gymnasium") is None:
+        raise ValueError(f"{arguments.env} is made by gymnasium: {_EXTRA}, or give MODULE:FACTORY")
+    title = (
+        f"{arguments.env or 'echo'}: {count(arguments.faults, 'fault')} over {count(arguments.num_envs, 'env')}, "
+        f"{arguments.envs_per_actor} an actor, on_failure={arguments.on_failure!r}, seed {arguments.seed}"
+    )
+    with _weather(title) as weather:
+        report = chaos(
+            factory,
+            faults=arguments.faults,
+            seed=arguments.seed,
+            num_envs=arguments.num_envs,
+            envs_per_actor=arguments.envs_per_actor,
+            on_failure=arguments.on_failure,
+            deadline=arguments.deadline,
+            shared_memory=arguments.shared_memory,
+            backend=ea.ProcessBackend(start_method=arguments.start_method),
+            watch=weather.changed,
+        )
+        weather.over(report)
+    return report
+
+
+def _weather(title: str) -> Weather:
+    from rich.console import Console
+
+    from envactors.cli.weather import LiveWeather, PlainWeather
+
+    console = Console()
+    # Rich takes a pipe for a terminal where it is told to by the environment; a live view is of no use there.
+    can_draw = sys.stdout.isatty() and not console.is_dumb_terminal
+    return LiveWeather(console, title) if can_draw else PlainWeather(sys.stdout, title)

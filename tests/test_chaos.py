@@ -1,0 +1,497 @@
+"""`envactors chaos` and `envactors.testing.chaos`: storms in which nothing goes wrong, and that they see what does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from helpers import FORK_SERVER, is_gone, wait_until
+
+import envactors as ea
+from envactors import cli
+from envactors.testing import EchoEnv
+from envactors.testing import chaos as storms
+from envactors.testing.chaos import chaos, plan_faults
+from envactors.testing.sabotage import FaultKind, LargeEcho, Order, Orders, Place, Saboteur, head_of
+
+COMMAND = Path(sys.executable).with_name("envactors")
+KINDS = {kind.value for kind in FaultKind}
+ALL_KINDS = len(KINDS)
+DEADLINE = 0.5
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_equal_seeds_give_equal_plans():
+    for seed in range(20):
+        plan = plan_faults(100, seed, 8)
+        assert plan == plan_faults(100, seed, 8)
+        assert len(plan) == 100
+        assert {fault.kind for fault in plan} == set(FaultKind)
+        assert {fault.env_id for fault in plan} == set(range(8))
+        assert {fault.place for fault in plan} == {None, *Place}
+    assert plan_faults(100, 1, 8) != plan_faults(100, 2, 8)
+    assert {fault.kind for fault in plan_faults(ALL_KINDS, 7, 1)} == set(FaultKind)
+
+
+@pytest.mark.usefixtures("both_planes")
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_a_storm_of_all_kinds(envs_per_actor):
+    shared_memory = ea.VectorEnv.__init__.__kwdefaults__["shared_memory"]
+    report = chaos(
+        faults=2 * ALL_KINDS,
+        seed=1,
+        envs_per_actor=envs_per_actor,
+        deadline=DEADLINE,
+        shared_memory=shared_memory,
+        backend=FORK_SERVER,
+    )
+    assert report.ok, report
+    assert set(report.faults.values()) == {2}
+    # The process that is killed in the factory is one that took the place of another.
+    assert report.renewals >= report.injected
+    assert report.failures >= report.injected // 2
+    assert report.delivered > 3 * report.injected
+    assert DEADLINE < report.longest_stall < DEADLINE + 2.0 + 5.0
+
+
+def test_a_storm_over_a_users_env():
+    report = chaos(
+        lambda: gymnasium.make("CartPole-v1"),
+        faults=ALL_KINDS,
+        seed=3,
+        num_envs=4,
+        deadline=DEADLINE,
+        backend=FORK_SERVER,
+    )
+    assert report.ok, report
+    assert report.compared
+    assert set(report.faults.values()) == {1}
+
+
+@pytest.mark.usefixtures("both_planes")
+@pytest.mark.parametrize("factory", [None, lambda: gymnasium.make("CartPole-v1")], ids=["echo", "CartPole"])
+def test_a_storm_that_leaves_no_trace(factory):
+    report = chaos(
+        factory,
+        faults=ALL_KINDS,
+        seed=4,
+        envs_per_actor=2 if factory else 1,
+        on_failure="replay",
+        deadline=DEADLINE,
+        shared_memory=ea.VectorEnv.__init__.__kwdefaults__["shared_memory"],
+        backend=FORK_SERVER,
+    )
+    assert report.ok, report
+    assert report.failures == 0
+    assert report.renewals >= ALL_KINDS - 1  # the process that sleeps may wake in time on a busy machine
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+@pytest.mark.parametrize("seed", range(10))
+def test_long_storms(seed, on_failure):
+    report = chaos(
+        faults=300,
+        seed=seed,
+        on_failure=on_failure,
+        envs_per_actor=(1, 2, 4)[seed % 3],
+        shared_memory=seed % 4 != 3,
+        backend=ea.ProcessBackend(start_method="forkserver", spin=seed % 2 == 0),
+    )
+    assert report.ok, report
+
+
+# Faults, one by one --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders():
+    orders = Orders.make(1)
+    yield orders
+    orders.remove()
+
+
+@pytest.mark.parametrize("kind", [FaultKind.KILL_WRITING, FaultKind.BUS_WRITING])
+def test_death_comes_in_the_middle_of_writing(orders, kind):
+    torn = False
+    with ea.VectorEnv(
+        [lambda path=orders.path: Saboteur(LargeEcho, path, 1, 0)],
+        on_failure="renew",
+        restart=ea.RestartPolicy(max_restarts=100, backoff=0.0),
+    ) as envs:
+        envs.reset(seed=0)
+        for action in range(50):
+            obs, *_ = envs.step([action])
+            orders.give(0, Place.STEP, Order(kind))
+            half = (int(envs._plane.slab.asked[0]) + 1) & 1
+            last, _, _, _, infos = envs.step([100])
+            torn |= head_of(envs._plane.slab.observations[0][half, 0]) is None
+            assert head_of(last[0]) is not None
+            if "failure" in infos[0]:
+                assert (last == obs).all()
+                assert infos[0]["failure"].signal == (
+                    signal.SIGKILL if kind is FaultKind.KILL_WRITING else signal.SIGBUS
+                )
+                envs.step([0])
+            if torn:
+                return
+    pytest.fail("never in the middle")
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        np.arange(3, dtype=np.float32),
+        {"a": "text", "b": np.ones((200, 100), np.uint8)},
+        (1, np.arange(1, dtype=np.int8)),
+    ],
+    ids=["small", "dict", "one byte"],
+)
+def test_memory_ends_within_any_array(obs):
+    script = (
+        "import sys, pickle; from envactors.testing.sabotage import _half_there; import numpy as np\n"
+        "half = _half_there(pickle.loads(bytes.fromhex(sys.argv[1])))\n"
+        "array = half if isinstance(half, np.ndarray) else half['b'] if isinstance(half, dict) else half[1]\n"
+        "print(array.shape, array.dtype, flush=True)\n"
+        "array.copy()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, pickle.dumps(obs).hex()], capture_output=True, text=True)
+    array = obs if isinstance(obs, np.ndarray) else obs["b"] if isinstance(obs, dict) else obs[1]
+    assert done.stdout == f"{array.shape} {array.dtype}\n"
+    assert done.returncode == -signal.SIGBUS
+
+
+def test_an_order_is_carried_out_once_whatever_becomes_of_the_process(orders):
+    orders.give(0, Place.STEP, Order(FaultKind.EXIT))
+    with ea.spawn(lambda path=orders.path: Saboteur(EchoEnv, path, 1, 0), restart=ea.RestartPolicy()) as actor:
+        actor.reset().result()
+        with pytest.raises(ea.ActorDiedError, match="exit code 3"):
+            actor.step(1).result()
+        assert not orders.waits(0, Place.STEP)
+        assert actor.step(1).result()[0][1] == 1
+
+
+def test_a_child_is_left_running_until_its_worker_is_dead(orders):
+    orders.give(0, Place.STEP, Order(FaultKind.CHILD))
+    with ea.spawn(lambda path=orders.path: Saboteur(EchoEnv, path, 1, 0)) as actor:
+        actor.reset().result()
+        with pytest.raises(ea.ActorDiedError):
+            actor.step(1).result()
+        pid = orders.take_child(0)
+        assert pid > 0
+        wait_until(lambda: is_gone(pid), 5)
+        assert orders.take_child(0) == 0
+
+
+# What a storm sees ---------------------------------------------------------------------------------------
+
+
+def tampered(monkeypatch, tamper):
+    """Has something done to what `recv` hands out, from the fifth batch on, until it says that it was."""
+    recv, calls = ea.VectorEnv.recv, []
+
+    def broken(self, *args, **kwargs):
+        batch = recv(self, *args, **kwargs)
+        calls.append(None)
+        if len(calls) < 5 or calls[-1] == "done":
+            return batch
+        plain = [i for i, info in enumerate(batch.infos) if "failure" not in info and batch.obs[i][1] > 1]
+        if not plain:
+            return batch
+        changed = tamper(batch, plain)
+        if changed is None:
+            return batch
+        calls[-1] = "done"
+        monkeypatch.setattr(ea.VectorEnv, "recv", recv)
+        return changed
+
+    monkeypatch.setattr(ea.VectorEnv, "recv", broken)
+
+
+def small_storm(**options):
+    return chaos(**{"faults": 2, "seed": 5, "num_envs": 3, "deadline": DEADLINE, "backend": FORK_SERVER, **options})
+
+
+def only(report, **wrong):
+    assert not report.ok
+    assert {name: number for name, number in report.wrong.items() if number} == wrong, report
+    return True
+
+
+def rows(batch, order):
+    return ea.Batch(*([column[i] for i in order] if isinstance(column, list) else column[order] for column in batch))
+
+
+def test_it_sees_a_result_that_comes_twice(monkeypatch):
+    tampered(monkeypatch, lambda batch, plain: rows(batch, [*range(len(batch.infos)), plain[0]]))
+    report = small_storm()
+    assert only(report, duplicated=1)
+    assert "nobody asked for" in report.problems[0]
+
+
+def test_it_sees_a_result_of_another_env(monkeypatch):
+    def swap(batch, plain):
+        batch.obs[plain[0], 0] += 1
+        batch.obs[plain[0]] = relabelled(batch.obs[plain[0]])
+        return batch
+
+    tampered(monkeypatch, swap)
+    assert only(small_storm(), **{"mixed up": 1})
+
+
+def relabelled(obs):
+    """The observation with the mark that belongs to what it begins with."""
+    echo = LargeEcho()
+    echo.env_id, echo.steps, echo.last_action, echo.checksum = obs[:4].tolist()
+    return echo._observe()
+
+
+@pytest.mark.parametrize(("change", "what"), [(1, "duplicated"), (-1, "lost")], ids=["twice", "left out"])
+def test_it_sees_a_step_that_was_not_made_once(monkeypatch, change, what):
+    def miscount(batch, plain):
+        batch.obs[plain[0], 1] += change
+        batch.obs[plain[0]] = relabelled(batch.obs[plain[0]])
+        return batch
+
+    tampered(monkeypatch, miscount)
+    assert only(small_storm(), **{what: 1})
+
+
+def test_it_sees_a_torn_observation(monkeypatch):
+    def tear(batch, plain):
+        batch.obs[plain[0], LargeEcho.SIZE // 2 :] = 0
+        return batch
+
+    tampered(monkeypatch, tear)
+    assert only(small_storm(), torn=1)
+
+
+def test_it_sees_a_reward_of_another_step(monkeypatch):
+    def change(batch, plain):
+        batch.rewards[plain[0]] += 1
+        return batch
+
+    tampered(monkeypatch, change)
+    assert only(small_storm(), **{"mixed up": 1})
+
+
+def test_it_sees_a_result_that_never_comes(monkeypatch):
+    monkeypatch.setattr(storms, "_PATIENCE", 0.5)
+    tampered(monkeypatch, lambda batch, plain: rows(batch, [i for i in range(len(batch.infos)) if i != plain[0]]))
+    report = small_storm()
+    assert report.lost == 1
+    assert "owe results" in report.problems[-1]
+
+
+def test_it_sees_a_stall(monkeypatch):
+    monkeypatch.setattr(storms, "STALL_MARGIN", 0.0)
+
+    def wait(batch, plain):
+        time.sleep(2 * DEADLINE)
+        return batch
+
+    tampered(monkeypatch, wait)
+    report = small_storm(faults=1)
+    assert report.stalls >= 1
+    assert report.longest_stall >= 2 * DEADLINE
+
+
+def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):
+    (spared, *_) = {0, 1, 2} - {fault.env_id for fault in plan_faults(2, 5, 3)}
+
+    class Frail(LargeEcho):
+        def step(self, action):
+            me = ea.current_actor()
+            if me is not None and (me.index, me.incarnation) == (spared, 0) and action > 4:
+                os._exit(5)
+            return super().step(action)
+
+    monkeypatch.setattr(storms, "LargeEcho", Frail)
+    report = small_storm()
+    assert report.unexplained == 1
+    assert "exit code 5" in report.problems[-1]
+
+
+def test_it_sees_an_env_that_is_not_the_same_on_another_process():
+    class Env(EchoEnv):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            obs[0] = ea.current_actor().incarnation
+            return obs, *rest
+
+    report = chaos(lambda: Env(episode_length=9), faults=4, seed=2, num_envs=2, deadline=DEADLINE, backend=FORK_SERVER)
+    assert report.compared
+    assert report.mixed_up >= 1
+    assert not report.ok
+
+
+def test_it_sees_a_failure_that_is_not_replayed():
+    class Env(EchoEnv):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            obs[0] = ea.current_actor().incarnation
+            return obs, *rest
+
+    report = chaos(
+        lambda: Env(episode_length=9),
+        faults=4,
+        seed=2,
+        num_envs=2,
+        on_failure="replay",
+        deadline=DEADLINE,
+        backend=FORK_SERVER,
+    )
+    assert report.not_replayed >= 1
+    assert not report.ok
+
+
+def test_what_cannot_be_compared_is_not():
+    class Env(EchoEnv):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            obs[3] = time.monotonic_ns()
+            return obs, *rest
+
+    report = chaos(lambda: Env(episode_length=9), faults=6, seed=2, num_envs=3, deadline=DEADLINE, backend=FORK_SERVER)
+    assert not report.compared
+    assert report.ok, report
+
+
+def test_it_sees_what_is_left_behind(monkeypatch):
+    left = []
+    over = threading.Event()
+
+    def leave(batch, plain):
+        left.append(Path(os.devnull).open())  # noqa: SIM115 # that is the point
+        left.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]))
+        left.append(threading.Thread(target=over.wait, name="left behind"))
+        left[-1].start()
+        return batch
+
+    tampered(monkeypatch, leave)
+    monkeypatch.setattr(storms, "_CHILD_PATIENCE", 0.5)
+    report = small_storm()
+    file, process, thread = left
+    file.close()
+    process.kill()
+    process.wait()
+    over.set()
+    thread.join()
+    assert only(report, leaks=3)
+    assert any("left behind" in leak for leak in report.leaks)
+    assert any(str(process.pid) in leak for leak in report.leaks)
+
+
+def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
+    class Escaping(Saboteur):
+        """Leaves a process running that nobody can tell was its own."""
+
+        def _leave_a_child(self):
+            script = (
+                "import subprocess, sys\n"
+                "print(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(1000)', sys.argv[1]],\n"
+                "      env={}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)\n"
+            )
+            command = [sys.executable, "-S", "-c", script, self._orders.path]
+            done = subprocess.run(command, stdout=subprocess.PIPE, env={}, check=True)
+            self._orders.left_running(self._env_id, int(done.stdout))
+
+    (fault,) = [fault for fault in plan_faults(ALL_KINDS, 5, 3) if fault.kind is FaultKind.CHILD]
+    monkeypatch.setattr(storms, "plan_faults", lambda *_: [fault])
+    monkeypatch.setattr(storms, "Saboteur", Escaping)
+    monkeypatch.setattr(storms, "_CHILD_PATIENCE", 0.5)
+    report = small_storm(faults=1, deadline=5.0)
+    assert only(report, leaks=1)
+    assert "time.sleep(1000)" in report.leaks[0]
+    pid = int(report.leaks[0].split(":")[0].split()[1])
+    wait_until(lambda: is_gone(pid))  # the storm has ended it
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [COMMAND, "chaos", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        timeout=55,
+    )
+
+
+def test_the_command(tmp_path):
+    file = tmp_path / "report.json"
+    done = run("--faults", "20", "--seed", "1", "--json", str(file))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    report = json.loads(file.read_text())
+    assert report["ok"]
+    assert (report["planned"], report["seed"], set(report["faults"])) == (20, 1, KINDS)
+    assert sum(report["faults"].values()) == 20
+    title, *_, verdict = done.stdout.splitlines()
+    assert title == "echo: 20 faults over 8 envs, 1 an actor, on_failure='renew', seed 1"
+    assert re.fullmatch(r"All zeros: 20 faults in [\d.]+ s, every result accounted for\.", verdict)
+    counts = dict(re.findall(r"^([a-z ]+): ([\d,]+)$", done.stdout, re.MULTILINE))
+    for name in ("lost", "duplicated", "mixed up", "torn", "stalls", "leaks"):
+        assert counts[name] == "0"
+    assert int(counts["results delivered"].replace(",", "")) == report["delivered"]
+    assert int(counts["renewals"]) == report["renewals"] >= 20
+
+
+def test_the_command_fails_where_something_is_wrong(monkeypatch, capsys):
+    tampered(monkeypatch, lambda batch, plain: rows(batch, [*range(len(batch.infos)), plain[0]]))
+    assert cli.main(["chaos", "--faults", "2", "--num-envs", "3"]) == 1
+    assert "Wrong: duplicated 1." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--faults", "0"], "0 is less than 1"),
+        (["--on-failure", "raise"], "invalid choice: 'raise'"),
+        (["--deadline", "-1"], "-1 is not a positive number"),
+    ],
+)
+def test_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["chaos", *arguments])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_env_without_actions_to_sample(capsys):
+    assert cli.main(["chaos", "collections:OrderedDict", "--faults", "1"]) == 2
+    assert "OrderedDict without an action_space to sample from" in capsys.readouterr().err
+
+
+def test_an_env_of_ones_own_by_name(capsys):
+    assert cli.main(["chaos", "CartPole-v1", "--faults", "3", "--num-envs", "2"]) == 0
+    assert "CartPole-v1: 3 faults over 2 envs" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_the_command():
+    process = subprocess.Popen(
+        [COMMAND, "chaos", "--faults", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert "100000 faults" in process.stdout.readline()
+    assert "renewals" in process.stdout.readline()  # in the middle of it
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "envactors: interrupted\n")
+    assert psutil.wait_procs(children, 5)[1] == []
