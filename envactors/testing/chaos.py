@@ -850,9 +850,8 @@ class Storm:
         due = self._due()
         if due:
             self._reset(due)
-        # Which process a renewed env is on decides its seed, and with several envs an actor a step does not tell.
-        tells = len(self._crews) == len(self._tracks) or not any(track.renewed for track in self._tracks)
-        if self._dice.random() < 0.5 and tells:
+        # Which process a renewed env is on decides its seed, and a step does not tell; afterwards it may be gone already.
+        if self._dice.random() < 0.5 and not any(track.renewed for track in self._tracks):
             self._step_all()
         else:
             self._submit()
@@ -869,7 +868,7 @@ class Storm:
                     bool(terminated[i]),
                     bool(truncated[i]),
                     infos[i],
-                    self._envs[i].incarnation if track.renewed else None,
+                    None,
                 )
                 for i, track in enumerate(self._tracks)
             ]
