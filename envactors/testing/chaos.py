@@ -850,7 +850,7 @@ class Storm:
         due = self._due()
         if due:
             self._reset(due)
-        # Which process a renewed env is on decides its seed, and a step does not tell; afterwards it may be gone already.
+        # Which process a renewed env is on decides its seed, and a step does not tell; later it may be gone already.
         if self._dice.random() < 0.5 and not any(track.renewed for track in self._tracks):
             self._step_all()
         else:
