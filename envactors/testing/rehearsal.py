@@ -105,7 +105,7 @@ class Script(NamedTuple):
 def rehearse(
     factory: Callable[[], Any] | None, num_envs: int, seed: int, backend: Backend, tally: Tally
 ) -> Iterator[Script]:
-    """The rehearsal of a storm over envs of this factory, or over echo envs; tells whether these give the same twice."""
+    """The rehearsal of a storm over envs of this factory, or over echo envs; tells whether they repeat themselves."""
     if factory is None:
         echoes = Rehearsal([functools.partial(LargeEcho, i) for i in range(num_envs)])
         # No action is like another.
