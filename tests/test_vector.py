@@ -72,6 +72,22 @@ def test_some_envs_only_in_the_order_given(envs):
 
 def test_options_reach_the_env(envs):
     assert envs.reset(options={"level": 3}, env_ids=[1])[1][0]["options"] == {"level": 3}
+    infos = envs.reset(options=[{"level": 1}, None], env_ids=[2, 0])[1]
+    assert [info["options"] for info in infos] == [{"level": 1}, None]
+    with pytest.raises(ea.VectorInputError, match="1 options for 4 envs"):
+        envs.reset(options=[{}])
+
+
+def test_a_step_in_two_halves_is_owed_in_between(envs):
+    envs._begin_all([1, 2, 3, 4])
+    for ask in (lambda: envs.step([0] * 4), lambda: envs.send([0], env_ids=[2]), lambda: envs.reset(env_ids=[1])):
+        with pytest.raises(ea.AlreadyPendingError):
+            ask()
+    assert envs._finish_all(None, None)[0][:, 2].tolist() == [1, 2, 3, 4]
+    envs._begin_all([5, 6, 7, 8])
+    assert envs.call("render") == [f"frame {i}" for i in range(4)]
+    batch = envs.recv()
+    assert sorted(batch.obs[:, 2].tolist()) == [5, 6, 7, 8]
 
 
 def test_what_was_returned_never_changes(envs):
