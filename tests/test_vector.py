@@ -78,18 +78,6 @@ def test_options_reach_the_env(envs):
         envs.reset(options=[{}])
 
 
-def test_a_step_in_two_halves_is_owed_in_between(envs):
-    envs._begin_all([1, 2, 3, 4])
-    for ask in (lambda: envs.step([0] * 4), lambda: envs.send([0], env_ids=[2]), lambda: envs.reset(env_ids=[1])):
-        with pytest.raises(ea.AlreadyPendingError):
-            ask()
-    assert envs._finish_all(None, None)[0][:, 2].tolist() == [1, 2, 3, 4]
-    envs._begin_all([5, 6, 7, 8])
-    assert envs.call("render") == [f"frame {i}" for i in range(4)]
-    batch = envs.recv()
-    assert sorted(batch.obs[:, 2].tolist()) == [5, 6, 7, 8]
-
-
 def test_what_was_returned_never_changes(envs):
     first = envs.step([1] * 4)[0]
     copy = first.copy()

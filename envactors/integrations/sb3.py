@@ -49,6 +49,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         standbys: How many processes are kept started for those that are lost.
 
     Attributes:
+        actors: The processes' handles.
         waiting: Whether a step is under way.
         closed: Whether it was closed.
 
@@ -88,6 +89,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         except BaseException:
             self._envs.close(0)
             raise
+        self.actors = self._envs.actors
         self.metadata: dict[str, Any] = {**self._envs.metadata, **self.metadata}
 
     # Stepping --------------------------------------------------------------------------------------------
