@@ -46,6 +46,7 @@ class Teller(gymnasium.Env):
             Path(touch).touch()
         self.count += 1
         over = self.count == self.length
+        terminates, truncates = {"both": (True, True), True: (True, False), False: (False, True)}[self.terminates]
         return (
             self._obs(action),
             0.5 * self.count,

@@ -116,7 +116,7 @@ def test_step_async_returns_at_once_and_step_wait_waits(make, tmp_path):
     assert infos == [{"n": 1, "TimeLimit.truncated": False}] * 3
 
 
-@pytest.mark.parametrize("terminates", [True, False])
+@pytest.mark.parametrize("terminates", [True, False, "both"])
 def test_an_ended_episode_is_reset_in_the_step_that_ends_it(make, terminates):
     envs = make([functools.partial(Teller, 0, 2, terminates), functools.partial(Teller, 1, 3, terminates)])
     envs.reset()
@@ -127,7 +127,7 @@ def test_an_ended_episode_is_reset_in_the_step_that_ends_it(make, terminates):
     assert (rewards.tolist(), dones.tolist()) == ([1.0, 1.0], [True, False])
     last = infos[0].pop("terminal_observation")
     assert (last.tolist(), last.dtype) == ([0, 2, 2], np.float32)
-    assert infos == [{"n": 2, "TimeLimit.truncated": not terminates}, {"n": 2, "TimeLimit.truncated": False}]
+    assert infos == [{"n": 2, "TimeLimit.truncated": terminates is False}, {"n": 2, "TimeLimit.truncated": False}]
     assert envs.reset_infos == [{"seed": None, "options": None}, {"old": 1}]
 
 
