@@ -25,6 +25,10 @@ import envactors as ea
 from envactors.testing import FAULTS
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+# Through channels among the long runs only, where the planes do not differ in what is tested.
+PLANES = pytest.mark.parametrize(
+    "shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"]
+)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
 
 
@@ -122,7 +126,7 @@ def trajectory(autoreset, envs_per_actor, shared_memory, kills):
     return seen
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@PLANES
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_a_run_with_kills_gives_the_same_trajectories(autoreset, envs_per_actor, shared_memory):
@@ -138,7 +142,7 @@ TRANSIENT = [
 ]
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@PLANES
 @pytest.mark.parametrize(("fault", "where"), TRANSIENT)
 def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where, shared_memory):
     def run(with_fault):
@@ -505,7 +509,7 @@ def perform(asked, envs_per_actor, shared_memory, kills):
 
 
 @given(operations, st.sampled_from([1, 2, 3]), st.booleans())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.timeout(180)
 def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor, shared_memory):
     assert perform(asked, envs_per_actor, shared_memory, True) == perform(asked, envs_per_actor, shared_memory, False)
