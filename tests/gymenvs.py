@@ -50,8 +50,8 @@ class Teller(gymnasium.Env):
         return (
             self._obs(action),
             0.5 * self.count,
-            over and self.terminates,
-            over and not self.terminates,
+            over and terminates,
+            over and truncates,
             {"n": self.count},
         )
 
