@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
-from helpers import SOON
+from helpers import SOON, Counter
 
 import envactors as ea
 from envactors.actor.interrupts import Shield
@@ -328,3 +330,16 @@ def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing
             assert supervisor._process.turns == 3
         finally:
             supervisor._process = real
+
+
+def test_an_actor_whose_death_was_raised_where_its_handle_is_known_is_freed():
+    def lose():
+        with ea.spawn(Counter, restart=ea.RestartPolicy(backoff=0.01)) as actor:
+            with pytest.raises(ea.ActorDiedError):
+                actor.die().result()
+            actor.add(1).result()
+            return weakref.ref(actor._supervisor)
+
+    supervisor = lose()
+    gc.collect()
+    assert supervisor() is None

@@ -872,7 +872,9 @@ class Supervisor:
             while times and now - times[0][0] >= policy.window:
                 times.popleft()
         delay = restart_delay(policy, [when for when, _ in self._granted], now)
-        self._losses.append((now, error))
+        # A copy: raised, the error itself holds the frames that it goes through, and their handles with them, so that
+        # an actor that holds it would keep itself alive.
+        self._losses.append((now, twin(error)))
         if delay is not None:
             self._granted.append(self._losses[-1])
             spare = self._take_standby(delay) if self._started else None
