@@ -124,7 +124,7 @@ def trajectory(autoreset, envs_per_actor, shared_memory, kills):
             if autoreset == "disabled" and over:
                 seen.append(envs.reset(env_ids=over)[0].tolist())
         if kills:
-            assert sum(actor.stats().restarts for actor in envs.actors) >= 4
+            assert sum(actor.stats().restarts for actor in envs.actors) >= 2  # those while idle were waited for
     return seen
 
 
