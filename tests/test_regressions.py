@@ -328,3 +328,23 @@ def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing
             assert supervisor._process.turns == 3
         finally:
             supervisor._process = real
+
+
+def test_an_actor_whose_death_was_raised_ends_with_its_handle():
+    """The error that was raised holds frames, these the handle; who remembers the death must not hold that error."""
+
+    class Env:
+        def die(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def use():
+        actor = ea.spawn(Env, restart=ea.RestartPolicy(backoff=0))
+        kept = None
+        try:
+            actor.die().result()
+        except ea.ActorDiedError as error:
+            kept = error
+        assert kept.signal == signal.SIGKILL
+        assert actor.stats().last_failure is not kept
+
+    use()  # the leak check waits for the process

@@ -138,6 +138,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._asked: list[Slot] = []
         self._calls: list[ActorFuture] = []
         self.observations: Any = None
+        failure: BaseException | None = None
         try:
             self._envs = VectorEnv(
                 env_fns,
@@ -152,10 +153,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 copy=False,
             )
         except SpaceMismatchError as error:
-            raise RuntimeError(f"{self._unequal('observation or action')} ({error})") from error
+            what: Literal["action", "observation"] = "action" if "action spec" in str(error) else "observation"
+            raise RuntimeError(f"{self._unequal(what)} ({error})") from error
         except (ActorStartError, RestartsExhaustedError) as error:
-            own = _raised_by_factory(error)
-            raise own from own.__cause__
+            failure = _raised_by_factory(error)
+        if failure is not None:
+            raise failure
         try:
             self._envs._let_envs_judge()
             self.metadata = {**self._envs.metadata, "autoreset_mode": self.autoreset_mode}
@@ -169,10 +172,6 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _take_spaces(self, strictly: bool) -> None:
         action_spaces = self._envs.get_attr("action_space")
         observation_spaces = self._envs.get_attr("observation_space")
-        self.single_action_space = action_spaces[0]
-        if any(other != self.single_action_space for other in action_spaces):
-            raise RuntimeError(self._unequal("action"))
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.single_observation_space = observation_spaces[0]
         if isinstance(self.observation_mode, tuple):
             self.observation_space, self.single_observation_space = self.observation_mode
@@ -182,6 +181,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             same = all(is_space_dtype_shape_equiv(self.single_observation_space, other) for other in observation_spaces)
         if not same:
             raise RuntimeError(self._unequal("observation"))
+        self.single_action_space = action_spaces[0]
+        if any(other != self.single_action_space for other in action_spaces):
+            raise RuntimeError(self._unequal("action"))
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
         if self.observation_mode == "same":
             self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         elif self.observation_mode == "different":
@@ -198,20 +201,17 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if isinstance(spec, ArraySpec) and spec.batchable:
             self._action_dtype, self._action_shape = spec.dtype, (self.num_envs, *spec.shape)
 
-    def _unequal(self, what: str) -> str:
-        if self.observation_mode == "same" and what != "action":
+    def _unequal(self, what: Literal["action", "observation"]) -> str:
+        if what == "action":
+            return "Some environments have an action space other than the first's: a batch of actions needs equal ones"
+        if self.observation_mode == "same":
             return (
                 f"{type(self).__name__}(..., observation_mode='same') however some of the sub-environments observation "
                 "spaces are not equivalent. If this is intentional, use `observation_mode='different'` instead."
             )
-        if what == "action":
-            return (
-                "some of the sub-environments have an action space other than the first's: expected equal ones, to be "
-                "put into one batch"
-            )
         return (
             f"{type(self).__name__}(..., observation_mode='different' or custom space) however the sub-environments' "
-            f"{what} spaces do not share a common shape and dtype."
+            "observation spaces do not share a common shape and dtype."
         )
 
     # Looking ---------------------------------------------------------------------------------------------
