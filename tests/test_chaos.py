@@ -21,10 +21,11 @@ from helpers import FORK_SERVER, is_gone, wait_until
 
 import envactors as ea
 from envactors import cli
-from envactors.testing import EchoEnv
+from envactors.testing import EchoEnv, rehearsal, storm
 from envactors.testing import chaos as storms
-from envactors.testing.chaos import chaos, plan_faults
+from envactors.testing.chaos import chaos
 from envactors.testing.sabotage import FaultKind, LargeEcho, Order, Orders, Place, Saboteur, head_of
+from envactors.testing.storm import plan_faults
 
 COMMAND = Path(sys.executable).with_name("envactors")
 KINDS = {kind.value for kind in FaultKind}
@@ -290,7 +291,7 @@ def test_it_sees_a_reward_of_another_step(monkeypatch):
 
 
 def test_it_sees_a_result_that_never_comes(monkeypatch):
-    monkeypatch.setattr(storms, "_PATIENCE", 0.5)
+    monkeypatch.setattr(storm, "_PATIENCE", 0.5)
     tampered(monkeypatch, lambda batch, plain: rows(batch, [i for i in range(len(batch.infos)) if i != plain[0]]))
     report = small_storm()
     assert report.lost == 1
@@ -320,7 +321,8 @@ def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):
                 os._exit(5)
             return super().step(action)
 
-    monkeypatch.setattr(storms, "LargeEcho", Frail)
+    for module in (storms, rehearsal):
+        monkeypatch.setattr(module, "LargeEcho", Frail)
     report = small_storm()
     assert report.unexplained == 1
     assert "exit code 5" in report.problems[-1]
@@ -383,7 +385,8 @@ def test_it_sees_what_is_left_behind(monkeypatch):
         return batch
 
     tampered(monkeypatch, leave)
-    monkeypatch.setattr(storms, "_CHILD_PATIENCE", 0.5)
+    for module in (storms, storm):
+        monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
     report = small_storm()
     file, process, thread = left
     file.close()
@@ -413,7 +416,8 @@ def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
     (fault,) = [fault for fault in plan_faults(ALL_KINDS, 5, 3) if fault.kind is FaultKind.CHILD]
     monkeypatch.setattr(storms, "plan_faults", lambda *_: [fault])
     monkeypatch.setattr(storms, "Saboteur", Escaping)
-    monkeypatch.setattr(storms, "_CHILD_PATIENCE", 0.5)
+    for module in (storms, storm):
+        monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
     report = small_storm(faults=1, deadline=5.0)
     assert only(report, leaks=1)
     assert "time.sleep(1000)" in report.leaks[0]

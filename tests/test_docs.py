@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -19,6 +20,9 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_code_blocks_run(page, tmp_path):
+    for package in re.findall(r"^(?:from|import) (\w+)", blocks(page)[0], flags=re.MULTILINE):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     script = tmp_path / "blocks.py"
     script.write_text("\n\n".join(blocks(page)))
     done = subprocess.run(

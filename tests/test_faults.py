@@ -459,9 +459,9 @@ def test_a_deliberate_end_is_not_a_crash():
 @pytest.mark.fresh_processes
 def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
     """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
-    # A fresh interpreter costs a tenth of a second of a core, and twice a round: every eighth round has them.
-    backends = ["process"] + [FORK_SERVER] * 7
-    for _ in range(25):
+    # A fresh interpreter costs a tenth of a second of a core, and twice a round: every fortieth round has them.
+    for turn in range(25):
+        backends = [FORK_SERVER if turn % 5 else "process"] + [FORK_SERVER] * 7
         actors = [ea.spawn(Counter, backend=backend) for backend in backends]
         renewals = [actor.renew() for actor in actors]
         for renewal in renewals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -204,3 +205,37 @@ def test_the_other_seven_keep_their_throughput(tmp_path, trouble):
 def test_the_other_seven_keep_nine_tenths_while_one_takes_ten_seconds(tmp_path, trouble):
     """The promise itself; for an idle machine."""
     measure(tmp_path, trouble(), 10.0, 0.9)
+
+
+class Crashing(PacedEnv):
+    """Ends its process in every step."""
+
+    def step(self, action):
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(SOON)
+
+
+@pytest.mark.soak
+@pytest.mark.fresh_processes
+@pytest.mark.timeout(300)
+def test_the_other_seven_keep_nine_tenths_while_one_crashes_without_end(tmp_path):
+    """With processes started afresh and the policy's own backoff; for an idle machine."""
+
+    def throughput(crashes):
+        kinds = [*[PacedEnv] * 7, Crashing if crashes else PacedEnv]
+        factories = [functools.partial(kind, env_id, tmp_path / "never") for env_id, kind in enumerate(kinds)]
+        with ea.VectorEnv(factories, on_failure="renew", restart=ea.RestartPolicy(max_restarts=10**6)) as envs:
+            envs.reset(seed=0)
+            envs.send([0] * 8)
+            steps, begun = 0, time.perf_counter()
+            while (elapsed := time.perf_counter() - begun) < 5.0:
+                ids = envs.recv(min_envs=1, timeout=SOON).env_ids
+                steps += int((ids != TROUBLED).sum())
+                envs.send([0] * len(ids), ids)
+            envs.recv()
+            assert (envs[TROUBLED].incarnation > 2) is crashes
+        return steps / elapsed
+
+    ratios = [throughput(True) / throughput(False) for _ in range(5)]
+    print("throughput with the crashes, to that without:", *(f"{ratio:.3f}" for ratio in sorted(ratios)))
+    assert statistics.median(ratios) >= 0.9, ratios

@@ -164,7 +164,7 @@ system.start_detached = start
 # One that was lost before the last start and the caller's end, of which a copy knows nothing.
 pids = second.of_all_kinds().result(30)
 pids += ea.spawn(Breeder, backend=backend).of_all_kinds().result(30)
-libc = ctypes.CDLL(None)
+libc = ctypes.PyDLL(None)  # keeps the GIL: a copy could never take it from a thread that it does not have
 if libc.fork() == 0:
     libc.fork() or libc.sleep(int(AT_MOST) + 1)
     libc._exit(0)

@@ -42,7 +42,9 @@ def first_of(seed):
     return Leaky().reset(seed=seed)[0].tolist()
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@pytest.mark.parametrize(
+    "shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"]
+)
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_after_so_many_steps_the_next_episode_has_a_process_of_its_own(autoreset, on_failure, shared_memory):

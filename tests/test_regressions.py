@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
-from helpers import SOON
+from helpers import SOON, Counter
 
 import envactors as ea
 from envactors.actor.interrupts import Shield
@@ -330,21 +332,14 @@ def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing
             supervisor._process = real
 
 
-def test_an_actor_whose_death_was_raised_ends_with_its_handle():
-    """The error that was raised holds frames, these the handle; who remembers the death must not hold that error."""
+def test_an_actor_whose_death_was_raised_where_its_handle_is_known_is_freed():
+    def lose():
+        with ea.spawn(Counter, restart=ea.RestartPolicy(backoff=0.01)) as actor:
+            with pytest.raises(ea.ActorDiedError):
+                actor.die().result()
+            actor.add(1).result()
+            return weakref.ref(actor._supervisor)
 
-    class Env:
-        def die(self):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def use():
-        actor = ea.spawn(Env, restart=ea.RestartPolicy(backoff=0))
-        kept = None
-        try:
-            actor.die().result()
-        except ea.ActorDiedError as error:
-            kept = error
-        assert kept.signal == signal.SIGKILL
-        assert actor.stats().last_failure is not kept
-
-    use()  # the leak check waits for the process
+    supervisor = lose()
+    gc.collect()
+    assert supervisor() is None

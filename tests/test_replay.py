@@ -25,6 +25,10 @@ import envactors as ea
 from envactors.testing import FAULTS
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+# Through channels among the long runs only, where the planes do not differ in what is tested.
+PLANES = pytest.mark.parametrize(
+    "shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"]
+)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
 
 
@@ -43,6 +47,8 @@ class Walk(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.obey("reset")
+        if seed is not None:
+            self.pushes = 0  # calls before the seed are not made again
         self.at = self.np_random.normal(size=3) + (options or {}).get("offset", 0)
         self.count = 0
         return self.at.copy(), {}
@@ -96,7 +102,7 @@ def trajectory(autoreset, envs_per_actor, shared_memory, kills):
     with Replaying([Walk] * 4, autoreset=autoreset, envs_per_actor=envs_per_actor, shared_memory=shared_memory) as envs:
         envs.set_attr("scale", [0.5, 1.0, 2.0, 3.0])
         seen.append(envs.reset(seed=7, options={"offset": 3})[0].tolist())
-        for turn in range(24):
+        for turn in range(16):
             actions = [dice.randrange(5) for _ in range(4)]
             victim = envs.actors[deaths.randrange(len(envs.actors))]
             if kills and turn % 8 == 3:
@@ -118,11 +124,11 @@ def trajectory(autoreset, envs_per_actor, shared_memory, kills):
             if autoreset == "disabled" and over:
                 seen.append(envs.reset(env_ids=over)[0].tolist())
         if kills:
-            assert sum(actor.stats().restarts for actor in envs.actors) >= 5
+            assert sum(actor.stats().restarts for actor in envs.actors) >= 4
     return seen
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@PLANES
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_a_run_with_kills_gives_the_same_trajectories(autoreset, envs_per_actor, shared_memory):
@@ -138,7 +144,7 @@ TRANSIENT = [
 ]
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
+@PLANES
 @pytest.mark.parametrize(("fault", "where"), TRANSIENT)
 def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where, shared_memory):
     def run(with_fault):
@@ -425,7 +431,7 @@ def test_two_deaths_at_different_points_are_not_the_same_inputs(tmp_path):
     def run(with_faults):
         with Replaying([functools.partial(Walk, str(tmp_path / "0"))]) as envs:
             seen = [envs.reset(seed=5)[0].tolist()]
-            for turn in range(12):
+            for turn in range(6):
                 if with_faults:
                     (tmp_path / "0.step").write_text(("crash", "exit", "segfault")[turn % 3])
                 seen.append(flat(envs.step([turn % 5])))
@@ -505,7 +511,7 @@ def perform(asked, envs_per_actor, shared_memory, kills):
 
 
 @given(operations, st.sampled_from([1, 2, 3]), st.booleans())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.timeout(180)
 def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor, shared_memory):
     assert perform(asked, envs_per_actor, shared_memory, True) == perform(asked, envs_per_actor, shared_memory, False)

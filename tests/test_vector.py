@@ -72,6 +72,10 @@ def test_some_envs_only_in_the_order_given(envs):
 
 def test_options_reach_the_env(envs):
     assert envs.reset(options={"level": 3}, env_ids=[1])[1][0]["options"] == {"level": 3}
+    infos = envs.reset(options=[{"level": 1}, None], env_ids=[2, 0])[1]
+    assert [info["options"] for info in infos] == [{"level": 1}, None]
+    with pytest.raises(ea.VectorInputError, match="1 options for 4 envs"):
+        envs.reset(options=[{}])
 
 
 def test_what_was_returned_never_changes(envs):

@@ -823,7 +823,7 @@ class Supervisor:
         if loss is None:
             return self._failures.death(Obituary(), self.incarnation, request, aborted=True)
         if (loss.call_id, loss.index) == (request.call_id, request.index):
-            return twin(loss)
+            return twin(loss)  # see `_lose_counted`
         return self._failures.loss(request, loss)
 
     def _fail_bound(self, incarnation: int) -> None:
@@ -872,7 +872,8 @@ class Supervisor:
             while times and now - times[0][0] >= policy.window:
                 times.popleft()
         delay = restart_delay(policy, [when for when, _ in self._granted], now)
-        # What is handed out is raised, and then holds frames, and with them the handle whose end is the actor's.
+        # A copy: raised, the error itself holds the frames that it goes through, and their handles with them, so that
+        # an actor that holds it would keep itself alive.
         self._losses.append((now, twin(error)))
         if delay is not None:
             self._granted.append(self._losses[-1])

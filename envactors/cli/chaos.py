@@ -15,7 +15,7 @@ from envactors.errors import EnvActorsError
 
 if TYPE_CHECKING:
     from envactors.cli.weather import Weather
-    from envactors.testing.chaos import ChaosReport
+    from envactors.testing.tally import ChaosReport
 
 _ZEROS, _WRONG, _NOT_RUN = 0, 1, 2
 _NEEDED = ("psutil", "rich")

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envactors.cli.reports import count
-from envactors.testing.chaos import ChaosReport
+from envactors.testing.tally import ChaosReport
 
 _LINE_SECONDS = 5.0
 _MOST_SHOWN = 5

@@ -276,7 +276,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             options = {key: value for key, value in options.items() if key != "reset_mask"}
             slots = [slots[i] for i in np.flatnonzero(mask)]
             seeds = [seeds[i] for i in np.flatnonzero(mask)]
-        self._start("reset", slots, lambda: self._envs._begin_reset(slots, seeds, options))
+        self._start("reset", slots, lambda: self._envs._begin_reset(slots, seeds, [options] * len(slots)))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits for what `reset_async` started.
@@ -332,9 +332,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self._owing():
             actions = copying.deepcopy(actions)
         if self._fits(actions):
-            self._start(
-                "step", self._envs._slots, lambda: self._envs._begin(self._envs._slots, actions, one_by_one=False)
-            )
+            self._start("step", self._envs._slots, lambda: self._envs._begin_all(actions))
         else:
             # As there, what does not fit is for the envs to judge; only that there is one for each is not.
             each = list(iterate(self.action_space, actions))
@@ -350,7 +348,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             multiprocessing.TimeoutError: The time is over. The steps go on, and nobody sees their results.
             NoAsyncCallError: There is no `step_async`.
         """
-        return self._handed_out(*self._finish("step", timeout)[1:6])
+        return self._handed_out(*self._finish("step", timeout))
 
     def _fits(self, actions: Any) -> bool:
         """Whether a batch of actions can be converted to what the action space says without a loss."""
@@ -385,6 +383,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if begin is not None:
                 self._drop_late(deadline)
                 begin()
+            if what == "step":
+                return self._envs._finish_all(timeout, deadline)
             return self._envs._gather(self._asked, timeout, deadline, what)
         except VectorTimeoutError as error:
             raise _timed_out(what, timeout) from error
@@ -393,6 +393,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         raise self._own_error(failure)
 
     def _owing(self) -> bool:
+        self._envs._check_open()
         return any(slot.owed is not None for slot in self._envs._slots)
 
     def _drop_late(self, deadline: float | None) -> None:
@@ -526,10 +527,13 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _keep(self, env_ids: Iterable[int], obs: Any) -> None:
         """Puts the observations of some envs in the place of their older ones."""
+        ids = list(env_ids)
+        if not ids:
+            return
         before = self.observations
         if before is None:
             before = create_empty_array(self.single_observation_space, self.num_envs, np.zeros)
-        self.observations = _merged(self.single_observation_space, before, self._translated(obs), list(env_ids))
+        self.observations = _merged(self.single_observation_space, before, self._translated(obs), ids)
 
 
 _AUTORESETS: dict[AutoresetMode, Literal["next_step", "same_step", "disabled"]] = {

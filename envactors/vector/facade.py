@@ -168,6 +168,8 @@ class VectorEnv:
         # What those wake that have something for whoever waits; not the facade itself, which they must not keep.
         self._waiter = object()
         self._is_closed = False
+        # Whether a step of all envs is under way and they are not marked as owing it yet.
+        self._is_unmarked = False
         self._slots: list[Slot] = []
         self.actors: list[ActorHandle] = []
         self._standbys: list[ActorHandle] = []
@@ -319,7 +321,7 @@ class VectorEnv:
     def reset(
         self,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         env_ids: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> tuple[Any, list[dict[str, Any]]]:
@@ -327,7 +329,7 @@ class VectorEnv:
 
         Args:
             seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one (or None) for each env given.
-            options: Passed to each env's ``reset``.
+            options: Passed to each env's ``reset``; a list or tuple has one (or None) for each env given.
             env_ids: Which envs, in this order; None for all.
             timeout: How long to wait, in seconds.
 
@@ -338,16 +340,16 @@ class VectorEnv:
             VectorTimeoutError: The waiting ended; ``recv`` hands the results out, with reward 0.
             VectorStepError: Some envs failed.
             AlreadyPendingError: An env still owes a result.
-            VectorInputError: Wrong ids or seeds.
+            VectorInputError: Wrong ids or seeds, or another number of options.
         """
         slots = self._select(env_ids)
         check_timeout(timeout, "reset(timeout=...)")
         seeds = _seeds(seed, [slot.env_id for slot in slots])
-        self._check_free(slots)
+        each: list[Any] = list(options) if isinstance(options, (list, tuple)) else [options] * len(slots)
+        if len(each) != len(slots):
+            raise VectorInputError(f"{len(each)} options for {len(slots)} envs: expected one an env")
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._shield:
-            for slot, one in zip(slots, seeds, strict=True):
-                slot.reset(one, options, self._collect)
+        self._begin_reset(slots, seeds, each)
         batch = self._gather(slots, timeout, deadline, "reset")
         return batch.obs, batch.infos
 
@@ -374,34 +376,57 @@ class VectorEnv:
         if timeout is not None:
             check_timeout(timeout, "step(timeout=...)")
         deadline = None if timeout is None else time.monotonic() + timeout
-        plane = self._plane
-        if plane is None or slots is not self._slots:
+        if slots is not self._slots:
             self._begin(slots, actions, one_by_one=False)
-        else:
-            # The common case: a batch at once, nothing env by env.
-            if not plane.clear:
-                self._check_slots(slots)
-            values = split_batch(self._action_spec, actions, len(slots), "actions")
-            result = None
+            return self._gather(slots, timeout, deadline, "step")[1:6]
+        self._begin_all(actions)
+        return self._finish_all(timeout, deadline)
+
+    def _begin_all(self, actions: Any) -> None:
+        """Starts a step of all envs, for `_finish_all`; for who has checked that the vector is open."""
+        plane = self._plane
+        if plane is None:
+            self._begin(self._slots, actions, one_by_one=False)
+            return
+        # The common case: a batch at once, nothing env by env.
+        if not plane.clear:
+            self._check_slots(self._slots)
+        values = split_batch(self._action_spec, actions, len(self._slots), "actions")
+        with SHIELD:
+            self._is_unmarked = True
+            left = plane.begin_all(values)
+            if left:
+                self._owe_all()
+                self._ask(self._slots, values, left)
+
+    def _finish_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
+        """Waits for what `_begin_all` has started, and gives it as `step` does."""
+        plane, result = self._plane, None
+        if plane is not None and self._is_unmarked:
             try:
                 with SHIELD:
-                    left, result = plane.step(values)
-                    if left:
-                        self._ask(slots, values, left)
-                if result is None and not left:
+                    result = plane.finish()
+                    self._is_unmarked = result is None
+                if result is None:
                     reactor = self.actors[0]._supervisor.reactor
                     reactor.listen(plane.last_rung, self._waiter, deadline, plane.last_bell)
                     if reactor.listen(plane.settled, self._waiter, deadline, plane.bells):
                         with SHIELD:
                             result = plane.gather()
+                            self._is_unmarked = result is None
             finally:
                 if result is None:
-                    with SHIELD:
-                        plane.owe()
+                    self._owe_all()
             if result is not None:
                 return result
-        batch = self._gather(slots, timeout, deadline, "step")
-        return batch[1:6]
+        return self._gather(self._slots, timeout, deadline, "step")[1:6]
+
+    def _owe_all(self) -> None:
+        """Marks the envs of a step of all; until it is finished, or somebody asks, nobody needs to know."""
+        with SHIELD:
+            if self._is_unmarked and self._plane is not None:
+                self._plane.owe()
+            self._is_unmarked = False
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Starts steps and returns at once; `recv` hands the results out. Arguments and errors as for `step`."""
@@ -457,12 +482,14 @@ class VectorEnv:
         fine = [future for future in ready if not future.failed][:max_envs]
         return self._hand_out([*fine, *failed], "recv")
 
-    def _begin_reset(self, slots: list[Slot], seeds: list[int | None], options: dict[str, Any] | None) -> None:
-        """Starts resets whose results are collected."""
+    def _begin_reset(
+        self, slots: list[Slot], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> None:
+        """Starts resets whose results are collected; a seed and options for each env."""
         self._check_free(slots)
         with self._shield:
-            for slot, seed in zip(slots, seeds, strict=True):
-                slot.reset(seed, options, self._collect)
+            for slot, seed, own_options in zip(slots, seeds, options, strict=True):
+                slot.reset(seed, own_options, self._collect)
 
     def _begin_as_given(self, actions: Sequence[Any]) -> None:
         """Starts a step of all envs whose actions, one an env, are neither checked nor converted; for drop-ins."""
@@ -665,6 +692,8 @@ class VectorEnv:
         if self._is_closed:
             raise ActorClosedError("this vector env is closed: make another")
         self.actors[0]._supervisor.check_owner()
+        if self._is_unmarked:
+            self._owe_all()
 
     def _select(self, env_ids: Iterable[int] | None) -> list[Slot]:
         self._check_open()

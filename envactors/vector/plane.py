@@ -162,18 +162,11 @@ class Plane:
         for slot in slots:
             slot.attach(self)
 
-    def step(self, actions: Sequence[Any] | npt.NDArray[Any]) -> tuple[list[int], tuple[Any, ...] | None]:
-        """Starts a step of all envs, and finishes it if that takes but a moment; called under `SHIELD`.
-
-        The envs do not owe their results yet: `gather` or `owe` is to follow.
-
-        Returns:
-            What `begin` gives, and what `gather` gives.
-        """
-        left = self._begin_all(actions)
-        if not left and self._waiting.all_look and look_out(self._finished) and self.settled():
-            return left, self.gather()
-        return left, None
+    def finish(self) -> tuple[Any, ...] | None:
+        """Finishes a step of all envs if that takes but a moment, as `gather` does; called under `SHIELD`."""
+        if self._waiting.all_look and look_out(self._finished) and self.settled():
+            return self.gather()
+        return None
 
     def owe(self) -> None:
         """Has the envs owe the results of a step of all that was not gathered; called under `SHIELD`."""
@@ -246,7 +239,11 @@ class Plane:
 
         self._finished = finished
 
-    def _begin_all(self, actions: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
+    def begin_all(self, actions: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
+        """Starts a step of all envs; gives what `begin` gives. Called under `SHIELD`.
+
+        The envs do not owe their results yet: `gather` or `owe` is to follow.
+        """
         if not self.clear:
             if not all(group.quiet for group in self._groups):
                 self.turns = []
