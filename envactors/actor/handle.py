@@ -78,6 +78,10 @@ class Caller:
         """
         return self._ask(Kind.CALL, Call(self._env, _public(method), args, kwargs), method)
 
+    def _call_or_get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture:
+        """Calls a method of the env, or reads an attribute that is none, whichever it is there."""
+        return self._ask(Kind.CALL, Call(self._env, _public(name), args, kwargs, or_get=True), name)
+
     def _refuse(self, method: str) -> None:
         """Raises where a method is not to be called through this handle."""
 

@@ -823,7 +823,7 @@ class Supervisor:
         if loss is None:
             return self._failures.death(Obituary(), self.incarnation, request, aborted=True)
         if (loss.call_id, loss.index) == (request.call_id, request.index):
-            return loss
+            return twin(loss)  # see `_lose_counted`
         return self._failures.loss(request, loss)
 
     def _fail_bound(self, incarnation: int) -> None:

@@ -348,11 +348,8 @@ class VectorEnv:
         each: list[Any] = list(options) if isinstance(options, (list, tuple)) else [options] * len(slots)
         if len(each) != len(slots):
             raise VectorInputError(f"{len(each)} options for {len(slots)} envs: expected one an env")
-        self._check_free(slots)
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._shield:
-            for slot, one, own_options in zip(slots, seeds, each, strict=True):
-                slot.reset(one, own_options, self._collect)
+        self._begin_reset(slots, seeds, each)
         batch = self._gather(slots, timeout, deadline, "reset")
         return batch.obs, batch.infos
 
@@ -485,6 +482,23 @@ class VectorEnv:
         fine = [future for future in ready if not future.failed][:max_envs]
         return self._hand_out([*fine, *failed], "recv")
 
+    def _begin_reset(
+        self, slots: list[Slot], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> None:
+        """Starts resets whose results are collected; a seed and options for each env."""
+        self._check_free(slots)
+        with self._shield:
+            for slot, seed, own_options in zip(slots, seeds, options, strict=True):
+                slot.reset(seed, own_options, self._collect)
+
+    def _begin_as_given(self, actions: Sequence[Any]) -> None:
+        """Starts a step of all envs whose actions, one an env, are neither checked nor converted; for drop-ins."""
+        self._check_slots(self._slots)
+        if len(actions) != self.num_envs:
+            raise SpaceMismatchError(f"{len(actions)} actions for {self.num_envs} envs: expected one an env")
+        with self._shield:
+            self._ask(self._slots, actions, range(self.num_envs))
+
     def _begin(self, slots: list[Slot], actions: Any, *, one_by_one: bool) -> None:
         """Starts steps whose results are collected, in turns where that is possible."""
         values = self._check(slots, actions)
@@ -593,6 +607,14 @@ class VectorEnv:
             [step.info for step in steps],
             np.array([step.incarnation for step in steps], np.int64),
         )
+
+    def _let_envs_judge(self) -> None:
+        """Lets envs step that were never reset, or whose episode is over, and decide themselves what that means.
+
+        For drop-ins of vector envs that ask nothing else. An env that was lost needs a reset as ever.
+        """
+        for slot in self._slots:
+            slot.needs_reset = slot.strict = False
 
     # Calling ---------------------------------------------------------------------------------------------
 

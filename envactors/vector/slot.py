@@ -113,6 +113,8 @@ class Slot:
         handle: Its handle.
         owed: What will give the result that was asked for and not handed out yet.
         needs_reset: Whether it must be reset before it can step.
+        strict: Whether one that was never reset, or whose episode is over, must be reset before it can step; otherwise
+            only one that was lost.
         incarnation: The process that holds its episode; None where it has none.
         root_seed: The seed of its last seeded reset.
         last: Its last complete result, where losses are renewed; `Slot.newest` knows of those in shared memory too.
@@ -131,7 +133,7 @@ class Slot:
         self.env_id = env_id
         self.handle = handle
         self.owed: EnvFuture | Turn | None = None
-        self.needs_reset = True
+        self.needs_reset = self.strict = True
         self.incarnation: int | None = None
         self.root_seed: int | None = None
         self.last: EnvStep | None = None
@@ -245,7 +247,7 @@ class Slot:
     def end(self, over: bool) -> None:
         """Takes in whether an episode has ended."""
         self._ledger.ended[self.env_id] = over and self._autoreset == "next_step"
-        self.needs_reset = over and self._autoreset == "disabled"
+        self.needs_reset = self.strict and over and self._autoreset == "disabled"
         if over:
             self.grow_old()
         if self.needs_reset:

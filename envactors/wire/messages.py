@@ -84,12 +84,13 @@ class Adopt(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Call a method of an env."""
+    """Call a method of an env; with ``or_get``, what cannot be called is read instead."""
 
     env: int
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    or_get: bool = False
 
 
 class Get(NamedTuple):

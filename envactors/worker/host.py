@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ class Seat:
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
         self.plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
+        self.needed_by_reset = _needed_by(env, "reset", ("seed", "options"))
         # Over all observations since the last seeded reset, where it is kept.
         self.check = 0
 
@@ -87,8 +89,10 @@ class Host:
 
     def call(self, message: Call) -> Any:
         """Calls a method of an env."""
-        env = self._enter(message.env).env
-        return find(env, message.method)(*message.args, **message.kwargs)
+        method = find(self._enter(message.env).env, message.method)
+        if message.or_get and not callable(method):
+            return method
+        return method(*message.args, **message.kwargs)
 
     def get(self, message: Get) -> Any:
         """Reads an attribute of an env."""
@@ -191,7 +195,11 @@ class Host:
         """Resets the env of a seat; gives its observation and its info."""
         if seed is None and root_seed is not None and self._incarnation > 0 and not seat.was_reset:
             seed = renewed_seed(root_seed, self._incarnation)
-        kwargs = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        kwargs = {
+            name: value
+            for name, value in (("seed", seed), ("options", options))
+            if value is not None or name in seat.needed_by_reset
+        }
         result = seat.env.reset(**kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"reset of env {seat.index} returned {_shape_of(result)}: expected (obs, info)")
@@ -244,6 +252,15 @@ def _space_spec(env: Any, name: str) -> Spec | None:
         return None
     spec = spec_of_space(space)
     return None if spec is OBJECT and not hasattr(space, "sample") else spec
+
+
+def _needed_by(env: Any, method: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of these parameters a method of an env has without a default."""
+    try:
+        parameters = inspect.signature(getattr(env, method)).parameters
+    except (AttributeError, TypeError, ValueError):
+        return ()
+    return tuple(name for name in names if name in parameters and parameters[name].default is inspect.Parameter.empty)
 
 
 def _as_reward(seat: Seat, reward: Any) -> Any:
