@@ -174,6 +174,8 @@ sys.stdin.read()
 """
 
 
+# Among the long runs: beside other tests it has failed four times in thirty, for a reason that is not known yet.
+@pytest.mark.soak
 def test_reapers_come_and_go():
     with running(LOSSES) as (caller, everybody):
         assert len(reapers_of(caller.pid)) == 1
