@@ -153,5 +153,5 @@ def _kind_of(value: Any) -> str | tuple[str, tuple[int, ...]] | None:
     if kind in _FORMATS:
         return kind.__name__ + kind.__module__
     if kind is np.ndarray and value.dtype.char in _ARRAY_KINDS and value.dtype.isnative:
-        return value.dtype.str, value.shape
+        return value.dtype.char, value.shape
     return None
