@@ -619,6 +619,7 @@ def test_what_does_not_unpickle_to_an_exception_is_none():
     for pickled in (exploding, b"", b"garbage", pickle.dumps("no exception"), pickle.dumps(ValueError)):
         assert unpack_failure(Failure(Fault.RAISED, pickled, "text", "traceback")) is None
 
+
 # Records -------------------------------------------------------------------------------------------------
 
 numpy_numbers = st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.uint64, np.bool_]).flatmap(
