@@ -13,7 +13,9 @@ the state, and leaves the outcomes for `deliver`, which settles futures without 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 import threading
 import time
 import warnings
@@ -192,7 +194,8 @@ class Supervisor:
         if self._journals is not None:
             self._journals.attach = attach
         future = ActorFuture(self, None)
-        self.ask(Kind.ATTACH, attach, future, "attach", retries=self.plan.restart.max_restarts)
+        # As often as it takes: what limits that is the restart policy.
+        self.ask(Kind.ATTACH, attach, future, "attach", retries=sys.maxsize)
         return future
 
     # Asking ----------------------------------------------------------------------------------------------
@@ -869,7 +872,8 @@ class Supervisor:
         now = time.monotonic()
         policy = self.plan.restart
         for times in (self._losses, self._granted):
-            while times and now - times[0][0] >= policy.window:
+            # Where a limit for the lifetime looks further back, it also bounds how many there are.
+            while times and policy.max_lifetime_restarts == math.inf and now - times[0][0] >= policy.window:
                 times.popleft()
         delay = restart_delay(policy, [when for when, _ in self._granted], now)
         # A copy: raised, the error itself holds the frames that it goes through, and their handles with them, so that
