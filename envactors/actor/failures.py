@@ -180,6 +180,19 @@ class Failures:
             **where,
         )
 
+    def condemned(
+        self, request: tuple[int, str], incarnation: int, pid: int | None, cause: BaseException
+    ) -> ActorError:
+        """The end of a process for what an env of it has raised; the request is (env's index, method)."""
+        index, method = request
+        who, where = self._where(index, pid, incarnation)
+        where["method"] = method
+        error = ActorDiedError(
+            f"{who} was replaced since {method} raised {type(cause).__name__}: {cause}", aborted=True, **where
+        )
+        error.__cause__ = cause
+        return error
+
     def poison(self, death: ActorError, inputs: list[tuple[Any, ...]]) -> ActorError:
         """The end of a second process at the same point of the same inputs."""
         error = twin(death)

@@ -293,12 +293,18 @@ class Supervisor:
                 journal.drop()
             return worth
 
-    def condemn(self, incarnation: int, error: ActorError) -> None:
-        """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
+    def condemn(self, incarnation: int | None, index: int, method: str, error: BaseException) -> None:
+        """Ends a process that an env of it is not fit to be used in any more; counts as a loss.
+
+        Args:
+            incarnation: Which one; another one is left alone.
+            index: The env's index.
+            method: What it was asked.
+            error: What it has raised.
+        """
         with self._change:
             if incarnation == self.incarnation and self._phase is Phase.LIVE:
-                error.pid = self.pid
-                self._condemned_for = error
+                self._condemned_for = self._failures.condemned((index, method), self.incarnation, self.pid, error)
                 self._end(Verdict.CONDEMNED)
 
     def cancel(self, future: ActorFuture) -> bool:
