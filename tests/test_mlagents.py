@@ -126,8 +126,8 @@ def workers_of(steps):
 
 
 def counts_of(steps):
-    """How many steps each env has made, by what its runners see."""
-    return {step.worker_id: int(step.current_all_step_result[RUNNER][0].obs[0][0, 1]) for step in steps}
+    """How many steps each env had made by its first of these, by what its runners see."""
+    return {step.worker_id: int(step.current_all_step_result[RUNNER][0].obs[0][0, 1]) for step in reversed(steps)}
 
 
 def run(manager, rounds):
@@ -391,14 +391,13 @@ def test_restarts_reset_all_envs_and_send_the_parameters_again(make, arm, caplog
     with caplog.at_level(logging.WARNING):
         if when == "reset":
             manager.reset()
-        while workers_of(steps := manager.get_steps()).count(1) == 0:
+        while counts_of(manager.get_steps()).get(1) != 1:
             pass
     assert "worker 1 is replaced" in caplog.text
     now = [worker.actor.pid for worker in manager.env_workers]
     assert (now[0], now[1] != pids[1]) == (pids[0], True)
     assert manager.env_workers[1].actor.incarnation == 1
     assert ask(manager, "parameters")[1] == [("gravity", 9.75), ("wind", 2.5)]
-    assert counts_of(steps)[1] == 1
     # All episodes end, and each env's first observations come before anything else.
     assert agents.told.count("end") == 1
     after = agents.told[agents.told.index("end") + 1 :]
@@ -466,13 +465,13 @@ def test_restarts_once_in_a_period_by_default_and_then_the_original_exception(ma
 
 @pytest.mark.parametrize(
     ("limits", "expected"),
-    [((3, -1, 60), 3), ((10, 2, 60), 2), ((2, 100, 0.001), 2), ((0, 5, 60), 0), ((10, 0, 60), 0), ((-1, -1, 60), 6)],
+    [((3, -1, 60), 3), ((10, 2, 60), 2), ((2, 100, 0.001), 2), ((0, 5, 60), 0), ((10, 0, 60), 0), ((-1, -1, 60), 4)],
 )
 def test_restarts_have_a_limit_for_the_lifetime_and_one_for_a_period(make, arm, limits, expected):
     manager = make(1, run_options=options(*limits), restart=None)
     assert ask(manager, "engine") == [{}]
-    count, error = restarts_until_it_ends(manager, arm, "complain", 6)
-    assert (count, type(error)) == (expected, UnityTimeOutException if expected < 6 else type(None))
+    count, error = restarts_until_it_ends(manager, arm, "complain", 4)
+    assert (count, type(error)) == (expected, UnityTimeOutException if expected < 4 else type(None))
 
 
 def test_restarts_of_another_worker_are_its_own(make, arm):
@@ -587,14 +586,15 @@ def test_a_killed_caller_leaves_no_workers():
         manager = ActorEnvManager(Field, EngineConfig.default_config(), 2)
         manager.reset()
         manager.get_steps()
-        print(*[worker.actor.pid for worker in manager.env_workers], flush=True)
+        print("pids", *[worker.actor.pid for worker in manager.env_workers], flush=True)
         while True:
             manager.get_steps()
         """
     )
     here = os.path.dirname(__file__)  # noqa: PTH120
     with subprocess.Popen([sys.executable, "-c", script, here], stdout=subprocess.PIPE, text=True) as caller:
-        pids = [int(pid) for pid in caller.stdout.readline().split()]
+        told = next(line for line in caller.stdout if line.startswith("pids"))  # after warnings, with mlagents
+        pids = [int(pid) for pid in told.split()[1:]]
         assert len(pids) == 2
         caller.kill()
     wait_until(lambda: all(is_gone(pid) for pid in pids))
