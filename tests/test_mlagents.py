@@ -38,7 +38,8 @@ with warnings.catch_warnings():
 
 ENGINE = EngineConfig(80, 60, 2, 20.0, -1, 30)
 OFTEN = ea.RestartPolicy(max_restarts=100, backoff=0.0)
-DEADLINES = ea.Deadlines(step=1.0, reset=20.0)
+PATIENT = ea.Deadlines()  # on a busy machine anything may take a second
+HANGING = ea.Deadlines(step=2.0, reset=2.0)
 
 
 class Policy:
@@ -94,7 +95,7 @@ def make(tmp_path):
 
     def make_one(n_env=2, factory=None, run_options=ENGINE, policies=True, **kwargs):
         factory = factory or functools.partial(Field, mishaps=tmp_path)
-        manager = ActorEnvManager(factory, run_options, n_env, **{"restart": OFTEN, "deadlines": DEADLINES, **kwargs})
+        manager = ActorEnvManager(factory, run_options, n_env, **{"restart": OFTEN, **kwargs})
         made.append(manager)
         for name in (RUNNER, CHASER, LATE) if policies else ():
             manager.set_policy(name, Policy(name))
@@ -379,7 +380,7 @@ FAULTS = {"die": ea.ActorDiedError, "hang": ea.ActorTimeoutError, "complain": Un
 @pytest.mark.parametrize("when", ["step", "reset"])
 @pytest.mark.parametrize("what", FAULTS)
 def test_restarts_reset_all_envs_and_send_the_parameters_again(make, arm, caplog, what, when):
-    manager = make(2, deadlines=ea.Deadlines(step=1.0, reset=1.0))
+    manager = make(2, deadlines=HANGING if what == "hang" else PATIENT)
     agents = Manager()
     manager.set_agent_manager(RUNNER, agents)
     manager.reset({"gravity": 9.75})
@@ -396,7 +397,6 @@ def test_restarts_reset_all_envs_and_send_the_parameters_again(make, arm, caplog
     assert "worker 1 is replaced" in caplog.text
     now = [worker.actor.pid for worker in manager.env_workers]
     assert (now[0], now[1] != pids[1]) == (pids[0], True)
-    assert manager.env_workers[1].actor.incarnation == 1
     assert ask(manager, "parameters")[1] == [("gravity", 9.75), ("wind", 2.5)]
     # All episodes end, and each env's first observations come before anything else.
     assert agents.told.count("end") == 1
@@ -454,7 +454,7 @@ def restarts_until_it_ends(manager, arm, what, most):
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_restarts_once_in_a_period_by_default_and_then_the_original_exception(make, arm, what):
-    manager = make(1, restart=None)
+    manager = make(1, restart=None, deadlines=HANGING if what == "hang" else PATIENT)
     count, error = restarts_until_it_ends(manager, arm, what, 5)
     assert count == 1
     assert type(error) is FAULTS[what]
