@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import itertools
 import os
 import signal
@@ -200,6 +201,9 @@ def _hang(env):
 MISHAPS = {
     "wait": _wait,
     "die": lambda env: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda env: ctypes.string_at(0),
+    "exit": lambda env: os._exit(3),
+    "stop": lambda env: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": _hang,
     "complain": lambda env: _raise(UnityTimeOutException(f"no answer from {env.worker_id}")),
     "raise": lambda env: _raise(ZeroDivisionError(f"in {env.worker_id}")),
