@@ -457,8 +457,8 @@ def test_restarts_in_a_storm_mix_nothing_up(make, arm):
                 assert count in (1, last[step.worker_id] + 1)
                 last[step.worker_id] = count
     assert sum(worker.actor.incarnation for worker in manager.env_workers) > 30
-    assert looked > 1000
-    assert ask(manager, "parameters") == [[("gravity", 9.75)]] * 3
+    assert looked > 500
+    assert [set(parameters) for parameters in ask(manager, "parameters")] == [{("gravity", 9.75)}] * 3
 
 
 @pytest.mark.parametrize("name", ["training_behaviors", "get_properties"])
