@@ -260,6 +260,14 @@ def twin(error: ActorError) -> ActorError:
     return copy
 
 
+def raised_by_user_code(error: BaseException) -> BaseException:
+    """What a factory or an env raised, for an error that was made of it; the error itself where nothing was."""
+    if isinstance(error, RestartsExhaustedError) and error.causes:
+        error = error.causes[-1]
+    cause = error.__cause__
+    return cause if cause is not None and isinstance(cause.__cause__, RemoteTraceback) else error
+
+
 def reduce_exception(error: BaseException) -> tuple[Any, ...]:
     """Reduces an exception to parts from which `rebuild_exception` makes its like without calling ``__init__``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 
 
@@ -47,19 +48,22 @@ class RestartPolicy:
     """When a lost process is replaced.
 
     Attributes:
-        max_restarts: How many restarts are allowed in any ``window``; 0 means that a death is the end.
+        max_restarts: How many restarts are allowed in any ``window``; 0 means that a death is the end, ``math.inf``
+            that there is no limit.
         window: In seconds.
         backoff: The wait before the first restart in a window, in seconds; each further one doubles it.
         backoff_max: The longest wait, in seconds.
+        max_lifetime_restarts: How many restarts are allowed in the whole life of the actor, whatever the window.
 
     Raises:
         ValueError: A value that is negative or not a number.
     """
 
-    max_restarts: int = 3
+    max_restarts: float = 3
     window: float = 600.0
     backoff: float = 0.1
     backoff_max: float = 30.0
+    max_lifetime_restarts: float = math.inf
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -150,8 +151,13 @@ def test_queued_calls_of_a_dead_actor_fail_and_those_after_a_renewal_run(tmp_pat
         assert after.result(SOON) == 1
 
 
-def test_restarts_are_exhausted_and_every_cause_is_listed():
-    with ea.spawn(Counter, restart=ea.RestartPolicy(max_restarts=2, backoff=0.0)) as actor:
+TWO = ea.RestartPolicy(max_restarts=2, backoff=0.0)
+TWO_EVER = ea.RestartPolicy(max_restarts=math.inf, window=0.0, backoff=0.0, max_lifetime_restarts=2)
+
+
+@pytest.mark.parametrize("policy", [TWO, TWO_EVER], ids=["in a window", "in its life"])
+def test_restarts_are_exhausted_and_every_cause_is_listed(policy):
+    with ea.spawn(Counter, restart=policy) as actor:
         for code in (1, 2):
             with pytest.raises(ea.ActorDiedError):
                 actor.exit_now(code).result(SOON)

@@ -18,7 +18,8 @@ seconds = st.floats(0.0, 1e6)
 # Backoffs of zero or of a sensible size: see the doubling without rounding to nothing.
 backoffs = st.just(0.0) | st.floats(1e-3, 1e3)
 windows = st.just(0.0) | st.floats(0.01, 100.0)
-policies = st.builds(ea.RestartPolicy, st.integers(0, 6), windows, backoffs, st.floats(0.0, 1e4))
+lifetimes = st.just(math.inf) | st.integers(0, 20)
+policies = st.builds(ea.RestartPolicy, st.integers(0, 6), windows, backoffs, st.floats(0.0, 1e4), lifetimes)
 # The time between a restart and the next loss: mostly short, so that windows fill up.
 lives = st.lists(st.floats(0.0, 5.0) | st.floats(0.0, 300.0), max_size=40)
 
@@ -54,6 +55,7 @@ def test_no_window_has_more_restarts_than_allowed(policy, lives):
     assert most_in_any_window(granted, policy.window) <= policy.max_restarts
     # A sum of floats may be rounded to within the window's edge.
     assert most_in_any_window(restarted, policy.window * (1 - 1e-6)) <= policy.max_restarts
+    assert len(granted) <= policy.max_lifetime_restarts
 
 
 @quick
@@ -69,7 +71,8 @@ def test_a_restart_is_refused_only_when_the_allowance_is_spent(policy, lives, la
     granted, *_ = simulate(policy, lives)
     now = (granted[-1] if granted else 0.0) + later
     recent = sum(1 for time in granted if now - time < policy.window)
-    assert (restart_delay(policy, granted, now) is None) is (recent >= policy.max_restarts)
+    spent = recent >= policy.max_restarts or len(granted) >= policy.max_lifetime_restarts
+    assert (restart_delay(policy, granted, now) is None) is spent
 
 
 @quick
@@ -88,10 +91,21 @@ def test_restarts_outside_the_window_are_forgotten():
     assert restart_delay(policy, [0.0, 5.0], 15.0) == 0.5
 
 
+def test_the_limit_for_the_lifetime_looks_beyond_the_window():
+    policy = ea.RestartPolicy(max_restarts=1, window=10.0, backoff=0.5, max_lifetime_restarts=3)
+    assert restart_delay(policy, [0.0, 100.0], 200.0) == 0.5
+    assert restart_delay(policy, [0.0, 100.0, 200.0], 300.0) is None
+
+
+def test_no_limit_is_a_policy_too():
+    assert restart_delay(ea.RestartPolicy(max_restarts=math.inf, backoff_max=1.0), [0.0] * 10_000, 0.0) == 1.0
+
+
 @quick
 @given(lives, seconds)
 def test_no_restarts_allowed_means_none(times, now):
     assert restart_delay(ea.RestartPolicy(max_restarts=0), sorted(times), now) is None
+    assert restart_delay(ea.RestartPolicy(max_lifetime_restarts=0), sorted(times), now) is None
 
 
 BAD = [-1, -0.001, -math.inf, math.nan, True, False, "3", b"3", [1.0], 1j]
@@ -135,7 +149,7 @@ def test_a_deadline_of_zero_is_a_deadline():
 
 def test_defaults_are_those_of_the_api():
     assert dataclasses.astuple(ea.Deadlines()) == (60.0, None, None, None, 5.0)
-    assert dataclasses.astuple(ea.RestartPolicy()) == (3, 600.0, 0.1, 30.0)
+    assert dataclasses.astuple(ea.RestartPolicy()) == (3, 600.0, 0.1, 30.0, math.inf)
 
 
 @pytest.mark.parametrize("options", [ea.Deadlines(), ea.RestartPolicy()], ids=lambda options: type(options).__name__)

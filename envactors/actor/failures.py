@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -179,6 +180,19 @@ class Failures:
             **where,
         )
 
+    def condemned(
+        self, request: tuple[int, str], incarnation: int, pid: int | None, cause: BaseException
+    ) -> ActorError:
+        """The end of a process for what an env of it has raised; the request is (env's index, method)."""
+        index, method = request
+        who, where = self._where(index, pid, incarnation)
+        where["method"] = method
+        error = ActorDiedError(
+            f"{who} was replaced since {method} raised {type(cause).__name__}: {cause}", aborted=True, **where
+        )
+        error.__cause__ = cause
+        return error
+
     def poison(self, death: ActorError, inputs: list[tuple[Any, ...]]) -> ActorError:
         """The end of a second process at the same point of the same inputs."""
         error = twin(death)
@@ -206,12 +220,13 @@ class Failures:
         """The error of all that comes after the last process that was allowed."""
         policy = self._plan.restart
         last = losses[-1]
-        if policy.max_restarts == 0:
+        if 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._where(self._first, last.pid, incarnation)
+        ever = policy.max_lifetime_restarts
         error = RestartsExhaustedError(
-            f"{who} was lost {len(losses)} times within {policy.window} s, and {policy.max_restarts} restarts are "
-            f"allowed; the last time: {last}",
+            f"{who} was lost {len(losses)} times, and {policy.max_restarts} restarts within {policy.window} s"
+            f"{'' if ever == math.inf else f', {ever} in its life,'} are allowed; the last time: {last}",
             causes=[twin(loss) for loss in losses],
             **where,
         )

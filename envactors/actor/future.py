@@ -17,7 +17,12 @@ class ActorFuture(concurrent.futures.Future[Any]):
 
     Waiting for it with a timeout ends the waiting, never the call. Its callbacks run in a thread of the
     library's own, where they may wait for other calls.
+
+    Attributes:
+        incarnation: The process that the outcome comes from; None before.
     """
+
+    incarnation: int | None = None
 
     def __init__(self, supervisor: Supervisor, keep: object) -> None:
         super().__init__()
@@ -69,7 +74,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
         """Like ``done``, without taking a lock."""
         return self._state in _SETTLED
 
-    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:  # noqa: ARG002 # for heirs
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         """Gives the future its outcome, once; a second outcome is left out.
 
         Args:
@@ -79,6 +84,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
         """
         if self.settled():
             return
+        self.incarnation = incarnation
         if error is None:
             self.set_result(value)
         else:

@@ -99,11 +99,15 @@ class Caller:
             "send its results, or make another actor where it is needed"
         )
 
-    def _ask(self, kind: Kind, message: tuple[Any, ...], method: str) -> ActorFuture:
+    def _call_in(self, incarnation: int | None, method: str, *args: Any) -> ActorFuture:
+        """Calls a method in one process or in none: where that is lost, so is the call."""
+        return self._ask(Kind.CALL, Call(self._env, method, args, {}), method, incarnation)
+
+    def _ask(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
         if kind == Kind.CALL:
             self._refuse(method)
         future = ActorFuture(self._supervisor, self._lifeline)
-        self._supervisor.ask(kind, message, future, method, self._env, self._timeout, self._retries)
+        self._supervisor.ask(kind, message, future, method, self._env, self._timeout, self._retries, bound)
         return future
 
 

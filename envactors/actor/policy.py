@@ -12,14 +12,15 @@ def restart_delay(policy: RestartPolicy, restarts: Sequence[float], now: float) 
 
     Args:
         policy: The policy.
-        restarts: When earlier restarts were granted, in seconds of the same clock, oldest first.
+        restarts: When earlier restarts were granted, in seconds of the same clock, oldest first; those before the
+            window may be left out where the policy has no limit for the lifetime.
         now: The time of the loss.
 
     Returns:
         The seconds to wait before the restart, or None when the allowance is spent.
     """
     recent = sum(1 for time in restarts if now - time < policy.window)
-    if recent >= policy.max_restarts:
+    if recent >= policy.max_restarts or len(restarts) >= policy.max_lifetime_restarts:
         return None
     doublings = min(recent, 64)  # beyond that any backoff but 0 is above its bound
     return float(min(policy.backoff_max, policy.backoff * 2.0**doublings))

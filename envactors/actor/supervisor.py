@@ -13,7 +13,9 @@ the state, and leaves the outcomes for `deliver`, which settles futures without 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 import threading
 import time
 import warnings
@@ -193,7 +195,8 @@ class Supervisor:
         if self._journals is not None:
             self._journals.attach = attach
         future = ActorFuture(self, None)
-        self.ask(Kind.ATTACH, attach, future, "attach", retries=self.plan.restart.max_restarts)
+        # As often as it takes: what limits that is the restart policy.
+        self.ask(Kind.ATTACH, attach, future, "attach", retries=sys.maxsize)
         return future
 
     # Asking ----------------------------------------------------------------------------------------------
@@ -291,12 +294,18 @@ class Supervisor:
                 journal.drop()
             return worth
 
-    def condemn(self, incarnation: int, error: ActorError) -> None:
-        """Ends a process that an env of it is not fit to be used in any more; counts as a loss."""
+    def condemn(self, incarnation: int | None, index: int, method: str, error: BaseException) -> None:
+        """Ends a process that an env of it is not fit to be used in any more; counts as a loss.
+
+        Args:
+            incarnation: Which one; another one is left alone.
+            index: The env's index.
+            method: What it was asked.
+            error: What it has raised.
+        """
         with self._change:
             if incarnation == self.incarnation and self._phase is Phase.LIVE:
-                error.pid = self.pid
-                self._condemned_for = error
+                self._condemned_for = self._failures.condemned((index, method), self.incarnation, self.pid, error)
                 self._end(Verdict.CONDEMNED)
 
     def cancel(self, future: ActorFuture) -> bool:
@@ -870,7 +879,8 @@ class Supervisor:
         now = time.monotonic()
         policy = self.plan.restart
         for times in (self._losses, self._granted):
-            while times and now - times[0][0] >= policy.window:
+            # Where a limit for the lifetime looks further back, it also bounds how many there are.
+            while times and policy.max_lifetime_restarts == math.inf and now - times[0][0] >= policy.window:
                 times.popleft()
         delay = restart_delay(policy, [when for when, _ in self._granted], now)
         # A copy: raised, the error itself holds the frames that it goes through, and their handles with them, so that

@@ -51,6 +51,7 @@ from envactors.errors import (
     SpaceMismatchError,
     VectorStepError,
     VectorTimeoutError,
+    raised_by_user_code,
 )
 from envactors.options import Deadlines, RestartPolicy, check_timeout
 from envactors.vector.facade import VectorEnv
@@ -156,7 +157,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             what: Literal["action", "observation"] = "action" if "action spec" in str(error) else "observation"
             raise RuntimeError(f"{self._unequal(what)} ({error})") from error
         except (ActorStartError, RestartsExhaustedError) as error:
-            failure = _raised_by_factory(error)
+            failure = raised_by_user_code(error)
         if failure is not None:
             raise failure
         try:
@@ -728,14 +729,6 @@ def _copied(obs: Any) -> Any:
 
 def _timed_out(what: _Waiting, timeout: float | None) -> multiprocessing.TimeoutError:
     return multiprocessing.TimeoutError(f"The call to `{what}_wait` has timed out after {timeout} second(s).")
-
-
-def _raised_by_factory(error: BaseException) -> BaseException:
-    """What an ``env_fn`` raised, for the error that says so; the error itself where it raised nothing."""
-    if isinstance(error, RestartsExhaustedError) and error.causes:
-        error = error.causes[-1]
-    cause = error.__cause__
-    return cause if cause is not None and isinstance(cause.__cause__, RemoteTraceback) else error
 
 
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:

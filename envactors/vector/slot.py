@@ -15,7 +15,7 @@ from envactors.actor.handle import ActorHandle
 from envactors.actor.requests import Request
 from envactors.actor.states import ActorState
 from envactors.actor.turn import Turn
-from envactors.errors import ActorDiedError, ActorError, SerializationError
+from envactors.errors import ActorError, SerializationError
 from envactors.options import RecyclePolicy
 from envactors.system import resident_memory
 from envactors.vector.batch import EnvStep
@@ -349,15 +349,4 @@ class Slot:
         return retried or future.failure is not None
 
     def _condemn(self, future: EnvFuture, error: BaseException, incarnation: int) -> None:
-        name = self.handle.name
-        reason = ActorDiedError(
-            f"actor {name!r} (incarnation {incarnation}) was replaced since {future.method} of env {self.env_id} "
-            f"raised {type(error).__name__}: {error}",
-            actor=name,
-            index=self.env_id,
-            incarnation=incarnation,
-            method=future.method,
-            aborted=True,
-        )
-        reason.__cause__ = error
-        self.handle._supervisor.condemn(incarnation, reason)
+        self.handle._supervisor.condemn(incarnation, self.env_id, future.method, error)

@@ -1,0 +1,327 @@
+"""`ActorEnvManager`: ML-Agents' ``SubprocessEnvManager`` over actors, one an env.
+
+    get_steps ──▶ policies choose, idle workers get a step each ──▶ whoever is done first, and all that are done by then
+
+A worker has one future, that of its step. Whether a lost process is replaced is decided by the actor's `RestartPolicy`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import Any
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorHandle, close_all, launch
+from envactors.actor.states import ActorState
+from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
+from envactors.integrations.inside import UnityGuest
+from envactors.options import Deadlines, RestartPolicy, check_timeout
+
+try:
+    from mlagents_envs.exception import (
+        UnityCommunicationException,
+        UnityCommunicatorStoppedException,
+        UnityEnvironmentException,
+        UnityTimeOutException,
+    )
+    from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig
+    from mlagents_envs.timers import hierarchical_timer
+except ImportError as error:
+    raise ImportError(
+        f"envactors.integrations.mlagents needs mlagents_envs ({error}): pip install 'envactors[mlagents]'"
+    ) from error
+except TypeError as error:  # how protobuf 4 and later refuse its messages
+    raise ImportError(
+        f"mlagents_envs does not work with the protobuf that is installed ({error}): pip install 'envactors[mlagents]'"
+    ) from error
+
+try:
+    from mlagents.trainers.action_info import ActionInfo
+    from mlagents.trainers.env_manager import EnvironmentStep, EnvManager
+except ImportError:
+    from envactors.integrations.training import ActionInfo, EnvironmentStep, EnvManager
+
+__all__ = ["ActionInfo", "ActorEnvManager", "EnvManager", "EnvironmentStep"]
+
+logger = logging.getLogger(__name__)
+
+# What becomes of processes, and what ML-Agents restarts workers for: after these, the process is ended.
+_LOSSES = (ActorDiedError, ActorTimeoutError)
+_COMPLAINTS = (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
+
+
+class Worker:
+    """One env and its process.
+
+    Attributes:
+        worker_id: Its number.
+        actor: Its handle.
+        previous_step: Its last step or reset.
+        previous_all_action_info: What the policies chose after that.
+        future: The step that is under way or was not taken yet, if any.
+        incarnation: The process that holds its episodes.
+    """
+
+    def __init__(self, worker_id: int, actor: ActorHandle) -> None:
+        self.worker_id = worker_id
+        self.actor = actor
+        self.previous_step = EnvironmentStep.empty(worker_id)
+        self.previous_all_action_info: dict[str, Any] = {}
+        self.future: ActorFuture | None = None
+        self.incarnation: int | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it owes a step."""
+        return self.future is not None
+
+
+class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked nowhere
+    """Steps many Unity envs, each in an actor of its own, under the interface of ML-Agents' env managers.
+
+    Where a worker is lost (its process dies, passes a deadline, or its env raises one of Unity's exceptions of
+    communication, time-out or start) and may be replaced, all episodes end, the envs' parameters are sent again and all
+    envs are reset, as there. Any other exception of an env is raised, and the env goes on.
+
+    Args:
+        env_factory: ``f(worker_id, side_channels)`` makes an env, a ``mlagents_envs.base_env.BaseEnv``; pickled by
+            value, and run in the workers alone.
+        run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are read; or an
+            ``EngineConfig`` alone.
+        n_env: How many envs.
+        deadlines: How long things may take.
+        restart: When a lost process is replaced. None: what ``run_options.env_settings`` says; without them once in any
+            60 seconds and 10 times in the life of a worker, as there.
+
+    Attributes:
+        env_workers: The workers.
+        env_parameters: The parameters that the envs have.
+
+    Raises:
+        SerializationError: ``env_factory`` cannot be pickled.
+    """
+
+    first_step_infos: list[EnvironmentStep]
+
+    def __init__(
+        self,
+        env_factory: Callable[[int, list[Any]], Any],
+        run_options: Any,
+        n_env: int = 1,
+        *,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        restart: RestartPolicy | None = None,
+    ) -> None:
+        super().__init__()
+        engine, policy = _settings(run_options)
+        self.env_parameters: dict[str, Any] = {}
+        self.env_workers: list[Worker] = []
+        for i in range(n_env):
+            actor = launch(
+                [functools.partial(UnityGuest, env_factory, i, engine)],
+                name=f"worker-{i}",
+                first=i,
+                backend="process",
+                deadlines=deadlines,
+                restart=restart or policy,
+                env_vars=None,
+                companions=n_env - 1,
+            )
+            self.env_workers.append(Worker(i, actor))
+
+    def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
+        """Sends parameters to all envs, which have them from their next step on; waits for steps that are under way.
+
+        Args:
+            config: Numbers by name, and objects with ``apply(name, channel)`` such as ML-Agents' samplers.
+
+        Raises:
+            VectorInputError: Something else.
+        """
+        for future in _failed(self._ask("envactors_send", self._remember(config))).values():
+            if not isinstance(_error(future), _LOSSES):  # who is lost gets all parameters with the next reset
+                raise raised_by_user_code(_error(future))
+
+    @property
+    def training_behaviors(self) -> dict[str, Any]:
+        """The envs' ``BehaviorSpec`` by behavior name, merged; waits for steps that are under way."""
+        return self._merged("envactors_behaviors")
+
+    @property
+    def external_brains(self) -> dict[str, Any]:
+        """`training_behaviors`, by its older name."""
+        return self.training_behaviors
+
+    @property
+    def get_properties(self) -> dict[str, float]:
+        """Numbers that were sent as parameters, and properties that envs have sent, merged; waits for steps."""
+        return self._merged("envactors_properties")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Lets steps that are under way end, closes the envs and ends their processes; may be called again.
+
+        Args:
+            timeout: How long that may take before processes are killed, in seconds; None: the close deadline.
+        """
+        check_timeout(timeout, "close(timeout=...)")
+        close_all([worker.actor._supervisor for worker in self.env_workers], timeout)
+
+    # What the base class asks for ------------------------------------------------------------------------
+
+    def _step(self) -> list[EnvironmentStep]:
+        while True:
+            for worker in self.env_workers:
+                if worker.future is None:
+                    self._begin_step(worker)
+            futures = self._under_way()
+            wait(futures.values(), return_when=FIRST_COMPLETED)
+            done = {worker: future for worker, future in futures.items() if future.done()}
+            failed = _failed(done)
+            if not failed:
+                return [self._collect(worker) for worker in done]
+            self._recover(failed, "step")
+
+    def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
+        self._remember(config)
+        self._take_in()
+        resets: dict[Worker, ActorFuture] = {}
+        left = self.env_workers
+        while left:
+            asked = {worker: worker.actor.call("reset", self.env_parameters) for worker in left}
+            resets |= asked
+            left = self._replace(_failed(asked), "reset")
+        for worker, future in resets.items():
+            worker.incarnation = future.incarnation
+            worker.previous_step = EnvironmentStep(future.result(), worker.worker_id, {}, {})
+        return [worker.previous_step for worker in self.env_workers]
+
+    # Steps -----------------------------------------------------------------------------------------------
+
+    def _begin_step(self, worker: Worker) -> None:
+        infos = worker.previous_all_action_info = self._take_step(worker.previous_step)
+        actions = {name: info.env_action for name, info in infos.items() if len(info.agent_ids)}
+        # In no other process: that would know nothing of the episodes.
+        worker.future = worker.actor._call_in(worker.incarnation, "step", actions)
+
+    def _take_step(self, last_step: EnvironmentStep) -> dict[str, Any]:
+        """Has the policies choose what follows a step."""
+        with hierarchical_timer("ActorEnvManager._take_step"):
+            return {
+                name: self.policies[name].get_action(decisions, last_step.worker_id)
+                for name, (decisions, _) in last_step.current_all_step_result.items()
+                if name in self.policies
+            }
+
+    def _under_way(self) -> dict[Worker, ActorFuture]:
+        return {worker: worker.future for worker in self.env_workers if worker.future is not None}
+
+    def _collect(self, worker: Worker) -> EnvironmentStep:
+        """Takes a step in that is done, and the timers that came with it."""
+        future, worker.future = worker.future, None
+        assert future is not None, "it was under way"
+        results, timers, stats = future.result()
+        with hierarchical_timer("workers") as node:
+            node.merge(timers, root_name="worker_root", is_parallel=True)
+        worker.previous_step = EnvironmentStep(results, worker.worker_id, worker.previous_all_action_info, stats)
+        return worker.previous_step
+
+    def _take_in(self) -> None:
+        """Waits for all steps that are under way, which nobody asks for any more."""
+        under_way = self._under_way()
+        failed = _failed(under_way)
+        for worker in under_way:
+            if worker not in failed:
+                self._collect(worker)
+            worker.future = None
+        self._replace({worker: future for worker, future in failed.items() if _is_loss(future)}, "step")
+
+    # Losses ----------------------------------------------------------------------------------------------
+
+    def _recover(self, failed: Mapping[Worker, ActorFuture], method: str) -> None:
+        """Replaces what is lost and, where that had an episode, ends all episodes and resets all envs, as there."""
+        self._replace(failed, method)
+        if any(worker.incarnation is not None for worker in failed):
+            self.reset()
+            self._process_step_infos(self.first_step_infos)
+            self.first_step_infos = []
+
+    def _replace(self, failed: Mapping[Worker, ActorFuture], method: str) -> list[Worker]:
+        """Has other processes take the place of those that are lost, and of those whose envs are.
+
+        Raises:
+            Exception: What a worker has ended with, where it may not be replaced, or is not lost at all.
+        """
+        for worker, future in failed.items():
+            worker.future, error = None, _error(future)
+            if not _is_loss(future) or worker.actor.state is ActorState.DEAD:
+                raise raised_by_user_code(error)
+            logger.warning("worker %d is replaced, since it ended with: %s", worker.worker_id, error)
+            if isinstance(error, _COMPLAINTS):
+                worker.actor._supervisor.condemn(future.incarnation, worker.worker_id, method, error)
+        return list(failed)
+
+    # Asking ----------------------------------------------------------------------------------------------
+
+    def _remember(self, config: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Takes parameters into account that are about to be sent."""
+        news = dict(config or {})
+        for name, value in news.items():
+            if not (hasattr(value, "apply") or isinstance(value, numbers.Real)):
+                raise VectorInputError(
+                    f"the parameter {name!r} is {value!r}: expected a number, or an object with apply(name, channel)"
+                )
+        self.env_parameters |= news
+        return news
+
+    def _ask(self, method: str, *args: Any) -> dict[Worker, ActorFuture]:
+        return {worker: worker.actor._call_in(worker.incarnation, method, *args) for worker in self.env_workers}
+
+    def _merged(self, method: str) -> dict[str, Any]:
+        while True:
+            futures = self._ask(method)
+            failed = _failed(futures)
+            if not failed:
+                return {name: value for future in futures.values() for name, value in future.result().items()}
+            self._recover(failed, method)
+
+
+def _failed(futures: Mapping[Worker, ActorFuture]) -> dict[Worker, ActorFuture]:
+    """Those that ended with an exception; waits for all."""
+    return {worker: future for worker, future in futures.items() if future.exception() is not None}
+
+
+def _error(future: ActorFuture) -> BaseException:
+    error = future.exception()
+    assert error is not None, "it has failed"
+    return error
+
+
+def _is_loss(future: ActorFuture) -> bool:
+    return isinstance(_error(future), _LOSSES + _COMPLAINTS)
+
+
+def _settings(run_options: Any) -> tuple[Any, RestartPolicy]:
+    """The engine's configuration and the limits of restarts, from ML-Agents' ``RunOptions`` or an ``EngineConfig``."""
+    if isinstance(run_options, EngineConfig):
+        return run_options, _policy(10, 1, 60)  # the defaults of ML-Agents' EnvironmentSettings
+    engine, env = run_options.engine_settings, run_options.env_settings
+    limits = env.max_lifetime_restarts, env.restarts_rate_limit_n, env.restarts_rate_limit_period_s
+    return EngineConfig(*(getattr(engine, name) for name in EngineConfig._fields)), _policy(*limits)
+
+
+def _policy(lifetime: int, count: int, period: float) -> RestartPolicy:
+    return RestartPolicy(_limit(count), window=period, max_lifetime_restarts=_limit(lifetime))
+
+
+def _limit(count: int) -> float:
+    return math.inf if count == -1 else count
