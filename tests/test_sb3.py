@@ -221,6 +221,14 @@ def test_attributes_and_wrappers(make):
     assert [env.length for env in envs.get_attr("unwrapped")] == [5, 5]
 
 
+def test_the_envs_own_way_to_write_an_attribute_can_be_called(make):
+    envs = make([lambda: Named(Teller(0)), lambda: Named(Teller(1))])
+    assert envs.env_method("set_wrapper_attr", "length", 9, indices=1) == [True]  # of the env that has it
+    assert [env.length for env in envs.get_attr("unwrapped")] == [5, 9]
+    assert envs.env_method("set_wrapper_attr", "width", 2, force=False) == [False, False]
+    assert not envs.has_attr("width")
+
+
 def test_asking_which_wrappers_there_are_imports_nothing(make):
     from stable_baselines3.common.monitor import Monitor
 

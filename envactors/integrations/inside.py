@@ -1,6 +1,7 @@
 """What drop-ins run in the worker, around its env; imports no framework, so that workers stay as small as their envs.
 
-Names begin with ``envactors_`` where the env's own methods must not be hidden.
+Names begin with ``envactors_`` where the env's own methods must not be hidden. ``envactors_set`` is what writes an
+attribute where a framework does not write it as Gymnasium's wrappers do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Guest:
 class StableBaselinesGuest(Guest):
     """An env as stable-baselines3 treats it."""
 
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
+    def envactors_set(self, name: str, value: Any) -> None:
         """Writes to the outermost wrapper, as there."""
         setattr(self._env, name, value)
 
@@ -81,7 +82,7 @@ class TianshouGuest(Guest):
             )
         return self._env.step(action)
 
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
+    def envactors_set(self, name: str, value: Any) -> None:
         """Writes to the innermost env, as there."""
         setattr(self._env.unwrapped, name, value)
 

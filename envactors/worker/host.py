@@ -101,7 +101,8 @@ class Host:
     def set(self, message: Set) -> None:
         """Writes an attribute of an env."""
         env = self._enter(message.env).env
-        setter = getattr(env, "set_wrapper_attr", None)
+        # A drop-in's own way goes first: the env's method of that name may be called as well, and does another thing.
+        setter = getattr(env, "envactors_set", None) or getattr(env, "set_wrapper_attr", None)
         if callable(setter):
             setter(message.name, message.value)
         else:
