@@ -714,6 +714,64 @@ def test_episode_statistics_of_envs_that_are_not_in_the_mask_are_kept():
     envs.close()
 
 
+class Loose(gymnasium.Env):
+    """Gives values that fit its spaces, though not in their dtype."""
+
+    action_space = spaces.Discrete(2)
+    values = (3, (4, 1), np.full(2, 0.5), [0.5, 0.25], {"a": 1})
+    spaces = (
+        spaces.Discrete(5),
+        spaces.Tuple([spaces.Discrete(5), spaces.Discrete(2)]),
+        BOX,
+        BOX,
+        spaces.Dict(a=spaces.Discrete(2)),
+    )
+
+    def __init__(self, which):
+        self.value, self.observation_space = self.values[which], self.spaces[which]
+
+    def reset(self, *, seed=None, options=None):
+        return self.value, {}
+
+    def step(self, action):
+        return self.value, 0.0, bool(action), False, {}
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_the_last_observation_is_what_the_env_gave(which, shared_memory):
+    envs = ActorVectorEnv([lambda: Loose(which)] * 2, shared_memory, autoreset_mode="SameStep")
+    reference = SyncVectorEnv([lambda: Loose(which)] * 2, autoreset_mode="SameStep")
+    envs.reset(), reference.reset()
+    ours, theirs = envs.step(acts(1, 0)), reference.step(acts(1, 0))
+    assert data_equivalence(ours[0], theirs[0])
+    assert data_equivalence(ours[4], theirs[4])
+    envs.close()
+
+
+class OneArray(Probe):
+    """Fills the same array again and again."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.array = np.zeros(2, np.float32)
+
+    def _obs(self):
+        self.array[:] = super()._obs()
+        return self.array
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_reset_that_fills_the_last_observations_array_leaves_the_last_observation(shared_memory):
+    envs = ActorVectorEnv([lambda: OneArray(2)] * 2, shared_memory, autoreset_mode="SameStep")
+    envs.reset()
+    envs.step(acts(1, 1))
+    obs, *_, infos = envs.step(acts(1, 1))
+    assert obs[:, 0].tolist() == [0, 0]
+    assert [last[0] for last in infos["final_obs"]] == [2, 2]
+    envs.close()
+
+
 def test_videos_are_recorded(tmp_path):
     pytest.importorskip("moviepy")
     envs = gymnasium.wrappers.vector.RecordVideo(

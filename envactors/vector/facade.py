@@ -81,9 +81,9 @@ class VectorEnv:
         envs_per_actor: How many envs share a process. Their steps run one after the other there, and a death takes
             all of them; for envs whose steps cost next to nothing it saves most of the way to another process.
         autoreset: What happens at the end of an episode. ``"next_step"``: the next step resets, ignores its
-            action, and has reward 0. ``"same_step"``: the ending step resets, and carries the last observation
-            and info as ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: nothing, the env must
-            be reset by hand. (Gymnasium's ``AutoresetMode``.)
+            action, and has reward 0. ``"same_step"``: the ending step resets, and carries the last observation,
+            as the env gave it, and info as ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: nothing,
+            the env must be reset by hand. (Gymnasium's ``AutoresetMode``.)
         on_failure: ``"raise"``: an env's failure is raised as `VectorStepError`. ``"renew"``: its process is
             replaced, and its result says so: the last complete observation, reward 0, ``truncated``, and the
             exception as ``info["failure"]``. Under ``"next_step"`` that comes at once and the next step waits for the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import zlib
@@ -164,9 +165,11 @@ class Host:
         if self._journal:
             seat.check = checksum(obs, seat.check)
         if autoreset and (terminated or truncated):
+            # As the env gave it, which is how Gymnasium hands it out; a copy, since the reset may fill the same arrays.
+            last = copy.deepcopy(result[0])
             resetting()
             first, reset_info = self.reset_seat(seat, None, None, root_seed)
-            obs, info = first, {**reset_info, "final_obs": obs, "final_info": info}
+            obs, info = first, {**reset_info, "final_obs": last, "final_info": info}
         if type(reward) is not float:
             # NumPy's float64 is a float.
             reward = float(reward) if seat.plain_reward and isinstance(reward, float) else _as_reward(seat, reward)
