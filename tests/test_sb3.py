@@ -131,6 +131,30 @@ def test_an_ended_episode_is_reset_in_the_step_that_ends_it(make, terminates):
     assert envs.reset_infos == [{"seed": None, "options": None}, {"old": 1}]
 
 
+class Counts(gymnasium.Env):
+    """Gives plain numbers for observations."""
+
+    observation_space, action_space = spaces.Discrete(9), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.count, {}
+
+    def step(self, action):
+        self.count += 1
+        return self.count, 0.0, self.count == 3, False, {}
+
+
+def test_the_terminal_observation_is_what_the_env_gave(make):
+    ours, theirs = make([Counts]), DummyVecEnv([Counts])
+    for envs in (ours, theirs):
+        envs.reset()
+        for _ in range(3):
+            *_, infos = envs.step([0])
+        last = infos[0]["terminal_observation"]
+        assert (type(last), last) == (int, 3)
+
+
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 def test_the_same_as_in_one_process(make, envs_per_actor):
     ours, theirs = make([cartpole] * 3, envs_per_actor=envs_per_actor), DummyVecEnv([cartpole] * 3)
@@ -437,6 +461,32 @@ def learn(model, steps):
 @pytest.mark.parametrize("train", [functools.partial(ppo, n_steps=32, batch_size=64), dqn], ids=["PPO", "DQN"])
 def test_training_is_bit_for_bit_the_same_as_in_one_process(make, train):
     assert train(make([cartpole] * 4), 256) == train(DummyVecEnv([cartpole] * 4), 256)
+
+
+@pytest.mark.parametrize("train", [functools.partial(ppo, n_steps=16, batch_size=64), dqn], ids=["PPO", "DQN"])
+@pytest.mark.parametrize(
+    "wrap",
+    [VecNormalize, VecMonitor, functools.partial(VecFrameStack, n_stack=3)],
+    ids=["VecNormalize", "VecMonitor", "VecFrameStack"],
+)
+def test_training_on_wrappers_is_bit_for_bit_the_same(make, wrap, train):
+    assert train(wrap(make([cartpole] * 4)), 128) == train(wrap(DummyVecEnv([cartpole] * 4)), 128)
+
+
+@pytest.mark.parametrize("train", [functools.partial(ppo, n_steps=16, batch_size=48), dqn], ids=["PPO", "DQN"])
+def test_training_is_filmed(make, train, tmp_path, monkeypatch):
+    pytest.importorskip("moviepy")
+    monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)  # its thread would stay
+
+    def filmed(envs, name):
+        return VecVideoRecorder(envs, str(tmp_path / name), lambda step: step == 8, video_length=4)
+
+    films = {"render_mode": "rgb_array"}
+    ours = train(filmed(make(tellers(**films)), "ours"), 96)
+    assert ours == train(filmed(DummyVecEnv(tellers(**films)), "theirs"), 96)
+    videos = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ours", "theirs")]
+    assert videos[0] == videos[1]
+    assert len(videos[0]) == 1
 
 
 class Killer(threading.Thread):
