@@ -137,11 +137,16 @@ class ActorParallelEnvironment(_Specs, _Base):  # type: ignore[misc] # its modul
         restart: RestartPolicy | None = None,
     ) -> None:
         super().__init__()
-        threads = torch_num_threads_per_env
+        threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
             functools.partial(AlfGuest, constructor, env_id, threads)
             for env_id, constructor in enumerate(env_constructors)
         ]
+        if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < max(len(factories), 1):
+            raise ValueError(
+                f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int from 0 "
+                "to one less than there are of these"
+            )
         try:
             self._all = _Envs(
                 factories,
@@ -159,17 +164,17 @@ class ActorParallelEnvironment(_Specs, _Base):  # type: ignore[misc] # its modul
             raise _interrupted(error) from error
         try:
             self._described = described = self._all.described
-            slots = self._all.num_envs - num_spare_envs_for_reload
-            if num_spare_envs_for_reload and described.resets_itself:
+            slots = self._all.num_envs - spares
+            if spares and described.resets_itself:
                 raise RuntimeError(
-                    f"num_spare_envs_for_reload is {num_spare_envs_for_reload} and the envs' batch_size "
+                    f"num_spare_envs_for_reload is {spares} and the envs' batch_size "
                     f"{described.batch_size}: expected no spare envs, since such envs reset by themselves"
                 )
             self._rotation = Rotation(self._all, slots)
         except BaseException:
             self._all.close(0)
             raise
-        self._num_spare_envs_for_reload = num_spare_envs_for_reload
+        self._num_spare_envs_for_reload = spares
         self._batch_size = slots * described.batch_size
         self._action_leaves, self._outer = described.action_leaves(), described.outer
         leaves = described.leaves()
