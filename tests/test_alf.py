@@ -365,8 +365,8 @@ def test_without_enough_spare_envs_a_step_waits_for_the_reset(make, tmp_path):
     env.reset()
     for _ in range(5):  # env 0 ends and resets, then 1, then 2, whose slot would need env 0
         env.step(zeros(env))
-    assert [(tmp_path / f"gate.{i}").exists() for i in range(2)] == [True, True]
-    wait_for_path(tmp_path / "gate.2")
+    for env_id in range(3):
+        wait_for_path(tmp_path / f"gate.{env_id}")
     helper = subprocess.Popen(["sh", "-c", f"sleep 0.2; touch {gate}"])
     assert not gate.exists()
     assert rows(env.step(zeros(env))) == [(0, 2, 0)]
@@ -536,6 +536,7 @@ def test_close_at_exit(tmp_path):
     done = run_script(
         """
         import functools, pathlib, sys
+        sys.modules["torch"] = None  # it takes seconds to load
         sys.path.insert(0, sys.argv[2])
         from alfenvs import Logged
         from envactors.integrations.alf import ActorParallelEnvironment
@@ -673,6 +674,7 @@ def test_a_killed_caller_leaves_nothing(tmp_path):
         textwrap.dedent(
             f"""
             import sys
+            sys.modules["torch"] = None  # it takes seconds to load
             sys.path.insert(0, {os.path.dirname(__file__)!r})
             import numpy as np
             from alfenvs import AlfEnv
@@ -750,3 +752,166 @@ def test_without_torch_results_are_numpys():
         os.path.dirname(__file__),  # noqa: PTH120
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+ALF = {
+    "__init__.py": """
+        device = "cpu"
+
+        def get_default_device():
+            return device
+
+        def set_default_device(name):
+            global device
+            device = name
+        """,
+    "data_structures.py": """
+        import collections
+
+        names = "step_type reward discount observation prev_action env_id untransformed env_info"
+        Fields = collections.namedtuple("Fields", names, defaults=((),) * 8)
+
+        class TimeStep(Fields):
+            pass
+        """,
+    "environments/__init__.py": "",
+    "environments/alf_environment.py": """
+        import abc
+
+        class AlfEnvironment(abc.ABC):
+            def __init__(self):
+                self._current_time_step = None
+
+            @abc.abstractmethod
+            def observation_spec(self): ...
+
+            @abc.abstractmethod
+            def action_spec(self): ...
+
+            @abc.abstractmethod
+            def env_info_spec(self): ...
+
+            @abc.abstractmethod
+            def _step(self, action): ...
+
+            @abc.abstractmethod
+            def _reset(self): ...
+        """,
+    "utils/__init__.py": "",
+    "utils/schedulers.py": """
+        progress = {}
+
+        def get_all_progresses():
+            return [("percent", 0.25)]
+
+        def update_all_progresses(progresses):
+            progress.update(progresses)
+        """,
+}
+
+
+@pytest.fixture
+def path_with_alf(tmp_path):
+    """Where a package stands with the few names of ALF that the drop-in uses."""
+    for name, code in ALF.items():
+        file = tmp_path / "alf" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(code))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.path.dirname(__file__)])}  # noqa: PTH120
+
+
+def test_with_alf_it_is_an_alf_environment_and_gives_alfs_time_steps(path_with_alf):
+    done = run_script(
+        """
+        import sys
+        sys.modules["torch"] = None  # it takes seconds to load
+        import numpy as np
+        from alf.data_structures import TimeStep
+        from alf.environments.alf_environment import AlfEnvironment
+        from alfenvs import AlfEnv
+        from envactors.integrations.alf import ActorParallelEnvironment
+
+        class Scheduled(AlfEnv):
+            def progress(self):
+                from alf.utils.schedulers import progress
+                return progress
+
+        with ActorParallelEnvironment([Scheduled] * 2) as env:
+            assert isinstance(env, AlfEnvironment)
+            env.reset()
+            assert type(env.step(np.zeros(2, np.int64))) is TimeStep
+            env.sync_progress()
+            assert env.call_envs_with_same_args("progress") == [{"percent": 0.25}] * 2
+            assert [one.synced for one in env.envs] == [1, 1]
+        """,
+        env=path_with_alf,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_with_alf_results_are_on_alfs_device_and_workers_on_the_processor(path_with_alf):
+    pytest.importorskip("torch")
+    done = run_script(
+        """
+        import alf, torch
+        from alfenvs import AlfEnv
+        from envactors.integrations.alf import ActorParallelEnvironment
+
+        class Placed(AlfEnv):
+            def device(self):
+                import alf
+                return alf.get_default_device()
+
+        alf.set_default_device("meta")
+        with ActorParallelEnvironment([Placed], start_method="fork") as env:
+            time_step = env.reset()
+            assert time_step.observation.device.type == "meta"
+            assert time_step._cpu.observation.tolist() == [[0, 1, 0, 0]]
+            assert env.call_envs_with_same_args("device") == ["cpu"]
+        """,
+        env=path_with_alf,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_package_called_alf_is_none(tmp_path):
+    (tmp_path / "alf.py").touch()
+    done = run_script(
+        """
+        import sys
+        sys.modules["torch"] = None  # it takes seconds to load
+        from alfenvs import AlfEnv
+        from envactors.integrations.alf import ActorParallelEnvironment, TimeStep
+
+        with ActorParallelEnvironment([AlfEnv], start_method="fork") as env:
+            assert type(env.reset()) is TimeStep
+            env.sync_progress()
+        """,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.path.dirname(__file__)])},  # noqa: PTH120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_numbers_of_all_dtypes_arrive_as_they_are(make):
+    names = ["bool", *(f"{u}int{n}" for n in (8, 16, 32, 64) for u in ("", "u")), "float16", "float32", "float64"]
+    values = {name: np.dtype(name).type(1 if name == "bool" else 100) for name in names}
+
+    class Numbers(AlfEnv):
+        def show(self, *args):
+            return super().show(*args)._replace(env_info=values)
+
+    env = make([functools.partial(Numbers, env_info={name: TensorSpec((), name) for name in names})] * 2)
+    for time_step in (env.reset(), env.step(zeros(env))):
+        for name, value in time_step.env_info.items():
+            assert (np.asarray(value).dtype.name, np.asarray(value).tolist()) == (name, [values[name]] * 2)
+        assert rows(time_step)[1][0] == 1
+
+
+@pytest.mark.parametrize("odd", [0.5, 1 << 40, "one", np.zeros(1, np.int32)])
+def test_a_number_that_does_not_fit_is_told(make, odd):
+    class Odd(AlfEnv):
+        def show(self, *args):
+            return super().show(*args)._replace(env_info={"n": odd})
+
+    with pytest.raises(RuntimeError, match=r"env_info\['n'\] (has|is)"):
+        make([functools.partial(Odd, env_info={"n": TensorSpec((), "int32")})]).reset()

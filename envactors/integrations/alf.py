@@ -144,8 +144,8 @@ class ActorParallelEnvironment(_Specs, _Base):  # type: ignore[misc] # its modul
         ]
         if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < max(len(factories), 1):
             raise ValueError(
-                f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int from 0 "
-                "to one less than there are of these"
+                f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= "
+                "0, and less than that"
             )
         try:
             self._all = _Envs(
@@ -179,7 +179,7 @@ class ActorParallelEnvironment(_Specs, _Base):  # type: ignore[misc] # its modul
         self._action_leaves, self._outer = described.action_leaves(), described.outer
         leaves = described.leaves()
         self._record = record_of(leaves)
-        self._names = self._record.names or ()
+        self._names = [str(number) for number in range(len(leaves))]
         self._makers = [packer(nest) for nest in described.fields().values()]
         # It comes before what is last.
         self._env_id_at = sum(not leaf.name.startswith(("untransformed", "env_info")) for leaf in leaves)
