@@ -95,7 +95,7 @@ def test_without_start_serially_all_start_side_by_side(make, tmp_path):
 @pytest.mark.parametrize("name", ["fork", "spawn", None])
 def test_start_methods(make, name):
     env = make([AlfEnv], start_method=name)
-    assert env._all.actors[0]._supervisor.plan.backend.start_method == (name or "loky")
+    assert env.actors[0]._supervisor.plan.backend.start_method == (name or "loky")
     assert rows(env.reset()) == [(0, 1, 0)]
 
 
@@ -497,7 +497,7 @@ def test_sync_progress(make, tmp_path):
     env.sync_progress()  # two of them reset and are not waited for
     (tmp_path / "gate").touch()
     env.envs[0].sync_progress()
-    assert [handle.get("synced").result() for handle in env._all.actors] == [2, 1, 1]
+    assert [handle.get("synced").result() for handle in env.actors] == [2, 1, 1]
 
 
 def test_progress_that_cannot_be_taken_in_is_told(make, caplog):
@@ -595,7 +595,7 @@ def test_a_hang_in_c_ends_with_its_deadline(make):
 def test_a_promise_of_a_lost_worker_is_a_runtime_error(make, tmp_path):
     env = make([AlfEnv] * 2)
     promise = env.envs[0].call("wait_for", str(tmp_path / "never"))
-    os.kill(env._all.actors[0].pid, signal.SIGKILL)
+    os.kill(env.actors[0].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match="interrupted") as caught:
         promise()
     assert isinstance(caught.value.__cause__, ea.ActorDiedError)
@@ -656,10 +656,10 @@ def test_a_replayed_env_goes_on_as_if_nothing_had_happened(make):
         results = [env.reset()]
         for turn in range(12):
             if kill and turn in (3, 9):
-                os.kill(env._all.actors[1].pid, signal.SIGKILL)
+                os.kill(env.actors[1].pid, signal.SIGKILL)
             results.append(env.step(np.array([turn, turn])))
             assert env.failures == {}
-        incarnations = [actor.incarnation for actor in env._all.actors]
+        incarnations = [actor.incarnation for actor in env.actors]
         return incarnations, [[np.asarray(v).tolist() for v in (*r[:6], r.env_info["draw"])] for r in results]
 
     (calm, expected), (stormy, result) = run(False), run(True)
@@ -682,7 +682,7 @@ def test_a_killed_caller_leaves_nothing(tmp_path):
 
             env = ActorParallelEnvironment([AlfEnv] * 3, num_spare_envs_for_reload=1)
             env.reset()
-            pids = [handle.pid for handle in env._all.actors]
+            pids = [handle.pid for handle in env.actors]
             env.envs[1].call("want", "hang")()
             print(*pids, flush=True)
             env.step(np.zeros(2, np.int64))

@@ -111,10 +111,11 @@ def test_after_a_death_that_was_raised_a_reset_goes_on(make):
 def test_a_spare_that_dies_is_told_of_when_its_turn_comes(make):
     rotation = make([2, 99, 99], 2)
     rotation.reset()
+    rotation._envs[2].call("echo", "its reset is done").result()
     os.kill(rotation._envs[2].pid, signal.SIGKILL)
     rotation.step([1, 1])
     rotation.step([1, 1])
-    result = rotation.step([1, 1])  # its reset was done before it died
+    result = rotation.step([1, 1])
     assert shown(result[0]) == [(2, 0), (1, 3)]
     with pytest.raises(ea.VectorStepError) as caught:
         rotation.step([1, 1])

@@ -115,6 +115,7 @@ class ActorParallelEnvironment(_Specs, _Base):  # type: ignore[misc] # its modul
 
     Attributes:
         envs: An `ActorEnvironment` for each env that is not a spare one.
+        actors: The processes' handles, those of the spare envs last.
         failures: The exceptions that the last step or reset stands in for, by slot; with ``on_failure="renew"``.
 
     Raises:
@@ -187,6 +188,7 @@ class ActorParallelEnvironment(_Specs, _Base):  # type: ignore[misc] # its modul
         self._seeds: list[Any] | None = None
         self._current_time_step: Any = None
         self.envs = [ActorEnvironment(self._all[slot], described) for slot in range(slots)]
+        self.actors = self._all.actors
         self.failures: dict[int, BaseException] = {}
 
     # Stepping --------------------------------------------------------------------------------------------
