@@ -16,7 +16,8 @@ from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
 from envactors.worker.bootstrap import Descriptors
 
-_THREAD_CAPS = (
+# How numerical libraries are told their number of threads.
+THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -170,4 +171,4 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     """One thread for every numerical library, unless the caller's environment or ``env_vars`` say otherwise."""
     if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
         return {}
-    return {name: "1" for name in _THREAD_CAPS if name not in os.environ}
+    return {name: "1" for name in THREAD_CAPS if name not in os.environ}

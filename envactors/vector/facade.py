@@ -344,7 +344,7 @@ class VectorEnv:
         """
         slots = self._select(env_ids)
         check_timeout(timeout, "reset(timeout=...)")
-        seeds = _seeds(seed, [slot.env_id for slot in slots])
+        seeds = seeds_for(seed, [slot.env_id for slot in slots])
         each: list[Any] = list(options) if isinstance(options, (list, tuple)) else [options] * len(slots)
         if len(each) != len(slots):
             raise VectorInputError(f"{len(each)} options for {len(slots)} envs: expected one an env")
@@ -734,7 +734,8 @@ def _results(futures: list[ActorFuture]) -> list[Any]:
     return [future.result() for future in futures]
 
 
-def _seeds(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
+def seeds_for(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
+    """One seed (or None) for each env, out of what `VectorEnv.reset` takes; see there."""
     if seed is None:
         return [None] * len(env_ids)
     if _is_count(seed):
