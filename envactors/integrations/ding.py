@@ -30,6 +30,8 @@ from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError, RemoteTraceback, SerializationError, VectorStepError
 from envactors.integrations.ding_values import (
+    CONTEXT,
+    PRELOAD,
     BaseEnvManager,
     BaseEnvTimestep,
     EnvState,
@@ -97,9 +99,10 @@ class AsyncActorEnvManager(BaseEnvManager):
     all), ``retry_type`` (``"reset"`` tries again in the same process, ``"renew"`` in a new one),
     ``retry_waiting_time``, ``auto_reset``, ``reset_inplace`` (the step that ends an episode resets), ``step_timeout``
     and ``reset_timeout`` (deadlines, enforced by ending the process), ``connect_timeout`` (for each try of a
-    reset, and for the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step returns), ``shared_memory`` (whether values
-    that are as the spaces say go through it), ``copy_on_get`` (False: observations are views, valid until the env's
-    next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or ``"fork"``).
+    reset, and for the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
+    returns), ``shared_memory`` (whether values that are as the spaces say go through it), ``copy_on_get`` (False:
+    observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
+    ``"fork"``).
 
     Two are of envactors' own: ``on_failure`` (``"raise"``: what fails in a step is raised and closes the manager;
     ``"renew"``: it is an abnormal timestep, with the exception as ``info["failure"]``, and the env's next reset runs in
@@ -120,7 +123,7 @@ class AsyncActorEnvManager(BaseEnvManager):
         "reset_timeout": None,
         "shared_memory": True,
         "copy_on_get": True,
-        "context": "loky",
+        "context": CONTEXT,
         "wait_num": 2,
         "step_wait_timeout": 0.01,
         "connect_timeout": 60,
@@ -385,7 +388,9 @@ class AsyncActorEnvManager(BaseEnvManager):
 
     def _backend(self) -> str | Backend:
         context = self._cfg["context"]
-        return "process" if context == "loky" else ProcessBackend(start_method=context)
+        if context == "loky":
+            return "process"
+        return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
 
     def close(self) -> None:
         """Closes the envs and ends their processes; may be called again, and `launch` after it."""
@@ -396,6 +401,7 @@ class AsyncActorEnvManager(BaseEnvManager):
         self._actors.close()
         self._waiting.clear()
         self._resets.clear()
+        self._ready_obs.clear()
         self._states = dict.fromkeys(self._states, EnvState.VOID)
 
     def _leave_scout(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -22,7 +23,10 @@ if not TYPE_CHECKING and importlib.util.find_spec("ding") is not None:
     from ding.utils import ENV_MANAGER_REGISTRY
 
     register = ENV_MANAGER_REGISTRY.register
+    # Its imports take seconds, in each worker that is not a copy of one that has them.
+    PRELOAD: Sequence[str] = ("ding.envs",)
 else:
+    PRELOAD = ()
 
     class BaseEnvManager:
         """What managers derive from."""
@@ -50,6 +54,8 @@ else:
         """Makes a decorator that enters a manager in DI-engine's registry, if there were one."""
         return lambda manager: manager
 
+
+CONTEXT = "forkserver" if PRELOAD and hasattr(os, "pidfd_open") else "loky"
 
 try:
     import treetensor.numpy as tnp
