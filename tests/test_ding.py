@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -737,6 +738,14 @@ class Teller(Bare):
     def step(self, action):
         self.told = dict(action.items())
         return super().step(PLAIN)
+
+
+def test_the_page_names_tests_that_there_are():
+    page = (Path(__file__).parent.parent / "docs/migrate/di-engine.md").read_text()
+    named = {*re.findall(r"`(test_\w+)`", page.partition("## What behaves differently")[0])}
+    missing = named - {*globals()}
+    assert len(named) > 40
+    assert not missing
 
 
 # Names, DI-engine itself ----------------------------------------------------------------------------------

@@ -189,6 +189,12 @@ class AsyncActorEnvManager(BaseEnvManager):
         return self._env_num
 
     @property
+    def actors(self) -> list[ActorHandle]:
+        """The envs' processes."""
+        self._check_closed()
+        return self._actors.actors
+
+    @property
     def closed(self) -> bool:
         """Whether it is closed, or was not launched yet."""
         return self._closed
@@ -635,8 +641,10 @@ class AsyncActorEnvManager(BaseEnvManager):
             actors._begin_all(batch)
             obs, rewards, done, _, infos = actors._finish_all(None, None)
         except VectorStepError as error:
-            return self._take_failed(error)
-        return self._take(range(self._env_num), obs, rewards, done, infos)
+            failed = error
+        else:
+            return self._take(range(self._env_num), obs, rewards, done, infos)
+        return self._take_failed(failed)
 
     def _receive_some(self, enough: int) -> dict[int, Any]:
         timesteps: dict[int, Any] = {}
@@ -654,8 +662,10 @@ class AsyncActorEnvManager(BaseEnvManager):
         try:
             batch = self._actors.recv(least, timeout=timeout)
         except VectorStepError as error:
-            return self._take_failed(error)
-        return self._take_batch(batch)
+            failed = error
+        else:
+            return self._take_batch(batch)
+        return self._take_failed(failed)
 
     def _take_batch(self, batch: Batch) -> dict[int, Any]:
         return self._take(batch.env_ids.tolist(), batch.obs, batch.rewards, batch.terminated, batch.infos)

@@ -17,7 +17,9 @@ from envactors.integrations.inside import OF_THE_SPACE, REWARD_KINDS
 
 _T = TypeVar("_T", bound=type)
 
-if not TYPE_CHECKING and importlib.util.find_spec("ding") is not None:
+_spec = importlib.util.find_spec("ding")
+# Any folder of that name would be found, too, but has no origin.
+if not TYPE_CHECKING and _spec is not None and _spec.origin is not None:
     from ding.envs import BaseEnvTimestep
     from ding.envs.env_manager.base_env_manager import BaseEnvManager, EnvState
     from ding.utils import ENV_MANAGER_REGISTRY
@@ -128,7 +130,7 @@ def rows_of(actions: Any) -> Sequence[Any]:
         columns = {key: rows_of(value) for key, value in actions.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if tnp is not None and isinstance(actions, tnp.ndarray):
-        return [actions[row] for row in range(actions.shape[0])]
+        return [actions[row] for row in range(len(rows_of(actions.json())))]
     rows: Sequence[Any] = actions
     return rows
 
@@ -136,9 +138,14 @@ def rows_of(actions: Any) -> Sequence[Any]:
 def timestep_tree(env_id: int, timestep: Any) -> Any:
     """A timestep with its env's id, its values by name."""
     fields = {"obs": timestep.obs, "reward": timestep.reward, "done": timestep.done}
-    info = {_identifier(key): value for key, value in timestep.info.items() if not isinstance(value, str)}
-    tree = {**fields, "info": info, "env_id": env_id}
+    tree = {**fields, "info": _named(timestep.info), "env_id": env_id}
     return AttrDict(tree) if tnp is None else tnp.array(tree)
+
+
+def _named(info: Any) -> Any:
+    if not isinstance(info, dict):
+        return [_named(one) for one in info]  # one an agent
+    return {_identifier(key): value for key, value in info.items() if not isinstance(value, str)}
 
 
 def _identifier(key: object) -> str:
