@@ -23,7 +23,7 @@ import envactors as ea
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DI-engine's and its dependencies', where it is installed
     from envactors.integrations.ding import ActorEnvManagerV2, AsyncActorEnvManager, SyncActorEnvManager
-    from envactors.integrations.ding_values import BaseEnvTimestep, EnvState, tnp
+    from envactors.integrations.ding_values import CONTEXT, BaseEnvTimestep, EnvState, tnp
 
 BOTH = pytest.mark.parametrize("manager", [AsyncActorEnvManager, SyncActorEnvManager])
 PLAIN = np.zeros(2, np.float32)
@@ -39,6 +39,7 @@ def make():
     made = []
 
     def make_one(manager=SyncActorEnvManager, env_fn=None, *, launch=True, **options):
+        options.setdefault("context", "loky")  # for which the tests have a fork server that lasts
         made.append(manager(envs() if env_fn is None else env_fn, manager.default_config(), **options))
         if launch:
             made[-1].launch()
@@ -161,7 +162,7 @@ def test_cfg_has_the_defaults_of_di_engine():
         "connect_timeout": 60,
         "reset_inplace": False,
     }
-    ours = {"context": "loky", "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
+    ours = {"context": CONTEXT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}
     waits_for_all = {"wait_num": float("inf"), "step_wait_timeout": None}
     assert AsyncActorEnvManager.config == {**alike, **waits, **ours}
@@ -779,3 +780,58 @@ def test_where_di_engine_is_installed_the_managers_are_its_own(make):
     for name, kind in (("async_actor", AsyncActorEnvManager), ("actor_v2", ActorEnvManagerV2)):
         assert type(create_env_manager(EasyDict(type=name), envs())) is kind
     assert isinstance(AsyncActorEnvManager.default_config(), EasyDict)
+
+
+def test_real_envs_of_di_engine_take_the_same_trajectories():
+    pytest.importorskip("ding")
+    import gym
+    from ding.envs import BaseEnv
+    from ding.envs.env_manager import SubprocessEnvManagerV2
+
+    class Cart(BaseEnv):
+        """CartPole as DI-engine's own envs wrap it; it travels by value."""
+
+        def __init__(self, cfg=None):
+            self._env = gym.make("CartPole-v1")
+            self._reward_space = gym.spaces.Box(0, 1, (1,), np.float32)
+
+        observation_space = property(lambda self: self._env.observation_space)
+        action_space = property(lambda self: self._env.action_space)
+        reward_space = property(lambda self: self._reward_space)
+
+        def seed(self, seed, dynamic_seed=None):
+            self._seed = seed
+
+        def reset(self):
+            self._env.seed(self._seed)
+            return np.asarray(self._env.reset(), np.float32)
+
+        def step(self, action):
+            obs, reward, done, info = self._env.step(int(action))
+            return BaseEnvTimestep(np.asarray(obs, np.float32), np.array([reward], np.float32), done, info)
+
+        def close(self):
+            self._env.close()
+
+        def __repr__(self):
+            return "Cart()"
+
+    def play(kind, **options):
+        config = kind.default_config()
+        config.update(episode_num=2, reset_inplace=True, **options)
+        manager = kind([Cart] * 2, config)
+        manager.seed(7)
+        manager.launch()
+        told = []
+        try:
+            while not manager.done:
+                actions = [np.array(int(obs[2] > 0)) for obs in manager.ready_obs]
+                for timestep in manager.step(actions):
+                    assert isinstance(timestep, tnp.ndarray)
+                    told.append([np.asarray(timestep[key]).tolist() for key in ("env_id", "obs", "reward", "done")])
+                    told.append(sorted(timestep.info.keys()))
+        finally:
+            manager.close()
+        return told
+
+    assert play(ActorEnvManagerV2) == play(SubprocessEnvManagerV2)
