@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 WRITABLE = select.EPOLLOUT
@@ -37,6 +37,8 @@ SIGKILL = signal.SIGKILL
 # The system's calls refuse much longer waits; who wants one waits again. In seconds.
 LONGEST_WAIT = 1e6
 
+_ADDR_NO_RANDOMIZE = 0x0040000
+_PERSONALITY_ASKED = 0xFFFFFFFF
 _PR_SET_PDEATHSIG = 1
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
@@ -275,6 +277,35 @@ def start_detached(command: list[str], stdin: int) -> int:
         setsid=True,
         setsigmask=signal.valid_signals(),
     )
+
+
+@contextlib.contextmanager
+def one_layout() -> Iterator[None]:
+    """Has the programs that this thread starts meanwhile keep the same code at the same addresses.
+
+    Processors predict branches by address. Interpreters that take turns on a core, each with its code somewhere else,
+    push each other's branches out and step at half the speed. Where the kernel refuses (in some containers), layouts
+    stay as random as they are.
+    """
+    before = _personality(_PERSONALITY_ASKED)
+    changed = before >= 0 and _personality(before | _ADDR_NO_RANDOMIZE) >= 0
+    try:
+        yield
+    finally:
+        if changed:
+            _personality(before)
+
+
+def own_layout() -> None:
+    """Has the programs that this process starts get random layouts again, after `one_layout`."""
+    now = _personality(_PERSONALITY_ASKED)
+    if now >= 0:
+        _personality(now & ~_ADDR_NO_RANDOMIZE)
+
+
+def _personality(wanted: int) -> int:
+    """Sets the kernel's flags for this thread and what it starts; gives those before, -1 where it may not."""
+    return int(ctypes.CDLL(None).personality(ctypes.c_ulong(wanted)))
 
 
 def anonymous_file(name: str) -> int:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import FORK_SERVER, SOON, Counter, run_script, wait_until
 
 import envactors as ea
+from envactors import system
 from envactors.testing import BackendConformance, EchoEnv, EnvConformance
 
 
@@ -205,6 +209,28 @@ def test_a_fork_server_renews_an_env_in_milliseconds():
             actor.renew().result(SOON)
             times.append(time.monotonic() - begun)
         assert statistics.median(times) < 0.25  # 0.05 on an idle machine: docs/performance.md
+
+
+class Placed:
+    def where(self):
+        return id(None)
+
+    def where_in_a_child(self):
+        return int(subprocess.check_output([sys.executable, "-S", "-c", "print(id(None))"]))
+
+
+@pytest.mark.skipif(Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="nothing is random")
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
+def test_workers_have_one_memory_layout_and_what_they_start_has_its_own(method):
+    with ea.ActorPool(Placed, 2, backend=ea.ProcessBackend(method)) as pool:
+        ours = {actor.where().result(SOON) for actor in pool.actors}
+        theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(4)}
+    # Where the kernel does not let layouts be chosen, workers have random ones and all works as ever.
+    with system.one_layout():
+        allowed = "0040000" in Path("/proc/thread-self/personality").read_text()
+    assert len(ours) == (1 if allowed or method == "forkserver" else 2)
+    assert len(theirs) > 1
+    assert "0040000" not in Path("/proc/thread-self/personality").read_text()
 
 
 def test_env_code_may_start_processes_of_its_own():

@@ -326,6 +326,33 @@ def test_infos_of_every_size_arrive_whole_and_with_their_own_step(call):
                 assert not info or type(info["number"]) is np.float32
 
 
+@pytest.mark.parametrize("call", ["step", "send"])
+def test_infos_of_numbers_and_small_arrays_arrive_with_their_types(call):
+    class Measures(EchoEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            info = {"speed": np.float32(action / 3), "place": np.full(action % 3, action), "steps": int(action)}
+            return obs, reward, terminated, truncated, info if action % 4 else info | {"last": np.bool_(True)}
+
+    with ea.VectorEnv([lambda i=i: Measures(i) for i in range(4)], envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        for action in [1, 2, 3, 4, 4, 5, 1, 8]:
+            if call == "step":
+                infos = envs.step([action, 7, action, action])[4]
+            else:
+                envs.send([action, 7, action, action])
+                batch = envs.recv(timeout=60)
+                infos = [batch.infos[list(batch.env_ids).index(env)] for env in range(4)]
+            for number, info in zip([action, 7, action, action], infos, strict=True):
+                assert list(info) == ["speed", "place", "steps", *(["last"] if number % 4 == 0 else [])]
+                assert info["speed"] == np.float32(number / 3)
+                assert [type(value) for value in info.values()][:3] == [np.float32, np.ndarray, int]
+                assert info["place"].tolist() == [number] * (number % 3)
+                assert info["place"].dtype == np.int64
+                assert info["place"].flags.writeable
+                assert info["steps"] == number
+
+
 def test_a_forked_child_that_comes_back_answers_nothing():
     class Forks(EchoEnv):
         def step(self, action):

@@ -161,7 +161,8 @@ class Supervisor:
             return ActorState.IDLE if running is None else ActorState.BUSY
 
     def stats(self) -> ActorStats:
-        with self._lock:
+        with self._change:
+            self._look_at_turn()
             last = self._losses[-1][1] if self._losses else None
             return ActorStats(self._completed, self._failed, self._restarts, self._stale, len(self._table), last)
 

@@ -130,8 +130,7 @@ class Turn:
         slab = self.slab
         if slab.extras[index] != NOTED:
             return self.mail[index]
-        note = slab.notes[index].data[: slab.noted[index]]
-        return Frame(Kind.RESULT, self.bound, self.call_id, note)
+        return Frame(Kind.RESULT, self.bound, self.call_id, slab.note(index))
 
     def complete(self, index: int) -> bool:
         """Whether an env's result is there as a whole."""

@@ -20,9 +20,10 @@ from envactors.arrays.specs import ArraySpec, Spec, leaves
 STEP: Final = 0
 RESET: Final = 1
 PLAIN: Final = 0
-NOTED: Final = 1
-WITH_MAIL: Final = 2
-FAILED: Final = 3
+RECORDED: Final = 1
+NOTED: Final = 2
+WITH_MAIL: Final = 3
+FAILED: Final = 4
 
 # What an env may note beside its result, in bytes: most infos are a fraction of it.
 NOTE_ROOM: Final = 4096
@@ -66,9 +67,9 @@ class Slab:
         done: int64, shape (n,): the number of the last one that is complete.
         when: float64, shape (n,): when it was (`time.monotonic`), where results are wanted one by one.
         what: uint8, shape (n,): `STEP` or `RESET`.
-        extras: uint8, shape (n,): `PLAIN`, `NOTED` for what stands in the notes, `WITH_MAIL` for what follows through
-            the channel, or `FAILED`.
-        notes: uint8, shape (n, `NOTE_ROOM`): what comes with a result besides arrays, pickled.
+        extras: uint8, shape (n,): `PLAIN`, `RECORDED` for an info that stands in the notes as a record, `NOTED` for
+            what stands there pickled, `WITH_MAIL` for what follows through the channel, or `FAILED`.
+        notes: uint8, shape (n, `NOTE_ROOM`): what comes with a result besides arrays.
         noted: uint32, shape (n,): how many bytes of it there are.
         checks: uint32, shape (2, n): the checksum over an env's observations, where it is kept, in two rows as these.
         terminated: bool, shape (n,).
@@ -99,6 +100,11 @@ class Slab:
         self.observations: list[npt.NDArray[Any] | None] = [
             next(arrays) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
+
+    def note(self, env: int) -> memoryview:
+        """What an env has noted beside its result."""
+        row: memoryview = self.notes[env].data
+        return row[: self.noted[env]]
 
 
 def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -35,6 +35,8 @@ class Reaper:
         self._id = os.urandom(8).hex()
         self._numbers = itertools.count()
         self._workers: dict[int, int] = {}
+        # Those that have ended, until the reaper says that nothing of them is left: it may be lost before it looks.
+        self._ended: set[int] = set()
         self._process: system.Process | None = None
         self._socket: socket.socket | None = None
 
@@ -59,6 +61,9 @@ class Reaper:
             self._users -= 1
             if self._users > 0:
                 return
+            if self._ended:
+                with contextlib.suppress(OSError):
+                    self._ensure()
             process, sock = self._process, self._socket
             self._begin()
         if sock is not None:
@@ -98,6 +103,7 @@ class Reaper:
             try:
                 self._ensure()
                 self._say(f"-{number}")
+                self._ended.add(number)
             except OSError:
                 system.kill_session(self._workers[number])  # better than nothing
             del self._workers[number]
@@ -108,6 +114,8 @@ class Reaper:
 
     def _ensure(self) -> None:
         """Starts it if it does not run; does not wait until it is ready."""
+        if self._socket is not None:
+            self._hear(self._socket)
         if self._process is not None:
             if not self._process.wait(0.0):
                 return
@@ -122,6 +130,14 @@ class Reaper:
         self._process = system.Process.open(pid, lambda: system.await_exit(pid))
         for number, worker in self._workers.items():
             self._say(f"+{number} {worker}")
+        for number in self._ended:
+            self._say(f"-{number}")  # not its session: the id may be another's by now
+
+    def _hear(self, sock: socket.socket) -> None:
+        """Takes in which of the workers that have ended have left nothing."""
+        with contextlib.suppress(OSError):
+            while message := sock.recv(64, socket.MSG_DONTWAIT):
+                self._ended.discard(int(message))
 
 
 REAPER = Reaper()

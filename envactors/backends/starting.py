@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from envactors.backends.reaping import REAPER
-from envactors.system import SIGKILL, Process, await_exit
+from envactors.system import SIGKILL, Process, await_exit, one_layout
 from envactors.worker.bootstrap import Descriptors, Passage, run, run_forked
 
 StartMethod = Literal["loky", "spawn", "forkserver", "fork"]
@@ -72,7 +72,8 @@ class LokyStarter(_Stateless):
         process = get_context("loky").Process(
             target=run, name=name, args=(Passage(descriptors), os.getpid()), env=dict(environment)
         )
-        process.start()
+        with one_layout():
+            process.start()
         # This backend reaps its processes itself; multiprocessing's own clean-up must not come in between.
         _children.discard(process)
         return _watched(process.pid, lambda: process.exitcode)
@@ -83,7 +84,8 @@ class SpawnStarter(_Stateless):
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         boot = {"descriptors": descriptors, "parent_pid": os.getpid()}
-        process = _python("bootstrap", "run_fresh", boot, descriptors.present(), environment)
+        with one_layout():
+            process = _python("bootstrap", "run_fresh", boot, descriptors.present(), environment)
         del name  # only loky's processes have one
         return _watched(process.pid, process.poll)
 

@@ -24,13 +24,14 @@ from envactors.actor.reactor import Bells
 from envactors.actor.requests import Request
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
-from envactors.arrays.slab import FAILED, PLAIN, RESET, STEP, Layout, Slab
+from envactors.arrays.slab import FAILED, PLAIN, RECORDED, RESET, STEP, Layout, Slab
 from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
 from envactors.system import SHORT_PAUSE, SharedFile, Waiting, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
-from envactors.wire.board import FINISHED, ORDERED, Board
+from envactors.wire.board import FINISHED, MAILED, ORDERED, Board
 from envactors.wire.messages import Attach, Mail
+from envactors.wire.record import Reader
 
 
 class Landed:
@@ -139,7 +140,9 @@ class Plane:
         self.clear = False
         self._finished: Callable[[], bool] = bool
         self._supervisors: dict[int, Supervisor] = {slot.env_id: slot.handle._supervisor for slot in slots}
-        self._waiting = Waiting(self._groups[0].supervisor.plan.spin)
+        plan = self._groups[0].supervisor.plan
+        self._journaled = plan.max_journal is not None
+        self._waiting = Waiting(plan.spin)
         self._begun = self._gathered = 0.0
         self._only_action = slab.actions[0] if isinstance(layout.action, ArraySpec) else None
         plain = isinstance(layout.observation, ArraySpec)
@@ -149,6 +152,7 @@ class Plane:
         self._keeps_last = keeps_last
         self._recycles = recycles
         self._mails = [_NO_MAIL] * len(slots)
+        self._records = Reader()
         self._none = bytes(len(slots))
         self._extras, self._ended = slab.extras.data, ledger.ended.data
         self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
@@ -287,11 +291,21 @@ class Plane:
     # Waiting ---------------------------------------------------------------------------------------------
 
     def settled(self) -> bool:
-        """Whether no turn is under way any more; takes off those that are finished."""
-        supervisors = self._supervisors
+        """Whether no turn is under way any more.
+
+        Those that are finished are taken off where something is to be taken in before the next one; a turn whose
+        results all stand in the slab is taken off by the next, which spares each actor's lock once a step.
+        """
+        supervisors, plain = self._supervisors, not self._journaled
         for turn in self.turns:  # a generator takes three times as long
-            if not (turn.over or turn.finished):
-                return False
+            words = turn.board.words
+            if words[FINISHED] != turn.call_id:
+                if not turn.over:
+                    return False
+            elif words[MAILED]:
+                plain = False
+        if plain:
+            return True
         with SHIELD:  # once for all of them
             for turn in self.turns:
                 if not supervisors[turn.first].end_turn(turn):
@@ -327,8 +341,11 @@ class Plane:
         self.turns = going
 
     def _read_mail(self, turn: Turn, env_id: int) -> tuple[Mail, BaseException | None]:
-        if self._extras[env_id] == PLAIN:
-            return _NO_MAIL._replace(info={}), None
+        extra = self._extras[env_id]
+        if extra == PLAIN:
+            return Mail({}, []), None
+        if extra == RECORDED:
+            return Mail(self._records.read(self.slab.note(env_id)), []), None
         content, error = self._supervisors[turn.first].read_mail(turn, env_id)
         return (_NO_MAIL, error) if error is not None else (Mail(*content), None)
 

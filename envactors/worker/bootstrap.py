@@ -61,6 +61,7 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
         parent_pid: The parent's process id; without that parent the worker ends itself.
     """
     system.die_with_parent(parent_pid)
+    system.own_layout()
     # A session of its own: Ctrl-C in the caller's terminal reaches the caller, who decides.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

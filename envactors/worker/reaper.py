@@ -15,6 +15,7 @@ secret, and whoever has started it has ended before.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -159,6 +160,8 @@ class Reaper:
         for number in numbers:
             del self._until[number]
             self._sessions.pop(number, None)
+            with contextlib.suppress(OSError):  # the caller has ended, or does not listen: it has no need to know
+                os.write(0, number)
 
     def _find(self) -> tuple[list[Sight], bool]:
         sights: dict[int, Sight] = {}

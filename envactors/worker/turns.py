@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from envactors.arrays.slab import FAILED, NOTE_ROOM, NOTED, PLAIN, WITH_MAIL, Slab
+from envactors.arrays.slab import FAILED, NOTE_ROOM, NOTED, PLAIN, RECORDED, WITH_MAIL, Slab
 from envactors.arrays.specs import ArraySpec, flatten, reader
 from envactors.wire import bundle
 from envactors.wire.board import BEGUN, FINISHED, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import Fault, Kind
 from envactors.wire.pickling import dumps, pack_failure
+from envactors.wire.record import Writer
 from envactors.worker.context import enter, is_forked_copy
 from envactors.worker.host import Host, Seat
 
@@ -39,6 +40,7 @@ class Turns:
         self._send = send
         self._places = [_Place(seat, slab) for seat in host.seats]
         self._mails: list[tuple[int, bytes | bytearray]] = []
+        self._records = Writer()
         self._several = len(self._places) > 1
         # Single numbers are read and written through memoryviews in a third of the time that arrays take.
         self._asked, self._done = slab.asked.data, slab.done.data
@@ -103,9 +105,15 @@ class Turns:
             # An array of flags has no truth, and is the env's fault.
             self._terminated[index] = bool(terminated)
             self._truncated[index] = bool(truncated)
-            if not loose and type(info) is dict and not info:
-                self._extras[index] = PLAIN
-                return
+            if not loose and type(info) is dict:
+                if not info:
+                    self._extras[index] = PLAIN
+                    return
+                size = self._records.write(info, place.note)
+                if size is not None:
+                    self._noted[index] = size
+                    self._extras[index] = RECORDED
+                    return
             fault = Fault.RESULT
             mail = dumps((info, loose or []))
             if len(mail) <= NOTE_ROOM:
