@@ -149,6 +149,14 @@ class Nested(Bare):
         return Timestep({"agent": obs, "time": np.float32(self.count)}, reward, done, info)
 
 
+class Teller(Bare):
+    """Remembers its last action, a mapping."""
+
+    def step(self, action):
+        self.told = dict(action.items())
+        return super().step(None)
+
+
 class Unreadable:
     """What the caller cannot unpickle."""
 

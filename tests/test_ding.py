@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding
+from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
 from helpers import SOON, run_script
 
 import envactors as ea
@@ -588,11 +588,12 @@ def test_on_failure_renew_ends_with_the_restarts(make):
 
 def test_a_killed_caller_leaves_nothing():
     script = f"""
-        import functools, os, signal, sys
+        import functools, os, signal, sys, warnings
+        warnings.simplefilter("ignore")
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from dingenvs import Env
         from envactors.integrations.ding import SyncActorEnvManager
-        manager = SyncActorEnvManager([functools.partial(Env, i) for i in range(2)], {{}})
+        manager = SyncActorEnvManager([functools.partial(Env, i) for i in range(2)], {{"context": "loky"}})
         manager.launch()
         print(*manager.pid, flush=True)
         manager._reset_param[0] = {{"always": ("hang",)}}
@@ -726,19 +727,11 @@ def test_v2_nests_and_makes_identifiers_of_an_infos_keys(make):
 
 def test_v2_splits_nested_actions(make):
     actions = {"move": np.array([[0, 1], [2, 3]]), "act": np.array([5, 6])}
-    manager = make(ActorEnvManagerV2, env_fn=[functools.partial(Teller) for _ in range(2)])
+    manager = make(ActorEnvManagerV2, env_fn=envs(kind=Teller))
     given = actions if tnp is None else tnp.array(actions)
     manager.step(given)
     told = manager.told
     assert [(one["move"].tolist(), int(one["act"])) for one in told] == [([0, 1], 5), ([2, 3], 6)]
-
-
-class Teller(Bare):
-    """Remembers its last action."""
-
-    def step(self, action):
-        self.told = dict(action.items())
-        return super().step(PLAIN)
 
 
 def test_the_page_names_tests_that_there_are():
