@@ -431,7 +431,7 @@ def test_retries_up_to_max_retry_in_the_same_process(make, tmp_path):
     manager.reset({0: {"first": ("raise", 5), "mark": tmp_path / "mark"}})
     assert manager.pid == pids
     assert len(manager.resets[0]) == 3
-    with pytest.raises(RuntimeError, match=r"2 times .*max_retry.*asked to") as caught:
+    with pytest.raises(RuntimeError, match=r"max_retry is 2.*asked to") as caught:
         manager.reset({0: {"always": ("raise", 5)}})
     assert isinstance(caught.value.__cause__, Complaint)
     assert manager.closed
@@ -777,13 +777,21 @@ def test_where_di_engine_is_installed_the_managers_are_its_own(make):
 
 def test_real_envs_of_di_engine_take_the_same_trajectories():
     pytest.importorskip("ding")
+    done = run_script(SIDE_BY_SIDE)  # a process of its own: theirs leaves zombies and descriptors
+    assert done.stdout.split()[-2:] == ["same", "True"], done.stderr
+
+
+SIDE_BY_SIDE = """
+    import warnings
+    warnings.simplefilter("ignore")
     import gym
-    from ding.envs import BaseEnv
+    import numpy as np
+    import treetensor.numpy as tnp
+    from ding.envs import BaseEnv, BaseEnvTimestep
     from ding.envs.env_manager import SubprocessEnvManagerV2
+    from envactors.integrations.ding import ActorEnvManagerV2
 
     class Cart(BaseEnv):
-        """CartPole as DI-engine's own envs wrap it; it travels by value."""
-
         def __init__(self, cfg=None):
             self._env = gym.make("CartPole-v1")
             self._reward_space = gym.spaces.Box(0, 1, (1,), np.float32)
@@ -809,22 +817,21 @@ def test_real_envs_of_di_engine_take_the_same_trajectories():
         def __repr__(self):
             return "Cart()"
 
-    def play(kind, **options):
+    def play(kind):
         config = kind.default_config()
-        config.update(episode_num=2, reset_inplace=True, **options)
+        config.update(episode_num=2, reset_inplace=True, context="fork")
         manager = kind([Cart] * 2, config)
         manager.seed(7)
         manager.launch()
         told = []
-        try:
-            while not manager.done:
-                actions = [np.array(int(obs[2] > 0)) for obs in manager.ready_obs]
-                for timestep in manager.step(actions):
-                    assert isinstance(timestep, tnp.ndarray)
-                    told.append([np.asarray(timestep[key]).tolist() for key in ("env_id", "obs", "reward", "done")])
-                    told.append(sorted(timestep.info.keys()))
-        finally:
-            manager.close()
+        while not manager.done:
+            for timestep in manager.step([np.array(int(obs[2] > 0)) for obs in manager.ready_obs]):
+                assert isinstance(timestep, tnp.ndarray)
+                told.append([np.asarray(timestep[key]).tolist() for key in ("env_id", "obs", "reward", "done")])
+                told.append(sorted(timestep.info.keys()))
+        manager.close()
         return told
 
-    assert play(ActorEnvManagerV2) == play(SubprocessEnvManagerV2)
+    theirs, ours = play(SubprocessEnvManagerV2), play(ActorEnvManagerV2)
+    print("same", len(theirs) > 100 and theirs == ours)
+"""

@@ -546,8 +546,8 @@ class AsyncActorEnvManager(BaseEnvManager):
     def _fail_reset(self, env_id: int, error: BaseException) -> NoReturn:
         self.close()
         raise RuntimeError(
-            f"the reset of env {env_id} has failed {self._max_retry} times (max_retry), the last time with "
-            f"{type(error).__name__}: {error}"
+            f"the reset of env {env_id} has failed as often as it may (max_retry is {self._max_retry}), the last time "
+            f"with {type(error).__name__}: {error}"
         ) from error
 
     def _await(self, done: Callable[[], bool]) -> None:
