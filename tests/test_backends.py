@@ -198,6 +198,27 @@ def test_a_fork_server_that_dies_is_replaced():
         assert actor.add().result(SOON) == 1
 
 
+def test_a_fork_server_imports_what_it_is_told_to():
+    backend = ea.ProcessBackend(start_method="forkserver", preload=("colorsys", "no_such_module"))
+    with ea.spawn(Modules, backend=backend) as actor:
+        assert actor.has("colorsys").result(SOON)
+        assert not actor.has("no_such_module").result(SOON)
+    with ea.spawn(Modules, backend=ea.ProcessBackend(start_method="forkserver")) as actor:
+        assert not actor.has("colorsys").result(SOON)
+    with pytest.raises(ValueError, match="'loky'"):
+        ea.ProcessBackend(preload=("colorsys",))
+
+
+class Modules:
+    """Knows what was imported before it was made."""
+
+    def __init__(self):
+        self._names = {*sys.modules}
+
+    def has(self, name):
+        return name in self._names
+
+
 def test_a_fork_server_renews_an_env_in_milliseconds():
     gymnasium = pytest.importorskip("gymnasium")
     backend = ea.ProcessBackend(start_method="forkserver")
