@@ -181,7 +181,7 @@ def test_a_death_is_noticed_while_siblings_hold_copies_of_descriptors(method):
         assert [actor.add().result(SOON) for actor in (one, sibling)] == [1, 1]
         begun = time.monotonic()
         error = one.exit_now(5).exception(SOON)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 3.0
         assert isinstance(error, ea.ActorDiedError)
         assert error.exitcode == 5
         os.kill(one.pid or one.call("pid").result(SOON), 9)
