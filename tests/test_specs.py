@@ -160,6 +160,12 @@ def test_a_space_of_another_maker_is_known_by_its_looks():
     assert spec_of_space(SimpleNamespace(shape=None, dtype=None)) == OBJECT
 
 
+def test_a_spec_is_its_own():
+    spec = {"a": (ea.ArraySpec((2,), np.float32), OBJECT)}
+    assert spec_of_space(spec) is spec
+    assert spec_of_space(spec["a"][0]) is spec["a"][0]
+
+
 @quick
 @given(all_spaces)
 def test_specs_pickle_and_are_equal_to_their_like(space):

@@ -61,7 +61,12 @@ OBJECT = ArraySpec((), np.dtype(object))
 
 
 def spec_of_space(space: Any) -> Spec:
-    """Makes the spec of a space: Dict and Tuple nest, what has a shape and a number's dtype is an array."""
+    """Makes the spec of a space: Dict and Tuple nest, what has a shape and a number's dtype is an array.
+
+    What is a spec already is given back.
+    """
+    if isinstance(space, (ArraySpec, dict, tuple)):
+        return space
     names = {base.__name__ for base in type(space).__mro__}
     if "Dict" in names:
         return {key: spec_of_space(inner) for key, inner in space.spaces.items()}

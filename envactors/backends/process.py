@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from envactors import system
@@ -16,7 +16,8 @@ from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
 from envactors.worker.bootstrap import Descriptors
 
-_THREAD_CAPS = (
+# How numerical libraries are told their number of threads.
+THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -43,16 +44,24 @@ class ProcessBackend:
         max_starting: How many processes may be starting at a time, from the launch until the env is made; further ones
             wait, and their start deadlines with them. None: four a core, and at least eight. Worth raising for envs
             that mostly wait while they start.
+        preload: Modules that the fork server imports too, where they are installed: those that take their time in every
+            worker, and start no threads. Only with ``"forkserver"``.
 
     Raises:
-        ValueError: No such start method; ``max_starting`` is no int >= 1.
+        ValueError: No such start method; ``max_starting`` is no int >= 1; ``preload`` without a fork server.
         TypeError: ``spin`` is no bool.
     """
 
     kills = True
     inline = False
 
-    def __init__(self, start_method: StartMethod = "loky", spin: bool = True, max_starting: int | None = None) -> None:
+    def __init__(
+        self,
+        start_method: StartMethod = "loky",
+        spin: bool = True,
+        max_starting: int | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
         if start_method not in get_args(StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
         if not isinstance(spin, bool):
@@ -64,7 +73,9 @@ class ProcessBackend:
         self.max_starting: int | None = max_starting
         self.start_method = start_method
         self.spin = spin
-        self._starter: Starter = make_starter(start_method)
+        if preload and start_method != "forkserver":
+            raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
+        self._starter: Starter = make_starter(start_method, preload)
 
     def __repr__(self) -> str:
         return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
@@ -170,4 +181,4 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     """One thread for every numerical library, unless the caller's environment or ``env_vars`` say otherwise."""
     if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
         return {}
-    return {name: "1" for name in _THREAD_CAPS if name not in os.environ}
+    return {name: "1" for name in THREAD_CAPS if name not in os.environ}

@@ -40,14 +40,11 @@ class Starter(Protocol):
         """An actor uses it no more."""
 
 
-def make_starter(method: StartMethod) -> Starter:
-    """Gives the starter of a start method."""
-    starters: dict[str, type[Starter]] = {
-        "loky": LokyStarter,
-        "spawn": SpawnStarter,
-        "fork": ForkStarter,
-        "forkserver": ForkServerStarter,
-    }
+def make_starter(method: StartMethod, preload: Sequence[str] = ()) -> Starter:
+    """Gives the starter of a start method; see `ProcessBackend`."""
+    if method == "forkserver":
+        return ForkServerStarter(preload)
+    starters: dict[str, type[Starter]] = {"loky": LokyStarter, "spawn": SpawnStarter, "fork": ForkStarter}
     return starters[method]()
 
 
@@ -109,9 +106,14 @@ class ForkStarter(_Stateless):
 
 
 class ForkServerStarter:
-    """A copy of a fresh process that has imported what envs need; it ends with the last actor that uses it."""
+    """A copy of a fresh process that has imported what envs need; it ends with the last actor that uses it.
 
-    def __init__(self) -> None:
+    Args:
+        preload: What it imports besides.
+    """
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        self._preload = list(preload)
         self._lock = threading.RLock()
         self._users = 0
         self._number = 0
@@ -170,7 +172,7 @@ class ForkServerStarter:
     def _start(self, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            boot = {"channel": theirs.fileno(), "parent_pid": os.getpid()}
+            boot = {"channel": theirs.fileno(), "parent_pid": os.getpid(), "preload": self._preload}
             # The thread caps of the first worker: what the server imports reads them once, for all. But its own mark.
             environment = {**environment, **REAPER.mark("server")}
             self._server = _python("forkserver", "serve_forks", boot, (theirs.fileno(),), environment)

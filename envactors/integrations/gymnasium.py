@@ -135,7 +135,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = len(env_fns)
         _check_observation_mode(observation_mode)
         self._waiting: _Waiting | None = None
-        self._deferred: Callable[[], None] | None = None
+        self._deferred: Callable[[], object] | None = None
         self._asked: list[Slot] = []
         self._calls: list[ActorFuture] = []
         self.observations: Any = None
@@ -367,7 +367,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     # Waiting ---------------------------------------------------------------------------------------------
 
-    def _start(self, what: _Waiting, slots: list[Slot], begin: Callable[[], None]) -> None:
+    def _start(self, what: _Waiting, slots: list[Slot], begin: Callable[[], object]) -> None:
         """Starts something whose results are collected, at once or when older results have come and were dropped."""
         if self._owing():
             self._deferred = begin

@@ -19,7 +19,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch
 from envactors.actor.states import ActorState
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
-from envactors.integrations.inside import UnityGuest
+from envactors.integrations.inside_mlagents import UnityGuest
 from envactors.options import Deadlines, RestartPolicy, check_timeout
 
 try:

@@ -344,7 +344,7 @@ class VectorEnv:
         """
         slots = self._select(env_ids)
         check_timeout(timeout, "reset(timeout=...)")
-        seeds = _seeds(seed, [slot.env_id for slot in slots])
+        seeds = seeds_for(seed, [slot.env_id for slot in slots])
         each: list[Any] = list(options) if isinstance(options, (list, tuple)) else [options] * len(slots)
         if len(each) != len(slots):
             raise VectorInputError(f"{len(each)} options for {len(slots)} envs: expected one an env")
@@ -483,21 +483,27 @@ class VectorEnv:
         return self._hand_out([*fine, *failed], "recv")
 
     def _begin_reset(
-        self, slots: list[Slot], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
-    ) -> None:
-        """Starts resets whose results are collected; a seed and options for each env."""
+        self,
+        slots: list[Slot],
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        *,
+        collected: bool = True,
+    ) -> list[EnvFuture]:
+        """Starts resets; a seed and options for each env. Those that are not collected have their futures alone."""
         self._check_free(slots)
+        arrived = self._collect if collected else None
         with self._shield:
-            for slot, seed, own_options in zip(slots, seeds, options, strict=True):
-                slot.reset(seed, own_options, self._collect)
+            return [slot.reset(seed, own, arrived) for slot, seed, own in zip(slots, seeds, options, strict=True)]
 
-    def _begin_as_given(self, actions: Sequence[Any]) -> None:
-        """Starts a step of all envs whose actions, one an env, are neither checked nor converted; for drop-ins."""
-        self._check_slots(self._slots)
-        if len(actions) != self.num_envs:
-            raise SpaceMismatchError(f"{len(actions)} actions for {self.num_envs} envs: expected one an env")
+    def _begin_as_given(self, actions: Sequence[Any], slots: list[Slot] | None = None) -> None:
+        """Starts steps whose actions, one an env, are neither checked nor converted; for drop-ins."""
+        slots = self._slots if slots is None else slots
+        self._check_slots(slots)
+        if len(actions) != len(slots):
+            raise SpaceMismatchError(f"{len(actions)} actions for {len(slots)} envs: expected one an env")
         with self._shield:
-            self._ask(self._slots, actions, range(self.num_envs))
+            self._ask(slots, actions, range(len(slots)))
 
     def _begin(self, slots: list[Slot], actions: Any, *, one_by_one: bool) -> None:
         """Starts steps whose results are collected, in turns where that is possible."""
@@ -734,7 +740,8 @@ def _results(futures: list[ActorFuture]) -> list[Any]:
     return [future.result() for future in futures]
 
 
-def _seeds(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
+def seeds_for(seed: int | Sequence[int | None] | None, env_ids: list[int]) -> list[int | None]:
+    """One seed (or None) for each env, out of what `VectorEnv.reset` takes; see there."""
     if seed is None:
         return [None] * len(env_ids)
     if _is_count(seed):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import pickle
 import signal
@@ -16,18 +16,19 @@ from envactors.worker.bootstrap import Descriptors, run_forked
 _PRELOADED = ("numpy", "gymnasium")
 
 
-def serve_forks(channel: int, parent_pid: int) -> None:
+def serve_forks(channel: int, parent_pid: int, preload: list[str]) -> None:
     """Forks workers until the other end of the channel is closed.
 
     Args:
         channel: The descriptor of a packet socket; each request and each answer is one packet.
         parent_pid: The caller's process id.
+        preload: What to import besides.
     """
     system.die_with_parent(parent_pid)
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in _PRELOADED:
-        if importlib.util.find_spec(name) is not None:
+    for name in (*_PRELOADED, *preload):
+        with contextlib.suppress(Exception):  # who needs what cannot be imported will say so
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what was imported is shared with the workers until somebody writes to it

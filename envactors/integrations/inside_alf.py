@@ -1,0 +1,295 @@
+"""What the drop-in for ALF runs in the worker, and what both sides know: time steps, nests, and records of them.
+
+A time step travels as one record, a row of bytes with a field for each array in it. So the facade has one array to
+check and to copy, whatever an env's observations are made of.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.arrays.specs import ArraySpec, Spec, conform
+from envactors.errors import SpaceMismatchError
+from envactors.integrations.inside import Guest
+
+LAST: Final = 2
+
+# What `struct` knows by the same letter as NumPy, with the same size and alignment.
+_NUMBERS: Final = "?bBhHiIlLqQfd"
+
+
+class StepType:
+    """Where in its episode a time step stands (ALF's ``StepType``)."""
+
+    FIRST: Final = np.int32(0)
+    MID: Final = np.int32(1)
+    LAST: Final = np.int32(LAST)
+
+
+class TimeStep(NamedTuple):
+    """What an env emits at each step; the fields of ALF's ``TimeStep``, in its order.
+
+    Attributes:
+        step_type: int32, one of `StepType`.
+        reward: float32, for the action before.
+        discount: float32, 0 where the episode has reached its end.
+        observation: A nest of arrays.
+        prev_action: A nest of arrays: the action before.
+        env_id: int32: in results of `ActorParallelEnvironment` the row.
+        untransformed: Of use to ALF's own transformations.
+        env_info: A nest of arrays.
+    """
+
+    step_type: Any = ()
+    reward: Any = ()
+    discount: Any = ()
+    observation: Any = ()
+    prev_action: Any = ()
+    env_id: Any = ()
+    untransformed: Any = ()
+    env_info: Any = ()
+
+    def is_first(self) -> Any:
+        """Where an episode begins."""
+        return self.step_type == StepType.FIRST
+
+    def is_mid(self) -> Any:
+        """Where an episode goes on."""
+        return self.step_type == StepType.MID
+
+    def is_last(self) -> Any:
+        """Where an episode ends."""
+        return self.step_type == StepType.LAST
+
+
+class Leaf(NamedTuple):
+    """One array of a nest: how errors call it, how to read it from a nest, and what it is."""
+
+    name: str
+    read: Callable[[Any], Any]
+    spec: ArraySpec
+
+    def of(self, nest: Any) -> Any:
+        """Reads it from a nest.
+
+        Raises:
+            SpaceMismatchError: The nest has no such part.
+        """
+        try:
+            return self.read(nest)
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise SpaceMismatchError(
+                f"there is no {self.name} in what was given: expected the structure of the spec, with shape "
+                f"{self.spec.shape} and dtype {self.spec.dtype} there"
+            ) from None
+
+
+def leaves(nest: Any, name: str, outer: tuple[int, ...], read: Callable[[Any], Any] = lambda nest: nest) -> list[Leaf]:
+    """Lists the arrays of a nest of ALF's ``TensorSpec`` (or of what has a shape and a dtype alike).
+
+    Args:
+        nest: Specs in dicts, lists, tuples and named tuples.
+        name: How errors call it.
+        outer: What stands before each spec's shape.
+        read: Gives the nest from what holds it.
+
+    Raises:
+        TypeError: Something that is no spec.
+    """
+    parts: list[tuple[str, Any, Callable[[Any], Any]]]
+    if hasattr(nest, "shape") and hasattr(nest, "dtype"):
+        # torch says "torch.float32".
+        dtype = np.dtype(str(nest.dtype).rpartition(".")[2] if "torch" in str(nest.dtype) else nest.dtype)
+        spec = ArraySpec((*outer, *nest.shape), dtype)
+        if not spec.batchable:
+            raise TypeError(f"{name} has dtype {dtype}: expected numbers or bools")
+        return [Leaf(name, read, spec)]
+    if isinstance(nest, Mapping):
+        parts = [(f"{name}[{key!r}]", inner, operator.itemgetter(key)) for key, inner in nest.items()]
+    elif isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        named = zip(nest._fields, nest, strict=True)
+        parts = [(f"{name}.{key}", inner, operator.attrgetter(key)) for key, inner in named]
+    elif isinstance(nest, (list, tuple)):
+        parts = [(f"{name}[{i}]", inner, operator.itemgetter(i)) for i, inner in enumerate(nest)]
+    else:
+        raise TypeError(f"{name} is {nest!r}: expected specs, nested in dicts, lists and tuples")
+    return [leaf for part, inner, get in parts for leaf in leaves(inner, part, outer, _after(read, get))]
+
+
+def _after(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: then(first(value))
+
+
+def packer(nest: Any) -> Callable[[Iterator[Any]], Any]:
+    """Makes what makes a nest like that of the specs out of its arrays, in the order of `leaves`."""
+    if isinstance(nest, Mapping):
+        named = [(key, packer(inner)) for key, inner in nest.items()]
+        return lambda arrays: {key: make(arrays) for key, make in named}
+    if not isinstance(nest, (list, tuple)):
+        return next
+    makers, kind = [packer(inner) for inner in nest], type(nest)
+    if hasattr(nest, "_fields"):
+        return lambda arrays: kind(*(make(arrays) for make in makers))
+    return lambda arrays: kind(make(arrays) for make in makers)
+
+
+class Described(NamedTuple):
+    """What an env says of itself, by the names known there."""
+
+    is_tensor_based: bool
+    action_spec: Any
+    reward_spec: Any
+    env_info_spec: Any
+    batch_size: int
+    batched: bool
+    time_step_spec: Any
+    observation_spec: Any
+    num_tasks: int
+    task_names: Any
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """What stands before the shapes of the specs in the env's own values."""
+        return (self.batch_size,) if self.batched else ()
+
+    @property
+    def resets_itself(self) -> bool:
+        """Whether its episodes end by themselves, each when it will."""
+        return self.batch_size > 1
+
+    @property
+    def nests_actions(self) -> bool:
+        """Whether an action is a nest of arrays, and not one array."""
+        return isinstance(self.action_spec, (Mapping, list, tuple))
+
+    def fields(self) -> dict[str, Any]:
+        """The nests of specs of a time step; that of its first three fields and of ``env_id`` is an array."""
+        spec = self.time_step_spec
+        others = {name: getattr(spec, name, ()) for name in TimeStep._fields}
+        return {**others, "env_id": ArraySpec((), np.dtype(np.int32)), "env_info": self.env_info_spec}
+
+    def leaves(self) -> list[Leaf]:
+        """The arrays of a time step, but for the env's id, which the row it comes in tells."""
+        return [
+            leaf
+            for name, nest in self.fields().items()
+            if name != "env_id"
+            for leaf in leaves(nest, name, self.outer, operator.attrgetter(name))
+        ]
+
+    def action_leaves(self) -> list[Leaf]:
+        """The arrays of an action."""
+        return leaves(self.action_spec, "action", self.outer)
+
+
+def record_of(arrays: list[Leaf]) -> np.dtype[Any]:
+    """The record that a time step travels as: field ``"0"`` is the first array, and so on; numbers come first."""
+    fields: list[Any] = [(str(number), leaf.spec.dtype, leaf.spec.shape) for number, leaf in enumerate(arrays)]
+    return np.dtype(sorted(fields, key=lambda field: not _is_number(*field[1:])), align=True)
+
+
+def _is_number(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    return shape == () and dtype.char in _NUMBERS
+
+
+def _reader(arrays: list[Leaf]) -> Callable[[Any], Sequence[Any]]:
+    """Reads several arrays from a nest, in one call of C code where all are attributes."""
+    if len(arrays) > 1 and not any("[" in leaf.name for leaf in arrays):
+        return operator.attrgetter(*(leaf.name for leaf in arrays))
+    reads = [leaf.read for leaf in arrays]
+    return lambda nest: [read(nest) for read in reads]
+
+
+class AlfGuest(Guest):
+    """An env as ALF treats it, with the ``reset`` and ``step`` that the facade knows.
+
+    The reward travels within the record, in its own dtype.
+
+    Args:
+        constructor: Makes the env, given its ``env_id``.
+        env_id: Its number.
+        num_threads: How many threads torch is to use, if it is loaded; None: as many as it does.
+    """
+
+    def __init__(self, constructor: Callable[..., Any], env_id: int, num_threads: int | None) -> None:
+        # A forked worker has what its caller had loaded and chosen; any other takes both from its environment.
+        torch, alf = sys.modules.get("torch"), sys.modules.get("alf")
+        if torch is not None and num_threads is not None:
+            torch.set_num_threads(num_threads)
+        if alf is not None and hasattr(alf, "set_default_device"):
+            alf.set_default_device("cpu")
+        super().__init__(functools.partial(constructor, env_id=env_id))
+        described = self.envactors_describe()
+        self._leaves = described.leaves()
+        record = np.zeros(1, record_of(self._leaves))
+        self._row: npt.NDArray[np.uint8] = record.view(np.uint8)
+        self._fields = [record[str(number)][0, ...] for number in range(len(self._leaves))]
+        # Single numbers are written all at once, in less time than NumPy takes for one.
+        numbers = [leaf for leaf in self._leaves if _is_number(leaf.spec.dtype, leaf.spec.shape)]
+        self._write_numbers = struct.Struct("@" + "".join(leaf.spec.dtype.char for leaf in numbers)).pack_into
+        self._read_numbers = _reader(numbers)
+        arrays = [leaf for leaf in self._leaves if leaf not in numbers]
+        self._read_arrays = _reader(arrays)
+        fields = [field for leaf, field in zip(self._leaves, self._fields, strict=True) if leaf in arrays]
+        self._arrays = [(field, field.dtype, field.shape) for field in fields]
+        self._step_type = self._fields[0].reshape(-1).data
+        self._ends = not described.resets_itself
+        actions = described.action_leaves()
+        self._make_action = packer(described.action_spec) if described.nests_actions else None
+        self.observation_space: Spec = ArraySpec(self._row.shape, self._row.dtype)
+        self.action_space: Spec = tuple(leaf.spec for leaf in actions) if described.nests_actions else actions[0].spec
+
+    def envactors_describe(self) -> Described:
+        """What must be the same for all envs."""
+        env = self._env
+        specs = {name: getattr(env, name) for name in Described._fields}
+        return Described(**{name: spec() if name.endswith("_spec") else spec for name, spec in specs.items()})
+
+    def reset(self, seed: int | None = None) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+        if seed is not None:
+            self._env.seed(seed)
+        return self._write(self._env.reset()), {}
+
+    def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        if self._make_action is not None:
+            action = self._make_action(iter(action))
+        row = self._write(self._env.step(action))
+        return row, 0.0, self._ends and self._step_type[0] == LAST, False, {}
+
+    def envactors_step(self, action: Any) -> Any:
+        """The env's own ``step``, for who calls it by name."""
+        return self._env.step(action)
+
+    def envactors_reset(self) -> Any:
+        """The env's own ``reset``, for who calls it by name."""
+        return self._env.reset()
+
+    def envactors_sync_progress(self, progress: Any) -> None:
+        """Takes in the caller's progress, as ALF's schedulers ask for it; an env may want to know too."""
+        if progress is not None:
+            from alf.utils.schedulers import update_all_progresses
+
+            update_all_progresses(progress)
+        self._env.sync_progress()
+
+    def _write(self, time_step: Any) -> npt.NDArray[np.uint8]:
+        """Writes a time step into the row, which the facade copies at once."""
+        try:
+            self._write_numbers(self._row.data, 0, *self._read_numbers(time_step))
+            for value, (field, dtype, shape) in zip(self._read_arrays(time_step), self._arrays):  # noqa: B905 # quicker
+                if value.dtype != dtype or value.shape != shape:
+                    raise TypeError
+                field[...] = value
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError, struct.error):
+            # Whatever does not fit at once is converted, or told.
+            for leaf, field in zip(self._leaves, self._fields, strict=True):
+                field[...] = conform(leaf.spec, leaf.of(time_step), leaf.name)
+        return self._row
