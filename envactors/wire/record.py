@@ -67,9 +67,10 @@ class _Layout:
                 start, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
                 self.arrays.append(_Array(i, start, end, dtype, shape))
         self.size = end
-        # Of one position `itemgetter` gives the value itself.
-        self.pick: Callable[[list[Any]], Any] | None = operator.itemgetter(*numbers) if len(numbers) > 1 else None
-        self.only = numbers[0] if len(numbers) == 1 else None
+        # Of one position `itemgetter` gives the value itself, and of none nothing.
+        self.pick: Callable[[list[Any]], Any] = (
+            operator.itemgetter(*numbers) if len(numbers) > 1 else lambda values: [values[i] for i in numbers]
+        )
 
 
 class Writer:
@@ -99,10 +100,7 @@ class Writer:
             return None
         head = layout.head
         try:
-            if layout.pick is not None:
-                layout.numbers.pack_into(room, len(head), *layout.pick(values))
-            elif layout.only is not None:
-                layout.numbers.pack_into(room, len(head), values[layout.only])
+            layout.numbers.pack_into(room, len(head), *layout.pick(values))
         except struct.error:  # an int of more than 64 bits
             return None
         for position, start, end, dtype, shape in layout.arrays:
