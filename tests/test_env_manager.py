@@ -6,7 +6,6 @@ import logging
 import queue
 
 import pytest
-from helpers import run_script
 
 from envactors.integrations.training import ActionInfo, EnvironmentStep, EnvManager
 
@@ -111,19 +110,3 @@ def test_steps_of_a_behavior_without_an_agent_manager_are_dropped_with_a_warning
 def test_an_empty_step():
     step = EnvironmentStep.empty(3)
     assert (step.worker_id, list(step.name_behavior_ids), step.brain_name_to_action_info) == (3, [], {})
-
-
-def test_without_the_package_the_error_names_the_extra():
-    done = run_script(
-        """
-        import sys
-        sys.modules["mlagents_envs"] = None
-        try:
-            import envactors.integrations.mlagents
-        except ImportError as error:
-            assert "pip install 'envactors[mlagents]'" in str(error), error
-        else:
-            raise AssertionError
-        """
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,6 @@ import inspect
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -796,19 +795,6 @@ class Films(Probe):
 
 
 # Importing ---------------------------------------------------------------------------------------------------
-
-
-def test_without_gymnasium_the_error_names_the_extra():
-    script = """
-import sys
-sys.modules["gymnasium"] = None
-try:
-    import envactors.integrations.gymnasium
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=55)
-    assert "pip install 'envactors[gymnasium]'" in done.stdout, done.stderr
 
 
 def test_workers_do_not_import_the_drop_in():

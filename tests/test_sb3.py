@@ -12,7 +12,6 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import run_script
 
 import envactors as ea
 
@@ -361,22 +360,6 @@ def test_the_factories_never_run_here(make):
 def test_a_constructor_that_fails_leaves_nothing(make):
     with pytest.raises(AssertionError, match="render_mode"):
         make([Teller, functools.partial(Teller, render_mode="rgb_array")])
-
-
-def test_without_the_package_the_error_names_the_extra():
-    done = run_script(
-        """
-        import sys
-        sys.modules["stable_baselines3"] = None
-        try:
-            import envactors.integrations.sb3
-        except ImportError as error:
-            assert "pip install 'envactors[sb3]'" in str(error), error
-        else:
-            raise AssertionError
-        """
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # On top ---------------------------------------------------------------------------------------------------

@@ -367,3 +367,30 @@ def test_torch_in_use_in_the_caller():
     with ea.spawn(Env) as actor:
         assert actor.threads().result(50) == (1, 300.0**3)
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("gymnasium", "gymnasium"),
+        ("sb3", "stable_baselines3"),
+        ("tianshou", "tianshou"),
+        ("mlagents", "mlagents_envs"),
+    ],
+)
+def test_without_its_package_a_drop_in_says_which_extra_to_install(module, package):
+    done = run_script(
+        """
+        import importlib, sys
+        module, sys.modules[sys.argv[2]] = sys.argv[1], None
+        try:
+            importlib.import_module(f"envactors.integrations.{module}")
+        except ImportError as error:
+            assert f"pip install 'envactors[{module}]'" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        module,
+        package,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

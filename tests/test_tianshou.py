@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from helpers import SOON, run_script
+from helpers import SOON
 
 import envactors as ea
 
@@ -212,19 +212,3 @@ def test_normalised_observations(make):
     obs, infos = envs.reset()
     assert obs.shape == (2, 4)
     assert len(infos) == 2
-
-
-def test_without_the_package_the_error_names_the_extra():
-    done = run_script(
-        """
-        import sys
-        sys.modules["tianshou"] = None
-        try:
-            import envactors.integrations.tianshou
-        except ImportError as error:
-            assert "pip install 'envactors[tianshou]'" in str(error), error
-        else:
-            raise AssertionError
-        """
-    )
-    assert (done.returncode, done.stderr) == (0, "")
