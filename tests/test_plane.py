@@ -736,3 +736,34 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
             envs._finish_all(None, None)
         assert caught.value.batch.env_ids.tolist() == [0]
         assert isinstance(caught.value.failures[1], ea.ActorDiedError)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure):
+    """That one's result stands in the slab, and was handed out, when its process is found dead."""
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], on_failure=on_failure, restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        supervisor = envs.actors[1]._supervisor
+        take_turn = supervisor.take_turn
+
+        def dies_first(*args):
+            supervisor.take_turn = take_turn
+            os.kill(supervisor.pid, signal.SIGKILL)
+            wait_until(lambda: supervisor.incarnation == 1)
+            return take_turn(*args)
+
+        supervisor.take_turn = dies_first
+        if on_failure == "raise":
+            with pytest.raises(ea.VectorStepError) as caught:
+                envs.step([2, 2])
+            assert list(caught.value.failures) == [1]
+            obs = envs.reset(env_ids=[1])[0]
+        else:
+            obs, *_, infos = envs.step([2, 2])
+            assert "failure" in infos[1]
+            assert obs[1, :3].tolist() == [1, 1, 1], "the last complete observation"
+            obs = envs.step([3, 3])[0]
+        assert obs[-1, :3].tolist() == [1, 0, -1]
+        for turn in range(1, 4):
+            assert envs.step([turn] * 2)[0][1, :3].tolist() == [1, turn, turn]

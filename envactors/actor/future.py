@@ -94,7 +94,9 @@ class ActorFuture(concurrent.futures.Future[Any]):
     def begin(self) -> None:
         """Marks the call as running; one that runs again does already."""
         if self._state == "PENDING":
-            self.set_running_or_notify_cancel()
+            # As `set_running_or_notify_cancel` does, without the future's lock: nobody is told of it, and no other
+            # change comes in between, since each is made under the actor's.
+            self._state = "RUNNING"
 
     def discard(self) -> None:
         """Marks a call that was taken out of the queue as cancelled, for those that wait too."""

@@ -2,7 +2,7 @@
 
 Events come in from four sides: callers' threads (`ask`, `cancel`, `kill` ...), the launcher (`_launch`), whoever
 reads replies (`_on_channel`) and the reactor's thread (`_on_death`, `on_timer`). Each takes the lock, changes
-the state, and leaves the outcomes for `deliver`, which settles futures without the lock (`_Change`).
+the state, and leaves what follows to `Outcomes`, which settle futures without the lock (`_Change`).
 
     LAUNCHING ──started──▶ LIVE ──CLOSE sent──▶ STOPPING ─┐
         ▲                   │ deadline, abort, kill       │
@@ -13,15 +13,14 @@ the state, and leaves the outcomes for `deliver`, which settles futures without 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import os
 import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from envactors.actor import engine as engines
 from envactors.actor.failures import Failures
@@ -29,7 +28,8 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.incarnation import Incarnation, Obituary
 from envactors.actor.interrupts import SHIELD
 from envactors.actor.journal import Journals
-from envactors.actor.policy import restart_delay
+from envactors.actor.outcomes import Outcomes
+from envactors.actor.policy import Losses
 from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
 from envactors.actor.turn import Turn
@@ -56,14 +56,6 @@ def _is_renewal(running: Request | Turn | None) -> bool:
     return isinstance(running, Request) and running.kind is None
 
 
-class _Outcome(NamedTuple):
-    """A call that has ended: by a reply, or by an error of the parent's own."""
-
-    request: Request
-    frame: Frame | None
-    error: ActorError | None
-
-
 class _Change:
     """A change of an actor's state: with its lock, with signals held back, and what follows from it delivered."""
 
@@ -84,7 +76,7 @@ class _Change:
             self._lock.release()
             try:
                 if supervisor._outcomes:
-                    supervisor.deliver()
+                    supervisor._outcomes.deliver()
             finally:
                 SHIELD.__exit__()
         if supervisor.plan.backend.inline:
@@ -124,12 +116,7 @@ class Supervisor:
         self._closing = False
         self._closed = threading.Event()
         self._timers: dict[str, float] = {}
-        self._losses: deque[tuple[float, ActorError]] = deque()
-        self._granted: deque[tuple[float, ActorError]] = deque()
-        # None stands for the end of the actor, after everything else.
-        self._outcomes: deque[_Outcome | None] = deque()
-        self._delivering = threading.RLock()
-        self._in_delivery = False
+        self._losses = Losses(plan.restart)
         limit = Turn.first_look(plan.deadlines)
         self._waiting = Waiting(plan.spin)
         self._answered = 0.0
@@ -138,6 +125,7 @@ class Supervisor:
         plan.backend.retain()
         self._engine = engines.join(self)
         self.reactor = self._engine.reactor
+        self._outcomes = Outcomes(self.reactor.post)
         with self._change:
             self._begin_launch()
 
@@ -166,8 +154,9 @@ class Supervisor:
     def stats(self) -> ActorStats:
         with self._change:
             self._look_at_turn()
-            last = self._losses[-1][1] if self._losses else None
-            return ActorStats(self._completed, self._failed, self._restarts, self._stale, len(self._table), last)
+            return ActorStats(
+                self._completed, self._failed, self._restarts, self._stale, len(self._table), self._losses.last
+            )
 
     @property
     def board(self) -> Board | None:
@@ -523,7 +512,7 @@ class Supervisor:
         self._engine.launcher.finish(self)
         renewal = self._table.interrupt()
         if isinstance(renewal, Request):
-            self._outcomes.append(_Outcome(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)), None))
+            self._answer(renewal, Frame(Kind.RESULT, 0, 0, dumps(self.incarnation)))
         if self._journals is not None:
             if renewal is not None:
                 self._journals.forget()  # a fresh one was asked for
@@ -615,7 +604,7 @@ class Supervisor:
                 self._take_down(self._journals, running, frame)
             self._answered = now = time.monotonic()
             self._waiting.note(now - running.started, now)
-            self._outcomes.append(_Outcome(running, frame, None))
+            self._answer(running, frame)
             if self._table:
                 self._dispatch()
 
@@ -880,17 +869,8 @@ class Supervisor:
             else:
                 self._fail(running, error)
         now = time.monotonic()
-        policy = self.plan.restart
-        for times in (self._losses, self._granted):
-            # Where a limit for the lifetime looks further back, it also bounds how many there are.
-            while times and policy.max_lifetime_restarts == math.inf and now - times[0][0] >= policy.window:
-                times.popleft()
-        delay = restart_delay(policy, [when for when, _ in self._granted], now)
-        # A copy: raised, the error itself holds the frames that it goes through, and their handles with them, so that
-        # an actor that holds it would keep itself alive.
-        self._losses.append((now, twin(error)))
+        delay = self._losses.add(error, now)
         if delay is not None:
-            self._granted.append(self._losses[-1])
             spare = self._take_standby(delay) if self._started else None
             if spare is not None:
                 # The wait goes over to the standby: however often an actor is lost, processes start no faster.
@@ -900,7 +880,7 @@ class Supervisor:
             self._phase = Phase.BACKOFF
             self._set_timer("backoff", now + delay)
             return
-        self._final = self._failures.exhausted([loss for _, loss in self._losses], self.incarnation)
+        self._final = self._failures.exhausted(self._losses.errors, self.incarnation)
         self._phase = Phase.DEAD
         renewal = self._interrupt()
         if renewal is not None:
@@ -937,45 +917,32 @@ class Supervisor:
         left = [request for request in (running, *self._table.drain()) if request is not None]
         for request in left:
             if request.kind == Kind.CLOSE:
-                self._outcomes.append(_Outcome(request, Frame(Kind.RESULT, 0, 0, dumps(None)), None))
+                self._answer(request, Frame(Kind.RESULT, 0, 0, dumps(None)))
             else:
                 self._fail(request, self._failures.death(obituary, self.incarnation, request, aborted=aborted))
         self._timers.clear()
         self._phase = Phase.CLOSED
-        self._outcomes.append(None)
+        self._outcomes.add(self._release)
 
     # Outcomes --------------------------------------------------------------------------------------------
 
     def _fail(self, request: Request, error: ActorError) -> None:
         self._failed += 1
-        self._outcomes.append(_Outcome(request, None, error))
+        self._outcomes.add(functools.partial(self._settle, request, None, error))
 
-    def deliver(self) -> None:
-        """Settles futures; called after a change, without the lock."""
-        try:
-            with self._delivering:
-                if self._in_delivery:
-                    return  # settling a future asked for something new: the loop further out goes on to it
-                self._in_delivery = True
-                while self._outcomes:
-                    # Taken out last: after an interrupt it is done once more, and then finds its future settled.
-                    self._settle(self._outcomes[0])
-                    self._outcomes.popleft()
-                self._in_delivery = False
-        except BaseException:
-            self._in_delivery = False
-            self.reactor.post(self.deliver)
-            raise
+    def _answer(self, request: Request, frame: Frame) -> None:
+        self._outcomes.add(functools.partial(self._settle, request, frame))
 
-    def _settle(self, outcome: _Outcome | None) -> None:
-        if outcome is None:
-            self.plan.backend.release()
-            self._closed.set()
-            self._engine.release(self)
-            return
-        request, frame, error = outcome
+    def _settle(self, request: Request, frame: Frame | None, error: ActorError | None = None) -> None:
+        """Gives a call's future its outcome: a reply, or an error of the parent's own."""
         if frame is None:
             request.future.settle(None, error, self.incarnation)
         else:
             request.future.settle(*self._failures.outcome(request, frame, self.pid), frame.incarnation)
         self.reactor.wake(request.future)
+
+    def _release(self) -> None:
+        """Says that nothing of a closed actor is left."""
+        self.plan.backend.release()
+        self._closed.set()
+        self._engine.release(self)

@@ -49,6 +49,7 @@ class Turn:
     """
 
     __slots__ = (
+        "_asked",
         "_lose",
         "_overdue",
         "board",
@@ -85,6 +86,7 @@ class Turn:
         self.one_by_one = one_by_one
         self.waiter = waiter
         self._lose = lose
+        self._asked = slab.asked.data
         self._overdue: int | None = None
         self.call_id = 0
         self.started = 0.0
@@ -94,7 +96,14 @@ class Turn:
         self.mail: dict[int, Frame] = {}
 
     def begin(self, call_id: int, now: float) -> None:
-        """Makes it a turn that is under way."""
+        """Makes it a turn that is under way; under the actor's lock.
+
+        Only here are the envs' numbers raised: one that is raised while a turn before this one still counts as running
+        would make its result look as if it had never come, should the process be lost at that moment.
+        """
+        asked = self._asked
+        for index in self.envs:
+            asked[index] += 1
         self.call_id = call_id
         self.started = now
         self.over = False

@@ -199,7 +199,6 @@ class Plane:
                 for env in envs:
                     self._write_action(env, actions[positions[env]])
                     self.slab.what[env] = RESET if self._ended[env] else STEP
-                    self.slab.asked[env] += 1
                     self._slots[env].owed = turn  # before it starts: if it is lost at once, that changes
                 if group.supervisor.take_turn(turn, time.monotonic(), ASLEEP):
                     self.turns.append(turn)
@@ -207,7 +206,6 @@ class Plane:
                     continue
                 for env in envs:
                     self._slots[env].owed = None
-                    self.slab.asked[env] -= 1
             left += [positions[env] for env in envs]
         return left
 
@@ -259,7 +257,6 @@ class Plane:
         if ended != self._told:
             slab.what[...] = self._ledger.ended
             self._told = ended
-        slab.asked += 1
         if self._only_action is not None:
             self._only_action[...] = actions
         else:
@@ -277,7 +274,6 @@ class Plane:
                 turns.append(turn)
                 group.latest = turn
             else:
-                slab.asked[group.envs] -= 1
                 left += group.envs
                 self._in_step = None
         return left
