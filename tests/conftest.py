@@ -14,7 +14,6 @@ import envactors as ea
 from envactors import backends
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
-
 # Which import what is not for a process that forks: it may have threads.
 OF_FRAMEWORKS = {"test_mlagents", "test_sb3", "test_tianshou"}
 # Whose point is how processes start, or that run programs of their own.

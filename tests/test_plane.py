@@ -519,7 +519,7 @@ def test_nothing_is_burnt_while_idle(spin):
 
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
 @pytest.mark.parametrize("again", [1, 2, 3])
-def test_a_death_that_is_noticed_while_the_next_step_is_asked_makes_no_old_row_a_new_one(monkeypatch, again, on_failure):
+def test_a_death_noticed_while_the_next_step_is_asked_makes_no_old_row_a_new_one(monkeypatch, again, on_failure):
     class Clock:
         """Asked for the time in the middle of asking: then the process dies, and everybody knows it."""
 
