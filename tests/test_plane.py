@@ -598,7 +598,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure):
         [lambda i=i: Slow(i) for i in range(2)], deadlines=ea.Deadlines(step=0.5), on_failure=on_failure
     ) as envs:
         envs.reset(seed=0)
-        envs.send([600, 0])
+        envs.send([650, 0])
         failures = {}
         while len(failures) < 2:
             try:

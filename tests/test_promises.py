@@ -468,7 +468,7 @@ def test_errors_of_a_start_tell_whose_factory_it_was(how, incarnation):
 @pytest.mark.usefixtures("both_planes")
 def test_errors_of_a_vector_tell_which_env_and_where():
     with ea.VectorEnv(
-        [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(3)], envs_per_actor=3, deadlines=ea.Deadlines(step=1.0)
+        [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(3)], envs_per_actor=3, deadlines=ea.Deadlines(step=0.5)
     ) as envs:
         envs.reset(seed=0)
         pid = envs[1].pid
@@ -479,16 +479,16 @@ def test_errors_of_a_vector_tell_which_env_and_where():
         assert str(caught.value).startswith(said)
         envs[1].arm("sleep").result(SOON)
         with pytest.raises(ea.VectorTimeoutError) as late:
-            envs.step([1] * 3, timeout=0.1)
+            envs.step([1] * 3, timeout=0.2)
         assert 1 in late.value.env_ids
-        assert late.value.timeout == 0.1
+        assert late.value.timeout == 0.2
         assert f"Env {late.value.env_ids[0]} is in actor 'envs-0-2', pid {pid}, incarnation 0" in str(late.value)
         failures = {}
         while len(failures) < 2:
             with pytest.raises(ea.VectorStepError) as caught:
                 envs.recv()
             failures |= caught.value.failures
-        tells(failures[1], "envs-0-2", 1, 0, "step", pid, 1.0)
-        tells(failures[1].__cause__ or failures[1], "envs-0-2", 1, 0, "step", pid, 1.0)
+        tells(failures[1], "envs-0-2", 1, 0, "step", pid, 0.5)
+        tells(failures[1].__cause__ or failures[1], "envs-0-2", 1, 0, "step", pid, 0.5)
         assert (failures[2].index, failures[2].pid, failures[2].elapsed) == (2, pid, None)
         assert "step of env 1" in str(failures[2])

@@ -102,10 +102,13 @@ def test_a_death_while_idle_a_renewal_and_a_kill_take_it_too():
         assert envs.stats().actors[1].restarts == 1, "as without standbys: what is asked for is not counted"
         standbys(envs)
         os.kill(envs[1].pid, signal.SIGKILL)
-        wait_until(lambda: envs[1].state is ea.ActorState.DEAD)  # a step before that is lost with the process
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1, 1, 1])
-        assert isinstance(caught.value.failures[1], ea.RestartsExhaustedError), "the allowance is that of the slot"
+        # Which of the two depends on whether the death is noticed before the step is asked.
+        assert isinstance(caught.value.failures[1], (ea.ActorDiedError, ea.RestartsExhaustedError))
+        assert envs[1].state is ea.ActorState.DEAD, "the allowance is that of the slot"
+        with pytest.raises(ea.RestartsExhaustedError):
+            envs[1].get("made_as").result(SOON)
 
 
 @pytest.mark.usefixtures("both_planes")
