@@ -14,10 +14,19 @@ import envactors as ea
 from envactors import backends
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
+# Which import what is not for a process that forks: it may have threads.
+OF_FRAMEWORKS = {"test_mlagents", "test_sb3", "test_tianshou"}
+# Whose point is how processes start, or that run programs of their own.
+OF_FRESH_PROCESSES = {"test_backends", "test_bench", "test_demo", "test_docs", "test_notebooks", "test_scripts"}
+
 
 @pytest.fixture(scope="session", autouse=True)
-def helper_processes():
+def helper_processes(request):
     """Starts the processes that stay until the caller ends, so that they count as having been there."""
+    # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
+    # of a second of a core, which copies of a server that has imported them are spared.
+    modules = {item.module.__name__ for item in request.session.items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
+    FORK_SERVER._starter._preload += ["helpers", *sorted(modules)]
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     FORK_SERVER.retain()
@@ -30,10 +39,6 @@ def helper_processes():
     gc.freeze()  # what the imports made stays: collecting is quick from here on
     yield
     FORK_SERVER.release()
-
-
-# Whose point is how processes start, or that run programs of their own.
-OF_FRESH_PROCESSES = {"test_backends", "test_bench", "test_demo", "test_docs", "test_notebooks", "test_scripts"}
 
 
 @pytest.fixture(autouse=True)

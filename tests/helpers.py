@@ -108,6 +108,18 @@ class Counter:
             Path(self.closed_file).touch()
 
 
+class Mortal(Counter):
+    """Has its last words, and ends in a way that can be chosen."""
+
+    def end(self, how):
+        print("last words", file=sys.stderr)
+        if how == "kill":
+            self.die()
+        elif how == "segfault":
+            self.segfault()
+        os._exit(3)
+
+
 class Echo:
     """An env without spaces whose results tell which call made them; `wants` says how to misbehave."""
 
@@ -219,6 +231,10 @@ def wait_while(path):
     path.with_suffix(".seen").touch()
     while path.exists():
         time.sleep(0.02)
+
+
+def park():
+    threading.Event().wait(100)
 
 
 class TwoArguments(Exception):

@@ -16,7 +16,7 @@ from helpers import FORK_SERVER, SOON, Counter, run_script, wait_until
 
 import envactors as ea
 from envactors import system
-from envactors.testing import BackendConformance, EchoEnv, EnvConformance
+from envactors.testing import BackendConformance, EchoEnv
 
 
 class TestLoky(BackendConformance):
@@ -47,16 +47,6 @@ class TestThread(BackendConformance):
 class TestInline(BackendConformance):
     def make_backend(self):
         return "inline"
-
-
-class TestEchoEnv(EnvConformance):
-    def make_env(self):
-        return EchoEnv(0, 7)
-
-
-class TestCartPole(EnvConformance):
-    def make_env(self):
-        return pytest.importorskip("gymnasium").make("CartPole-v1")
 
 
 def test_names_stand_for_backends():

@@ -25,6 +25,7 @@ from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.system import cores
 from envactors.testing import EchoEnv, FaultyEnv
+from envactors.vector import plane
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -519,6 +520,39 @@ def test_nothing_is_burnt_while_idle(spin):
         assert max(used) < 0.1, used
 
 
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_a_death_noticed_while_the_next_step_is_asked_makes_no_old_row_a_new_one(monkeypatch, again, on_failure):
+    class Clock:
+        """Asked for the time in the middle of asking: then the process dies, and everybody knows it."""
+
+        def monotonic(self):
+            if envs[1].pid == victim:
+                os.kill(victim, signal.SIGKILL)
+                wait_until(lambda: envs[1].incarnation == 1)
+            return time.monotonic()
+
+    factories = [functools.partial(EchoEnv, i) for i in range(3)]
+    with ea.VectorEnv(factories, on_failure=on_failure, restart=ALWAYS, backend=FORK_SERVER) as envs:
+        envs.reset(seed=0)
+        for turn in range(again):
+            envs.step([turn] * 3)
+        victim = envs[1].pid
+        monkeypatch.setattr(plane, "time", Clock())
+        obs, _, _, truncated, infos = envs.step([5] * 3)
+        monkeypatch.undo()
+        count = again + 1
+        if on_failure == "renew":
+            assert (truncated[1], type(infos[1]["failure"])) == (True, ea.ActorDiedError)
+            assert obs[1, :3].tolist() == [1, again, again - 1], "the last complete observation"
+            assert envs.step([6] * 3)[0][1, :3].tolist() == [1, 0, -1]
+            count = 0
+        else:
+            assert obs[1, :3].tolist() == [1, count, 5]
+        for turn in range(1, 4):
+            assert envs.step([7 + turn] * 3)[0][1, :3].tolist() == [1, count + turn, 7 + turn]
+
+
 class Cores(gymnasium.Env):
     """Its observation says on how many cores it may run."""
 
@@ -620,7 +654,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure):
         [lambda i=i: Slow(i) for i in range(2)], deadlines=ea.Deadlines(step=0.5), on_failure=on_failure
     ) as envs:
         envs.reset(seed=0)
-        envs.send([600, 0])
+        envs.send([650, 0])
         failures = {}
         while len(failures) < 2:
             try:

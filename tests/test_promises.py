@@ -18,7 +18,18 @@ import time
 import numpy as np
 import psutil
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, ExplodesOnArrival, FaultyEcho, is_gone, run_script, wait_until
+from helpers import (
+    FORK_SERVER,
+    SOON,
+    Counter,
+    ExplodesOnArrival,
+    FaultyEcho,
+    Mortal,
+    is_gone,
+    park,
+    run_script,
+    wait_until,
+)
 
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv
@@ -32,16 +43,6 @@ DEATHS = {"kill": (None, signal.SIGKILL), "segfault": (None, signal.SIGSEGV), "e
 @pytest.fixture(params=METHODS)
 def backend(request):
     return FORK_SERVER if request.param == "forkserver" else ea.ProcessBackend(start_method=request.param)
-
-
-class Mortal(Counter):
-    def end(self, how):
-        print("last words", file=sys.stderr)
-        if how == "kill":
-            self.die()
-        elif how == "segfault":
-            self.segfault()
-        os._exit(3)
 
 
 @contextlib.contextmanager
@@ -117,10 +118,6 @@ def test_a_death_in_the_factory_is_told_within_a_second_however_processes_start(
         for actor in actors.values():
             actor.close()
     assert min(took) < 1.0, took  # the others may have waited for a core that somebody else had
-
-
-def park():
-    threading.Event().wait(100)
 
 
 def test_a_deadline_is_enforced_however_processes_start(backend):
