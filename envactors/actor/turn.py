@@ -146,9 +146,7 @@ class Turn:
         if index == self._overdue:
             return False  # from its deadline on nothing of it counts
         slab = self.slab
-        # What is finished stays so while the next step is being asked, which begins with a new number.
-        done = self.finished or slab.done[index] == slab.asked[index]
-        return bool(done and (slab.extras[index] <= NOTED or index in self.mail))
+        return bool(slab.done[index] == slab.asked[index] and (slab.extras[index] <= NOTED or index in self.mail))
 
     def awaits_mail(self) -> bool:
         """Whether something was sent besides results and is not taken in yet."""
