@@ -50,8 +50,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 # last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# How long a look is, in rounds of about a microsecond.
-_LOOK_ROUNDS = 150
+# How long a look is: in rounds of about a microsecond, and in seconds at most, where others take the core in each round.
+_LOOK_ROUNDS, _LOOK_SECONDS = 150, 1e-3
 
 
 class Poller:
@@ -133,10 +133,13 @@ def look_out(ready: Callable[[], bool]) -> bool:
 
     The core is given away before each round, so that who is looked out for may use it.
     """
+    end = time.monotonic() + _LOOK_SECONDS
     for _ in range(_LOOK_ROUNDS):
         os.sched_yield()
         if ready() or ready() or ready() or ready():
             return True
+        if time.monotonic() > end:
+            break
     return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,3 +105,9 @@ def test_a_look_ends_by_itself():
     assert not look_out(lambda: looks.append(1))
     assert 100 < len(looks) < 10_000
     assert look_out(lambda: len(looks) > 700 or looks.append(1))
+
+
+def test_a_look_is_short_where_each_round_loses_the_core():
+    begun = time.monotonic()
+    assert not look_out(lambda: time.sleep(0.002))
+    assert time.monotonic() - begun < 0.2  # 1.2 without a bound in seconds
