@@ -50,16 +50,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 # last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# A pause between two calls, in seconds, that is short enough to look for the next one; how long a look is, in rounds of
-# about a microsecond; how many calls a way of waiting is tried for, how many of them it takes to get going, and how
-# often it is tried, in seconds: more often at first, when much is only beginning.
-SHORT_PAUSE = 50e-6
+# How long a look is, in rounds of about a microsecond.
 _LOOK_ROUNDS = 150
-_TRIAL_CALLS = 12
-_SETTLING = 4
-_FIRST_PERIOD, _LONGEST_PERIOD = 0.05, 1.0
-# How much of what a trial has shown is believed at once, after the first few.
-_TRUST = 0.25
 
 
 class Poller:
@@ -148,64 +140,23 @@ def look_out(ready: Callable[[], bool]) -> bool:
     return False
 
 
-class Waiting:
-    """Chooses the quickest way to wait for a worker: which one that is gets measured, not guessed.
+@contextlib.contextmanager
+def woken_on(number: int) -> Iterator[None]:
+    """Has this thread, if it falls asleep in the context, wake on one of its cores, and go on on any of them.
 
-    Ways differ in who looks with open eyes before sleeping. Each is tried for a few calls, the quickest is kept, and
-    about once a second the others are tried anew, at first more often: somebody else may have come to want the cores,
-    or have gone. What is kept is known by its mean over all calls, rare long ones included; what trials show of the
-    others is believed only gradually, since a few calls do not show what happens now and then.
+    Some schedulers wake several sleepers on one core, one after the other, while another stands idle.
 
     Args:
-        may_look: Whether anybody may look at all.
-
-    Attributes:
-        workers_look: Whether a worker looks for its next call.
-        all_look: Whether the caller looks for the reply, too.
+        number: Which core; numbers go round.
     """
-
-    def __init__(self, may_look: bool) -> None:
-        self._may_look = may_look
-        self._typical, self._tried = [0.0] * 3, [0] * 3
-        self._trials = [0, 1, 2] if may_look else []
-        self._times: list[float] = []
-        self._sum, self._calls = 0.0, 0
-        self._review, self._period = 0.0, _FIRST_PERIOD
-        self._take(2 if may_look else 0)
-
-    def _take(self, way: int) -> None:
-        self._way = way
-        self.workers_look, self.all_look = way >= 1, way == 2
-
-    def note(self, seconds: float, now: float) -> None:
-        """Takes in how long a call took, and what time it is (`time.monotonic`)."""
-        if self._trials:
-            self._times.append(seconds)
-            if len(self._times) == _TRIAL_CALLS:
-                self._finish_trial(now)
-            return
-        self._sum += seconds
-        self._calls += 1
-        if now > self._review and self._may_look:
-            self._typical[self._way] = self._sum / self._calls
-            self._trials = [way for way in range(3) if way != self._way]
-            self._take(self._trials[-1])
-
-    def _finish_trial(self, now: float) -> None:
-        times = sorted(self._times[_SETTLING:])
-        self._tried[self._way] += 1
-        trust = max(_TRUST, 1 / self._tried[self._way])
-        before = self._typical[self._way]
-        self._typical[self._way] = before + (times[len(times) // 2] - before) * trust
-        self._times.clear()
-        self._trials.pop()
-        if self._trials:
-            self._take(self._trials[-1])
-            return
-        self._take(min(range(3), key=self._typical.__getitem__))
-        self._sum, self._calls = 0.0, 0
-        self._review = now + self._period
-        self._period = min(2 * self._period, _LONGEST_PERIOD)
+    cores = os.sched_getaffinity(0)
+    one = {sorted(cores)[number % len(cores)]}
+    os.sched_setaffinity(0, one)
+    try:
+        yield
+    finally:
+        if os.sched_getaffinity(0) == one:  # nobody else has moved it meanwhile
+            os.sched_setaffinity(0, cores)
 
 
 class Process:

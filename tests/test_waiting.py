@@ -2,53 +2,81 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.system import Waiting, look_out
+from envactors.actor.waiting import ALL_LOOK, APART, SLEEP, WORKERS_LOOK, Waiting
+from envactors.system import look_out
 
-seconds = st.floats(1e-6, 1.0)
-
-
-def way(waiting):
-    return waiting.workers_look + waiting.all_look
+SHORT, LONG = (SLEEP, WORKERS_LOOK, ALL_LOOK), (SLEEP, APART)
 
 
-def run(waiting, cost, clock, calls):
-    """Makes calls, each as long as its way of waiting costs; gives the clock and how often each way was taken."""
-    taken = [0, 0, 0]
-    for _ in range(calls):
-        taken[way(waiting)] += 1
-        clock += cost[way(waiting)]
-        waiting.note(cost[way(waiting)], clock)
+def run(waiting, cost, clock, seconds):
+    """Makes calls for so long, each as long as its way of waiting costs; gives the clock and the time of each way."""
+    end = clock + seconds
+    taken = dict.fromkeys(cost, 0)
+    while clock < end:
+        way = waiting.way
+        taken[way] += 1
+        clock += cost[way]
+        waiting.note(cost[way], clock)
     return clock, taken
 
 
-@given(st.lists(seconds, min_size=3, max_size=3, unique=True))
+def costs(ways, low, high):
+    each = st.lists(st.floats(low, high), min_size=len(ways), max_size=len(ways), unique=True)
+    return each.map(lambda values: dict(zip(ways, values, strict=True)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(costs(SHORT, 100e-6, 900e-6))
 def test_the_quickest_way_is_found(cost):
     waiting = Waiting(may_look=True)
-    run(waiting, cost, 0.0, 36)
-    assert way(waiting) == cost.index(min(cost))
+    _, taken = run(waiting, cost, 0.0, 2.0)
+    assert max(taken, key=taken.__getitem__) == min(cost, key=cost.__getitem__)
 
 
-@given(st.permutations([1e-6, 1e-5, 1e-4]), st.permutations([0, 1, 2]))
-def test_it_is_found_again_when_others_come_or_go(cost, order):
+@settings(max_examples=25, deadline=None)
+@given(costs(SHORT, 100e-6, 900e-6), costs(SHORT, 100e-6, 900e-6))
+def test_it_is_found_again_when_others_come_or_go(cost, changed):
     waiting = Waiting(may_look=True)
-    clock, _ = run(waiting, cost, 0.0, 36)
-    changed = [cost[i] for i in order]
-    for _ in range(60):
-        clock, _ = run(waiting, changed, clock + 10.0, 1 + 24)
-    assert way(waiting) == changed.index(min(changed))
+    clock, _ = run(waiting, cost, 0.0, 1.0)
+    clock, _ = run(waiting, changed, clock, 12.0)
+    begun = clock
+    clock, taken = run(waiting, changed, clock, 2.0)
+    assert clock - begun < 1.2 * sum(taken.values()) * min(changed.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(costs(LONG, 2e-3, 50e-3), costs((WORKERS_LOOK, ALL_LOOK), 2e-3, 50e-3))
+def test_nobody_looks_for_the_end_of_a_long_call(cost, looking):
+    waiting = Waiting(may_look=True, may_part=True)
+    clock, taken = run(waiting, {**cost, **looking}, 0.0, 1.0)
+    assert taken[WORKERS_LOOK] == 0
+    assert taken[ALL_LOOK] <= 20
+    _, taken = run(waiting, {**cost, **looking}, clock, 20.0)
+    assert taken[WORKERS_LOOK] == taken[ALL_LOOK] == 0
+    assert max(LONG, key=taken.__getitem__) == min(LONG, key=cost.__getitem__)
+
+
+@settings(max_examples=25, deadline=None)
+@given(costs(LONG, 2e-3, 20e-3), costs(SHORT, 100e-6, 900e-6))
+def test_looking_is_tried_again_when_calls_become_short(long, short):
+    waiting = Waiting(may_look=True, may_part=True)
+    clock, _ = run(waiting, {**dict.fromkeys(SHORT, 10e-3), **long}, 0.0, 3.0)
+    clock, _ = run(waiting, {**short, APART: 900e-6}, clock, 5.0)
+    _, taken = run(waiting, {**short, APART: 900e-6}, clock, 2.0)
+    assert max(taken, key=taken.__getitem__) == min(short, key=short.__getitem__)
 
 
 def test_trying_costs_little():
     waiting = Waiting(may_look=True)
-    cost = [100e-6, 500e-6, 500e-6]
-    clock, _ = run(waiting, cost, 0.0, 20_000)
+    cost = {SLEEP: 100e-6, WORKERS_LOOK: 500e-6, ALL_LOOK: 500e-6}
+    clock, _ = run(waiting, cost, 0.0, 2.0)
     begun = clock
-    clock, taken = run(waiting, cost, clock, 100_000)
-    assert clock - begun < 1.05 * 100_000 * min(cost)
-    assert taken[1] > 0, "the others are tried again"
+    clock, taken = run(waiting, cost, clock, 10.0)
+    assert clock - begun < 1.05 * sum(taken.values()) * cost[SLEEP]
+    assert taken[WORKERS_LOOK] > 0, "the others are tried again"
 
 
 def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
@@ -57,7 +85,8 @@ def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
     clock, calls = 0.0, 0
     while clock < 60.0:
         calls += 1
-        seconds = (50e-6, 80e-6, 3e-3 if calls % 50 == 0 else 20e-6)[way(waiting)]
+        all_look = 3e-3 if calls % 50 == 0 else 20e-6
+        seconds = {SLEEP: 50e-6, WORKERS_LOOK: 80e-6, ALL_LOOK: all_look}[waiting.way]
         clock += seconds
         waiting.note(seconds, clock)
     assert clock / calls < 1.25 * 50e-6  # 1.6 where it is taken
@@ -65,8 +94,8 @@ def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
 
 def test_where_nobody_may_look_nobody_does():
     waiting = Waiting(may_look=False)
-    _, taken = run(waiting, [1.0, 1e-6, 1e-6], 0.0, 500)
-    assert taken == [500, 0, 0]
+    _, taken = run(waiting, dict.fromkeys(SHORT, 100e-6), 0.0, 1.0)
+    assert taken[WORKERS_LOOK] == taken[ALL_LOOK] == 0
 
 
 def test_a_look_ends_by_itself():

@@ -10,7 +10,7 @@ from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, Worker
 from envactors.system import READABLE, WRITABLE, is_disconnect
-from envactors.wire.board import FRAMES_DOWN, SPIN
+from envactors.wire.board import ASLEEP, FRAMES_DOWN, WAIT
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.messages import Frame
 
@@ -93,16 +93,16 @@ class Incarnation:
     def ask_stacks(self) -> None:
         self._worker.ask_stacks()
 
-    def send(self, frame: Frame, lively: bool = False) -> None:
+    def send(self, frame: Frame, wait: int = ASLEEP) -> None:
         """Sends a frame; what does not fit at once follows when there is room.
 
         Args:
             frame: The frame.
-            lively: Whether another one is likely to follow within a moment of the answer.
+            wait: How the worker is to wait for what comes after it, as `envactors.wire.board` says.
         """
         channel = self._worker.channel
         if self.board is not None:
-            self.board.words[SPIN] = lively
+            self.board.words[WAIT] = wait
         try:
             channel.send(frame)
         except OSError as error:

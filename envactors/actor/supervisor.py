@@ -33,9 +33,10 @@ from envactors.actor.policy import restart_delay
 from envactors.actor.requests import Request, RequestTable
 from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
 from envactors.actor.turn import Turn
+from envactors.actor.waiting import SHORT_PAUSE, Waiting
 from envactors.errors import ActorClosedError, ActorError, twin
-from envactors.system import LONGEST_WAIT, READABLE, SHORT_PAUSE, Waiting, look_out
-from envactors.wire.board import FRAMES_UP, Board
+from envactors.system import LONGEST_WAIT, READABLE, look_out
+from envactors.wire.board import ASLEEP, FRAMES_UP, LOOKING, Board
 from envactors.wire.messages import Adopt, Attach, Frame, Kind
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.replay import PULSE
@@ -177,7 +178,7 @@ class Supervisor:
     def spin_for(self, future: ActorFuture) -> bool:
         """Looks out with open eyes for the reply to a running call, and takes it in; says whether one came."""
         running, process = self._table.running, self._process
-        if process is None or process.board is None or not self._waiting.all_look:
+        if process is None or process.board is None or not self._waiting.way.all_look:
             return False
         if not isinstance(running, Request) or running.future is not future:
             return False
@@ -558,8 +559,10 @@ class Supervisor:
         elif request.timeout is not None and self.plan.backend.kills:
             self._set_timer("call", request.started + request.timeout)
         assert self._process is not None, "a live actor has a process"
-        lively = self._waiting.workers_look and request.started - self._answered < SHORT_PAUSE
-        self._process.send(Frame(kind, self.incarnation, request.call_id, request.payload), lively)
+        lively = self._waiting.way.workers_look and request.started - self._answered < SHORT_PAUSE
+        self._process.send(
+            Frame(kind, self.incarnation, request.call_id, request.payload), LOOKING if lively else ASLEEP
+        )
 
     def _on_channel(self, mask: int) -> None:
         with self._change:
@@ -625,13 +628,13 @@ class Supervisor:
 
     # Turns -----------------------------------------------------------------------------------------------
 
-    def take_turn(self, turn: Turn, now: float, lively: bool) -> bool:
+    def take_turn(self, turn: Turn, now: float, wait: int) -> bool:
         """Starts a turn of the actor's envs, whose actions stand in shared memory; called under `SHIELD`.
 
         Args:
             turn: The turn.
             now: The time (`time.monotonic`).
-            lively: Whether the next one is likely to follow within a moment.
+            wait: How the worker is to wait for the next one, as `envactors.wire.board` says.
 
         Returns:
             False where the actor is not free for it now, or has another process: then each env is to be asked alone.
@@ -650,7 +653,7 @@ class Supervisor:
                 return False
             if self._turn_limit is not None:
                 self._set_timer("call", now + self._turn_limit)
-            turn.order(lively)
+            turn.order(wait)
         return True
 
     def end_turn(self, turn: Turn) -> bool:

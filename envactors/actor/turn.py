@@ -17,7 +17,7 @@ from envactors.wire.board import (
     PLACE,
     RESETTING,
     SINCE,
-    SPIN,
+    WAIT,
     Board,
 )
 from envactors.wire.messages import Frame, Kind
@@ -103,14 +103,14 @@ class Turn:
         if self.given:
             self.given = set()
 
-    def order(self, lively: bool) -> None:
+    def order(self, wait: int) -> None:
         """Asks the worker for it; under the actor's lock, so that the bell is open.
 
         Args:
-            lively: Whether the next turn is likely to follow within a moment.
+            wait: How the worker is to wait for what comes after it, as `envactors.wire.board` says.
         """
         words = self.board.words
-        words[SPIN] = lively
+        words[WAIT] = wait
         words[ONE_BY_ONE] = self.one_by_one
         words[ORDERED] = self.call_id
         self.board.to_worker.ring_open()

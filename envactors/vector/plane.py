@@ -24,12 +24,13 @@ from envactors.actor.reactor import Bells
 from envactors.actor.requests import Request
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
+from envactors.actor.waiting import SHORT_PAUSE, Waiting
 from envactors.arrays.slab import FAILED, PLAIN, RECORDED, RESET, STEP, Layout, Slab
 from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
-from envactors.system import SHORT_PAUSE, SharedFile, Waiting, look_out
+from envactors.system import SharedFile, cores, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
-from envactors.wire.board import FINISHED, MAILED, ORDERED, Board
+from envactors.wire.board import ASLEEP, FINISHED, LOOKING, MAILED, ORDERED, WAKE_ON, Board
 from envactors.wire.messages import Attach, Mail
 from envactors.wire.record import Reader
 
@@ -142,7 +143,7 @@ class Plane:
         self._supervisors: dict[int, Supervisor] = {slot.env_id: slot.handle._supervisor for slot in slots}
         plan = self._groups[0].supervisor.plan
         self._journaled = plan.max_journal is not None
-        self._waiting = Waiting(plan.spin)
+        self._waiting = Waiting(plan.spin, may_part=1 < len(self._groups) <= cores())
         self._begun = self._gathered = 0.0
         self._only_action = slab.actions[0] if isinstance(layout.action, ArraySpec) else None
         plain = isinstance(layout.observation, ArraySpec)
@@ -168,7 +169,7 @@ class Plane:
 
     def finish(self) -> tuple[Any, ...] | None:
         """Finishes a step of all envs if that takes but a moment, as `gather` does; called under `SHIELD`."""
-        if self._waiting.all_look and look_out(self._finished) and self.settled():
+        if self._waiting.way.all_look and look_out(self._finished) and self.settled():
             return self.gather()
         return None
 
@@ -200,7 +201,7 @@ class Plane:
                     self.slab.what[env] = RESET if self._ended[env] else STEP
                     self.slab.asked[env] += 1
                     self._slots[env].owed = turn  # before it starts: if it is lost at once, that changes
-                if group.supervisor.take_turn(turn, time.monotonic(), False):
+                if group.supervisor.take_turn(turn, time.monotonic(), ASLEEP):
                     self.turns.append(turn)
                     group.latest = turn
                     continue
@@ -266,10 +267,13 @@ class Plane:
                 self._write_action(env, action)
         turns, now = self.turns, time.monotonic()
         self._begun = now
-        lively = self._waiting.workers_look and now - self._gathered < SHORT_PAUSE
-        for group in self._groups:
+        way = self._waiting.way
+        wait = LOOKING if way.workers_look and now - self._gathered < SHORT_PAUSE else ASLEEP
+        for number, group in enumerate(self._groups):
             turn = group.turn
-            if turn is not None and group.supervisor.take_turn(turn, now, lively):
+            if way.apart:
+                wait = WAKE_ON + number
+            if turn is not None and group.supervisor.take_turn(turn, now, wait):
                 turns.append(turn)
                 group.latest = turn
             else:

@@ -14,11 +14,15 @@ from envactors.system import Doorbell
 PAGE: Final = mmap.PAGESIZE
 
 # Written by the parent: how many frames it has sent; the last turn that it has ordered, by call id; whether that
-# one's results are wanted one by one; whether to look with open eyes for what comes next before sleeping.
+# one's results are wanted one by one; how to wait for what comes next: asleep, looking for it with open eyes first, or
+# asleep so as to wake on the core with this number, counted from `WAKE_ON`.
 FRAMES_DOWN: Final = 0
 ORDERED: Final = 1
 ONE_BY_ONE: Final = 2
-SPIN: Final = 3
+WAIT: Final = 3
+ASLEEP: Final = 0
+LOOKING: Final = 1
+WAKE_ON: Final = 2
 # Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
 # the last that it has finished; of how many envs it has sent something besides; which of its envs it is at; whether
 # in a reset within a step; since when.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from envactors import system
 from envactors.arrays.slab import Slab
-from envactors.system import Poller, look_out
-from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, ORDERED, SPIN, Board
+from envactors.system import Poller, look_out, woken_on
+from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, LOOKING, ORDERED, WAIT, WAKE_ON, Board
 from envactors.wire.channel import Channel
 from envactors.wire.messages import REQUESTS, Adopt, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.worker.host import Host
 from envactors.worker.replay import replay
 from envactors.worker.turns import Turns
+
+_ANYWHERE = contextlib.nullcontext()
 
 
 def serve(channel: Channel, board: Board | None = None, slab: int | None = None) -> None:
@@ -67,9 +70,12 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
             server.take_turn(taken)
             continue
         if words[FRAMES_DOWN] <= received:
-            if words[SPIN] and look_out(called):
+            wait = words[WAIT]
+            if wait == LOOKING and look_out(called):
                 continue
-            if fd not in dict(poller.poll(None)):
+            with woken_on(wait - WAKE_ON) if wait >= WAKE_ON else _ANYWHERE:
+                events = dict(poller.poll(None))
+            if fd not in events:
                 continue
         frames = channel.receive()
         if frames is None:
