@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import types
 import zlib
 
 import gymnasium
@@ -19,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.actor.waiting import APART, SLEEP
 from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
+from envactors.system import cores
 from envactors.testing import EchoEnv, FaultyEnv
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
@@ -514,6 +517,59 @@ def test_nothing_is_burnt_while_idle(spin):
         time.sleep(1.0)
         used = [sum(process.cpu_times()[:2]) - one for process, one in zip(processes, before, strict=True)]
         assert max(used) < 0.1, used
+
+
+class Cores(gymnasium.Env):
+    """Its observation says on how many cores it may run."""
+
+    observation_space = spaces.Box(0, 2**16, (1,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.count(), {}
+
+    def step(self, action):
+        return self.count(), 0.0, False, False, {}
+
+    def count(self):
+        return np.array([len(os.sched_getaffinity(0))], np.int64)
+
+
+@pytest.mark.skipif(cores() < 2, reason="takes two cores")
+def test_workers_that_wait_apart_wake_on_cores_of_their_own_and_run_on_all():
+    with ea.VectorEnv([Cores] * 2) as envs:
+        envs.reset(seed=0)
+        plane = envs._plane
+        assert APART not in plane._waiting._short
+        assert APART in plane._waiting._long
+        plane._waiting = types.SimpleNamespace(way=APART, note=lambda seconds, now: None)
+        mine = os.sched_getaffinity(0)
+        pids = [actor.pid for actor in envs.actors]
+        for _ in range(50):
+            obs = envs.step([0, 0])[0]
+            assert obs.ravel().tolist() == [len(mine)] * 2
+        wait_until(lambda: all(len(os.sched_getaffinity(pid)) == 1 for pid in pids))
+        assert len(set().union(*map(os.sched_getaffinity, pids))) == 2
+        plane._waiting = types.SimpleNamespace(way=SLEEP, note=lambda seconds, now: None)
+        envs.step([0, 0])
+        envs.step([0, 0])
+        assert [os.sched_getaffinity(pid) for pid in pids] == [mine] * 2
+
+
+@pytest.mark.skipif(cores() < 2, reason="takes two cores")
+def test_a_worker_that_somebody_moves_while_it_sleeps_stays_there():
+    with ea.VectorEnv([Cores] * 2) as envs:
+        envs.reset(seed=0)
+        envs._plane._waiting = types.SimpleNamespace(way=APART, note=lambda seconds, now: None)
+        envs.step([0, 0])
+        envs.step([0, 0])
+        pid = envs.actors[0].pid
+        wait_until(lambda: len(os.sched_getaffinity(pid)) == 1)
+        (slept_on,) = os.sched_getaffinity(pid)
+        elsewhere = min(os.sched_getaffinity(0) - {slept_on})
+        os.sched_setaffinity(pid, {elsewhere})
+        assert envs.step([0, 0])[0].ravel().tolist() == [1, cores()]
+        assert os.sched_getaffinity(pid) == {elsewhere}
 
 
 def test_faults_while_nobody_waits_are_told_with_the_result():

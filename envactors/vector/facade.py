@@ -379,8 +379,10 @@ class VectorEnv:
         if slots is not self._slots:
             self._begin(slots, actions, one_by_one=False)
             return self._gather(slots, timeout, deadline, "step")[1:6]
-        self._begin_all(actions)
-        return self._finish_all(timeout, deadline)
+        with SHIELD:  # once for both: it takes a system call for each signal, there and back
+            self._begin_all(actions)
+            result = self._finish_at_once()
+        return self._await_all(timeout, deadline) if result is None else result
 
     def _begin_all(self, actions: Any) -> None:
         """Starts a step of all envs, for `_finish_all`; for who has checked that the vector is open."""
@@ -401,19 +403,28 @@ class VectorEnv:
 
     def _finish_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
         """Waits for what `_begin_all` has started, and gives it as `step` does."""
+        result = self._finish_at_once()
+        return self._await_all(timeout, deadline) if result is None else result
+
+    def _finish_at_once(self) -> tuple[Any, ...] | None:
+        """Finishes what `_begin_all` has started if that takes but a moment."""
+        plane, result = self._plane, None
+        if plane is not None and self._is_unmarked:
+            with SHIELD:
+                result = plane.finish()
+                self._is_unmarked = result is None
+        return result
+
+    def _await_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
         plane, result = self._plane, None
         if plane is not None and self._is_unmarked:
             try:
-                with SHIELD:
-                    result = plane.finish()
-                    self._is_unmarked = result is None
-                if result is None:
-                    reactor = self.actors[0]._supervisor.reactor
-                    reactor.listen(plane.last_rung, self._waiter, deadline, plane.last_bell)
-                    if reactor.listen(plane.settled, self._waiter, deadline, plane.bells):
-                        with SHIELD:
-                            result = plane.gather()
-                            self._is_unmarked = result is None
+                reactor = self.actors[0]._supervisor.reactor
+                reactor.listen(plane.last_rung, self._waiter, deadline, plane.last_bell)
+                if reactor.listen(plane.settled, self._waiter, deadline, plane.bells):
+                    with SHIELD:
+                        result = plane.gather()
+                        self._is_unmarked = result is None
             finally:
                 if result is None:
                     self._owe_all()

@@ -53,6 +53,7 @@ class Host:
 
     Attributes:
         seats: Its envs.
+        journals: Whether checksums are kept.
         check: The checksum of the env that was reset or stepped last by a message.
     """
 
@@ -61,7 +62,7 @@ class Host:
     ) -> None:
         self._incarnation = incarnation
         self._resetting = resetting
-        self._journal = start.journal
+        self.journals = start.journal
         self.check = 0
         self.seats: list[Seat] = []
         for offset, factory in enumerate(start.factories):
@@ -162,7 +163,7 @@ class Host:
             or obs.shape != spec.shape
         ):
             obs = self._conform(seat, obs)
-        if self._journal:
+        if self.journals:
             seat.check = checksum(obs, seat.check)
         if autoreset and (terminated or truncated):
             # As the env gave it, which is how Gymnasium hands it out; a copy, since the reset may fill the same arrays.
@@ -209,7 +210,7 @@ class Host:
             raise TypeError(f"reset of env {seat.index} returned {_shape_of(result)}: expected (obs, info)")
         seat.was_reset = True
         obs = self._conform(seat, result[0])
-        if self._journal:
+        if self.journals:
             seat.check = checksum(obs, 0 if seed is not None else seat.check)
         return obs, result[1]
 

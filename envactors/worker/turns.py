@@ -38,7 +38,7 @@ class Turns:
         self._board = board
         self._autoreset = autoreset
         self._send = send
-        self._places = [_Place(seat, slab) for seat in host.seats]
+        self._places = [_Place(number, seat, slab) for number, seat in enumerate(host.seats)]
         self._mails: list[tuple[int, bytes | bytearray]] = []
         self._records = Writer()
         self._several = len(self._places) > 1
@@ -56,14 +56,15 @@ class Turns:
         words, times, asked, done = self._board.words, self._board.times, self._asked, self._done
         one_by_one = words[ONE_BY_ONE]
         words[MAILED] = 0
-        for number, place in enumerate(self._places):
+        for place in self._places:
             index = place.index
             turn = asked[index]
             if turn == done[index]:
                 continue
             times[SINCE] = time.monotonic()
-            words[PLACE] = number
-            words[RESETTING] = 0
+            words[PLACE] = place.number
+            if self._autoreset:
+                words[RESETTING] = 0
             words[BEGUN] = order
             self._run(place, index, turn)
             if one_by_one:
@@ -100,7 +101,8 @@ class Turns:
                 loose: list[Any] | None = None
             else:
                 loose = place.write(turn & 1, obs)
-            self._checks[turn & 1, index] = seat.check
+            if self._host.journals:
+                self._checks[turn & 1, index] = seat.check
             self._rewards[index] = reward
             # An array of flags has no truth, and is the env's fault.
             self._terminated[index] = bool(terminated)
@@ -146,6 +148,7 @@ class _Place:
     """One env's rows of the slab.
 
     Attributes:
+        number: Which of the actor's envs it is.
         seat: The env.
         index: Its index.
         action: Reads its action.
@@ -154,7 +157,8 @@ class _Place:
         only: The two rows of its observation, where that is one array.
     """
 
-    def __init__(self, seat: Seat, slab: Slab) -> None:
+    def __init__(self, number: int, seat: Seat, slab: Slab) -> None:
+        self.number = number
         self.seat = seat
         self.index = seat.index
         layout = slab.layout
