@@ -20,10 +20,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envactors.cli import bench, main
-from envactors.cli.contenders import OPPONENTS, GymnasiumLoop, Ours, OursAsynchronous, OursPacked, PlainLoop
+from envactors.cli import main
 from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
+from envactors.cli.handmade import PlainLoop
 from envactors.cli.jobs import BenchInputError, EnvSource, make_job
+from envactors.cli.libraries import GymnasiumLoop
+from envactors.cli.lineup import OPPONENTS, choose
+from envactors.cli.ours import Ours, OursAsynchronous, OursPacked
 from envactors.testing import EchoEnv, workloads
 
 COMMAND = Path(sys.executable).with_name("envactors")
@@ -241,7 +244,7 @@ def test_a_peer_that_is_missing(capsys, monkeypatch):
     errors = refused(capsys, ECHO, "--against", "dask,pipe")
     assert "envactors bench: --against dask: not installed: pip install distributed\n" in errors
     # Where nobody asks for it, it is left out.
-    sides, skipped = bench._choose(None, make_job(ECHO, 2, 1))
+    sides, skipped = choose(None, make_job(ECHO, 2, 1))
     assert skipped["dask"] == "not installed: pip install distributed"
     assert {"pipe", "loky"} <= {side.name for side in sides}
     assert "dask" not in {side.name for side in sides}
@@ -267,7 +270,7 @@ def test_missing_extras_are_named(missing, env, text, capsys, monkeypatch):
 
 def test_nobody_is_imported_before_it_takes_part():
     peers = ["gymnasium", *(opponent.module for opponent in OPPONENTS if opponent.module not in (None, "loky"))]
-    code = f"import sys, envactors.cli.contenders, envactors.testing.workloads; print({{*{peers}}} & {{*sys.modules}})"
+    code = f"import sys, envactors.cli.lineup, envactors.testing.workloads; print({{*{peers}}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

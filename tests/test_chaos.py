@@ -21,11 +21,11 @@ from helpers import FORK_SERVER, is_gone, wait_until
 
 import envactors as ea
 from envactors import cli
-from envactors.testing import EchoEnv, rehearsal, storm
+from envactors.testing import EchoEnv, census, rehearsal, storm
 from envactors.testing import chaos as storms
 from envactors.testing.chaos import chaos
+from envactors.testing.plan import plan_faults
 from envactors.testing.sabotage import FaultKind, LargeEcho, Order, Orders, Place, Saboteur, head_of
-from envactors.testing.storm import plan_faults
 
 COMMAND = Path(sys.executable).with_name("envactors")
 KINDS = {kind.value for kind in FaultKind}
@@ -385,7 +385,7 @@ def test_it_sees_what_is_left_behind(monkeypatch):
         return batch
 
     tampered(monkeypatch, leave)
-    for module in (storms, storm):
+    for module in (storms, census):
         monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
     report = small_storm()
     file, process, thread = left
@@ -416,7 +416,7 @@ def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
     (fault,) = [fault for fault in plan_faults(ALL_KINDS, 5, 3) if fault.kind is FaultKind.CHILD]
     monkeypatch.setattr(storms, "plan_faults", lambda *_: [fault])
     monkeypatch.setattr(storms, "Saboteur", Escaping)
-    for module in (storms, storm):
+    for module in (storms, census):
         monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
     report = small_storm(faults=1, deadline=5.0)
     assert only(report, leaks=1)

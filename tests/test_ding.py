@@ -231,7 +231,7 @@ def test_ready_obs_ready_env_and_ready_obs_id(make, tmp_path):
     manager.reset({0: None})
     for _ in range(2):
         timesteps = step(manager, *manager.ready_obs)
-        while manager._waiting:
+        while manager._states.waiting:
             timesteps |= manager.step({})
     assert manager.done
     assert manager.ready_obs == {}  # where there it never ends

@@ -101,12 +101,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"envactors bench needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
         return _NOT_RUN
     from envactors.cli.jobs import BenchInputError, make_job
+    from envactors.cli.lineup import choose
 
     # As for `python -m`: a factory may be in the current directory.
     sys.path.insert(0, str(Path.cwd()))
     try:
         job = make_job(arguments.env, arguments.num_envs, _envs_per_actor(arguments))
-        contenders, skipped = _choose(arguments.against, job)
+        contenders, skipped = choose(arguments.against, job)
     except BenchInputError as error:
         print(f"envactors bench: {error}", file=sys.stderr)
         return _NOT_RUN
@@ -176,8 +177,8 @@ def _measure(
 
 
 def _compare(sides: Sequence[Side]) -> list[Comparison]:
-    from envactors.cli.contenders import Ours
     from envactors.cli.figures import Comparison, rates, ratios
+    from envactors.cli.ours import Ours
 
     ran = [side for side in sides if side.failure is None]
     loop = next((side for side in ran if side.name == _LOOP), None)
@@ -199,8 +200,8 @@ def _find(comparisons: Sequence[Comparison], job: Job, load: float) -> Finding |
     """What there is to say in words, None where the loop or our default failed."""
     import psutil
 
-    from envactors.cli.contenders import Ours, OursAsynchronous, OursPacked
     from envactors.cli.figures import Finding
+    from envactors.cli.ours import Ours, OursAsynchronous, OursPacked
 
     found = {one.name: one for one in comparisons}
     loop, default = found.get(_LOOP), found.get(Ours.name)
@@ -256,30 +257,6 @@ def _record(side: Side, comparisons: Sequence[Comparison]) -> dict[str, Any]:
     }
 
 
-def _choose(against: Sequence[str] | None, job: Job) -> tuple[list[type[Contender]], dict[str, str]]:
-    """Decides who takes part; also tells who does not, and why."""
-    from envactors.cli.contenders import OPPONENTS, GymnasiumLoop, Ours, OursAsynchronous, OursPacked, PlainLoop
-    from envactors.cli.jobs import BenchInputError
-
-    sides: list[type[Contender]] = [Ours, OursAsynchronous]
-    if job.envs_per_actor > 1:
-        sides.insert(1, OursPacked)
-    sides.append(GymnasiumLoop if job.is_gymnasium else PlainLoop)
-    skipped = {}
-    for opponent in OPPONENTS:
-        if against is not None and opponent.name not in against:
-            continue
-        if not opponent.is_installed():
-            skipped[opponent.name] = f"not installed: pip install {opponent.package}"
-        elif opponent.only_gymnasium and not job.is_gymnasium:
-            skipped[opponent.name] = f"{job.source.name} is not a gymnasium.Env"
-        else:
-            sides.append(opponent)
-    if against is not None and skipped:
-        raise BenchInputError("; ".join(f"--against {name}: {why}" for name, why in skipped.items()))
-    return sides, skipped
-
-
 def _envs_per_actor(arguments: argparse.Namespace) -> int:
     if arguments.envs_per_actor is not None:
         return int(arguments.envs_per_actor)
@@ -287,7 +264,7 @@ def _envs_per_actor(arguments: argparse.Namespace) -> int:
 
 
 def _names(text: str) -> list[str]:
-    from envactors.cli.contenders import OPPONENTS
+    from envactors.cli.lineup import OPPONENTS
 
     known = [_LOOP, *(opponent.name for opponent in OPPONENTS)]
     names = [name.strip() for name in text.split(",")]

@@ -141,11 +141,8 @@ def _storm(arguments: argparse.Namespace) -> ChaosReport:
 
 
 def _weather(title: str) -> Weather:
-    from rich.console import Console
-
+    from envactors.cli.views import terminal
     from envactors.cli.weather import LiveWeather, PlainWeather
 
-    console = Console()
-    # Rich takes a pipe for a terminal where it is told to by the environment; a live view is of no use there.
-    can_draw = sys.stdout.isatty() and not console.is_dumb_terminal
-    return LiveWeather(console, title) if can_draw else PlainWeather(sys.stdout, title)
+    console = terminal()
+    return PlainWeather(sys.stdout, title) if console is None else LiveWeather(console, title)

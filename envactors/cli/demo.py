@@ -116,15 +116,14 @@ def make_env() -> Any:
 
 
 def _reporter() -> Reporter:
-    from rich.console import Console
-
     from envactors.cli.live import LiveReporter
     from envactors.cli.reports import PlainReporter
+    from envactors.cli.views import terminal
 
-    console = Console()
-    # Rich takes a pipe for a terminal where it is told to by the environment; a live view is of no use there.
-    can_draw = sys.stdout.isatty() and not console.is_dumb_terminal and console.encoding.startswith("utf")
-    return LiveReporter(console, GOAL, _LONGEST_EPISODE) if can_draw else PlainReporter(sys.stdout)
+    console = terminal()
+    if console is None or not console.encoding.startswith("utf"):
+        return PlainReporter(sys.stdout)
+    return LiveReporter(console, GOAL, _LONGEST_EPISODE)
 
 
 def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Summary:

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from envactors.arrays.specs import spec_of_space, stack
+from envactors.testing.actions import sample_actions
 
 SEED = 0
 
@@ -96,16 +97,12 @@ def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
 
 
 def _sample(name: str, env: Any, num_envs: int) -> tuple[list[list[Any]], list[Any]]:
-    space: Any = getattr(env, "action_space", None)
-    if not callable(getattr(space, "sample", None)):
-        raise BenchInputError(
-            f"{name} makes a {type(env).__name__} without an action_space to sample from: give the env one, such as "
-            "gymnasium.spaces.Discrete(2), or any object with a method sample() that returns an action"
-        )
-    if hasattr(space, "seed"):
-        space.seed(SEED)
-    spec = spec_of_space(space)
-    actions = [[space.sample() for _ in range(num_envs)] for _ in range(_ROWS)]
+    try:
+        sampled = sample_actions(env, name, _ROWS * num_envs, SEED)
+    except ValueError as error:
+        raise BenchInputError(str(error)) from error
+    actions = [sampled[i : i + num_envs] for i in range(0, len(sampled), num_envs)]
+    spec = spec_of_space(env.action_space)
     return actions, [stack(spec, row) for row in actions]
 
 

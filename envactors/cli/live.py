@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 
-from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from envactors.cli.reports import Fleet, Generation, Summary, fault_counts
+from envactors.cli.views import LiveView, plain_table
 
 _FRAME_SECONDS = 0.12
 _STATE_STYLES = {
@@ -32,7 +30,7 @@ _CURVE_HEIGHTS = range(8, 17)
 _LEAST_CURVE_HEIGHT = 4
 
 
-class LiveReporter:
+class LiveReporter(LiveView):
     """Draws the actors and the curve again and again, in place.
 
     Args:
@@ -42,25 +40,15 @@ class LiveReporter:
     """
 
     def __init__(self, console: Console, goal: float, longest_return: float) -> None:
-        self._console = console
+        super().__init__(console)
         self._goal = goal
         self._longest_return = longest_return
-        self._live = Live(console=console, auto_refresh=False)
         self._title = ""
         self._phase = ""
         self._progress = ""
         self._fleet: Fleet | None = None
         self._generations: list[Generation] = []
         self._drawn = 0.0
-
-    def __enter__(self) -> LiveReporter:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def opened(self, title: str) -> None:
         self._title = title
@@ -81,10 +69,7 @@ class LiveReporter:
         self._generations.append(generation)
 
     def finished(self, summary: Summary) -> None:
-        verdict, *rest = summary.lines()
-        self._console.print(Text(verdict, "bold green" if summary.goal_met else "bold red"))
-        for line in rest:
-            self._console.print(Text(line))
+        self._conclude(summary.lines(), summary.goal_met)
 
     def frame(self) -> RenderableType:
         """What is on the screen now."""
@@ -117,7 +102,7 @@ class LiveReporter:
         )  # fmt: skip
 
     def _draw(self) -> None:
-        self._live.update(self.frame(), refresh=True)
+        self._show(self.frame())
         self._drawn = time.monotonic()
 
 
@@ -160,7 +145,7 @@ def _scale_mark(row: int, top: float, height: int) -> str:
 
 
 def _table(fleet: Fleet, width: int) -> Table:
-    table = Table(border_style="dim", show_footer=True, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table(show_footer=True)
     table.add_column("actor", "all", no_wrap=True)
     table.add_column("state", min_width=8)
     table.add_column("pid", justify="right", min_width=7)

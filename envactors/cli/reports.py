@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Protocol, TextIO
+from contextlib import AbstractContextManager
+from typing import Protocol, TextIO, TypeVar
+
+_View = TypeVar("_View", bound="LineView")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,14 +146,8 @@ class Summary:
         return lines
 
 
-class Reporter(Protocol):
+class Reporter(AbstractContextManager["Reporter"], Protocol):
     """Shows a run; also a context manager, which `finished` comes after."""
-
-    def __enter__(self) -> Reporter: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
 
     def opened(self, title: str) -> None:
         """The run begins."""
@@ -175,8 +171,8 @@ class Reporter(Protocol):
         """The run is over."""
 
 
-class PlainReporter:
-    """Prints a line a generation, and the summary.
+class LineView:
+    """Prints lines; also a context manager.
 
     Args:
         stream: Where to print.
@@ -185,11 +181,18 @@ class PlainReporter:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __enter__(self) -> PlainReporter:
+    def __enter__(self: _View) -> _View:
         return self
 
     def __exit__(self, *exc: object) -> None:
         pass
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class PlainReporter(LineView):
+    """Prints a line a generation, and the summary."""
 
     def opened(self, title: str) -> None:
         self._print(title)
@@ -212,9 +215,6 @@ class PlainReporter:
     def finished(self, summary: Summary) -> None:
         for line in summary.lines():
             self._print(line)
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
 
 
 def count(number: int, noun: str) -> str:

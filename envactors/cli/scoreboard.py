@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from envactors.cli.figures import Comparison, Spread, ratio_text
+from envactors.cli.views import plain_table
 
 
 class Scoreboard:
@@ -43,9 +42,7 @@ class Scoreboard:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
     def doing(self, what: str) -> None:
@@ -70,7 +67,7 @@ class Scoreboard:
             comparisons: Those that ran.
             failures: Why the others did not, by what they are called.
         """
-        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), border_style="dim")
+        table = plain_table()
         table.add_column("side", no_wrap=True)
         table.add_column("env-steps/s", justify="right", no_wrap=True)
         table.add_column("quartiles", justify="right", style="dim", no_wrap=True)

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Protocol, TextIO
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from envactors.cli.reports import count
+from envactors.cli.reports import LineView, count
+from envactors.cli.views import LiveView, plain_table
 from envactors.testing.tally import ChaosReport
 
 _LINE_SECONDS = 5.0
 _MOST_SHOWN = 5
 
 
-class Weather(Protocol):
+class Weather(AbstractContextManager["Weather"], Protocol):
     """Shows a storm."""
-
-    def __enter__(self) -> Weather: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
 
     def changed(self, report: ChaosReport) -> None:
         """Shows how it stands."""
@@ -35,7 +27,7 @@ class Weather(Protocol):
         """Shows how it has ended."""
 
 
-class PlainWeather:
+class PlainWeather(LineView):
     """Prints a line now and then, and the counts at the end.
 
     Args:
@@ -44,7 +36,7 @@ class PlainWeather:
     """
 
     def __init__(self, stream: TextIO, title: str) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._title = title
         self._printed = 0.0
 
@@ -52,9 +44,6 @@ class PlainWeather:
         self._print(self._title)
         self._printed = time.monotonic()
         return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
     def changed(self, report: ChaosReport) -> None:
         if time.monotonic() >= self._printed + _LINE_SECONDS:
@@ -69,11 +58,8 @@ class PlainWeather:
         for line in _verdict(report):
             self._print(line)
 
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
 
-
-class LiveWeather:
+class LiveWeather(LiveView):
     """Draws the counts again and again, in place.
 
     Args:
@@ -82,31 +68,15 @@ class LiveWeather:
     """
 
     def __init__(self, console: Console, title: str) -> None:
-        self._console = console
+        super().__init__(console)
         self._title = title
-        self._live = Live(console=console, auto_refresh=False)
-
-    def __enter__(self) -> LiveWeather:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def changed(self, report: ChaosReport) -> None:
-        self._live.update(
-            Group(Text(self._title, "bold"), Text(_progress(report), "cyan"), _table(report)), refresh=True
-        )
+        self._show(Group(Text(self._title, "bold"), Text(_progress(report), "cyan"), _table(report)))
 
     def over(self, report: ChaosReport) -> None:
         self.changed(report)
-        self._live.stop()
-        first, *rest = _verdict(report)
-        self._console.print(Text(first, "bold green" if report.ok else "bold red"))
-        for line in rest:
-            self._console.print(Text(line))
+        self._conclude(_verdict(report), report.ok)
 
 
 def _progress(report: ChaosReport) -> str:
@@ -128,7 +98,7 @@ def _counts(report: ChaosReport) -> list[tuple[str, str]]:
 
 
 def _table(report: ChaosReport) -> RenderableType:
-    table = Table(border_style="dim", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table()
     table.add_column("fault", no_wrap=True)
     table.add_column("", justify="right")
     table.add_column("count", no_wrap=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.arrays.specs import ArraySpec
-from envactors.integrations.inside_ding import OF_THE_SPACE, REWARD_KINDS
+from envactors.integrations.inside_ding import OF_THE_SPACE, REWARD_KINDS, Given
 
 _T = TypeVar("_T", bound=type)
 
@@ -90,12 +90,7 @@ def config_dict(values: Mapping[str, Any]) -> Any:
     return EasyDict(values)
 
 
-def as_timestep(values: Sequence[Any]) -> Any:
-    """A timestep of what an env gave; one with more than the usual four fields is of the env's own class."""
-    return BaseEnvTimestep(*values) if len(values) == 4 else values
-
-
-def read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]:
+def _read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]:
     """The rewards behind what workers wrote; see `DingGuest`."""
     arrays = numbers[:, :-1].astype(spec.dtype).reshape(len(numbers), *spec.shape)
     kinds = numbers[:, -1].tolist()
@@ -105,6 +100,30 @@ def read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]
         arrays[row] if kind == OF_THE_SPACE else REWARD_KINDS[int(kind)](numbers[row, 0])
         for row, kind in enumerate(kinds)
     ]
+
+
+def read_timesteps(
+    reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: npt.NDArray[np.bool_], infos: Sequence[Any]
+) -> list[Any]:
+    """The timesteps behind what workers wrote; one with more than the usual four fields is of the env's own class.
+
+    Args:
+        reward_spec: As `DingGuest` has it.
+        rows: One observation an env.
+        rewards: One an env, as numbers or as they are.
+        done: bool, shape (n,).
+        infos: One an env, or `Given` in its place.
+    """
+    if isinstance(rewards, np.ndarray):
+        rewards = _read_rewards(reward_spec, rewards)
+    return [
+        BaseEnvTimestep(row, reward, over, info) if type(info) is not Given else _given(info.timestep)
+        for row, reward, over, info in zip(rows, rewards, done.tolist(), infos, strict=True)
+    ]
+
+
+def _given(values: Sequence[Any]) -> Any:
+    return BaseEnvTimestep(*values) if len(values) == 4 else values
 
 
 def stack_trees(values: Sequence[Any]) -> Any:

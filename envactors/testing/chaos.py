@@ -25,10 +25,13 @@ import loky.backend.resource_tracker
 
 import envactors as ea
 from envactors.backends.base import Backend
+from envactors.testing.census import CHILD_PATIENCE
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
+from envactors.testing.plan import plan_faults
+from envactors.testing.referee import Limits
 from envactors.testing.rehearsal import rehearse
 from envactors.testing.sabotage import LargeEcho, Orders, Saboteur
-from envactors.testing.storm import CHILD_PATIENCE, Limits, Storm, plan_faults
+from envactors.testing.storm import Storm
 from envactors.testing.tally import ChaosReport, Tally
 from envactors.vector.slot import OnFailure
 

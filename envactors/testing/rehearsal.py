@@ -11,6 +11,7 @@ import numpy as np
 
 import envactors as ea
 from envactors.backends.base import Backend
+from envactors.testing.actions import sample_actions
 from envactors.testing.sabotage import LargeEcho
 from envactors.testing.tally import Tally
 
@@ -78,15 +79,7 @@ class Rehearsal:
         Raises:
             ValueError: There is nothing to sample from.
         """
-        space: Any = getattr(self._envs[0], "action_space", None)
-        if not callable(getattr(space, "sample", None)):
-            raise ValueError(
-                f"the factory makes a {type(self._envs[0]).__name__} without an action_space to sample from: give the "
-                "env one, or any object with a method sample() that returns an action"
-            )
-        if hasattr(space, "seed"):
-            space.seed(seed)
-        return [space.sample() for _ in range(count)]
+        return sample_actions(self._envs[0], "the factory", count, seed)
 
 
 class Script(NamedTuple):

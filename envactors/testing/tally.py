@@ -83,7 +83,12 @@ class ChaosReport:
 
 
 class Tally:
-    """What is counted while the storm lasts."""
+    """What is counted while the storm lasts.
+
+    Attributes:
+        turn: How often envs were asked.
+        progress: When a fault or a result last came, a time of `time.monotonic`.
+    """
 
     def __init__(self, planned: int, seed: int, on_failure: str) -> None:
         self.planned = planned
@@ -97,13 +102,24 @@ class Tally:
         self.longest_stall = 0.0
         self.leaks: list[str] = []
         self.problems: list[str] = []
-        self.begun = time.monotonic()
+        self.turn = 0
+        self.begun = self.progress = time.monotonic()
         self.seconds: float | None = None
 
-    def note(self, problem: str) -> None:
-        """Describes what went wrong, unless there is enough of that."""
+    @property
+    def replays(self) -> bool:
+        """Whether everything that is lost is to be replayed."""
+        return self.on_failure == "replay"
+
+    def happened(self, kind: FaultKind) -> None:
+        """Counts a fault."""
+        self.faults[kind.value] += 1
+        self.progress = time.monotonic()
+
+    def note(self, problem: str, env_id: int | None = None) -> None:
+        """Describes what went wrong, with an env or with all, unless there is enough of that."""
         if len(self.problems) < _MOST_PROBLEMS:
-            self.problems.append(problem)
+            self.problems.append(problem if env_id is None else f"turn {self.turn}, env {env_id}: {problem}")
 
     def report(self) -> ChaosReport:
         """What has been shown so far."""

@@ -1,0 +1,201 @@
+"""Other libraries as sides of a bench: their vector envs, and an actor or an executor of theirs for each env."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envactors.cli.contenders import Contender, Flags, VectorContender
+from envactors.cli.handmade import EnvByEnv, SteppedEnv
+from envactors.cli.jobs import EnvSource
+
+# Vector envs -------------------------------------------------------------------------------------------------
+
+
+class GymnasiumLoop(VectorContender):
+    """Gymnasium's loop in the caller's process."""
+
+    name = "loop"
+    label = "loop (SyncVectorEnv)"
+    package = module = "gymnasium"
+    only_gymnasium = True
+
+    def start(self) -> None:
+        import gymnasium
+
+        self._envs = gymnasium.vector.SyncVectorEnv([self._job.source] * self._job.num_envs)
+
+
+class GymnasiumProcesses(VectorContender):
+    """Gymnasium's processes."""
+
+    name = package = module = "gymnasium"
+    only_gymnasium = True
+
+    def start(self) -> None:
+        import gymnasium
+
+        self._envs = gymnasium.vector.AsyncVectorEnv([self._job.source] * self._job.num_envs, shared_memory=True)
+
+
+class StableBaselines(Contender):
+    """Stable-Baselines3's processes; they reset within the step that ends an episode."""
+
+    name = package = "stable-baselines3"
+    module = "stable_baselines3"
+    only_gymnasium = True
+
+    def start(self) -> None:
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        self._envs = SubprocVecEnv([self._job.source] * self._job.num_envs)
+
+    def _reset(self, seed: int) -> None:
+        self._envs.seed(seed)
+        self._envs.reset()
+
+    def _step(self, row: int) -> Flags:
+        batch = self._job.batches[row]
+        self._envs.step(batch if isinstance(batch, np.ndarray) else self._job.actions[row])
+        return self._none
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class Tianshou(Contender):
+    """Tianshou's processes with shared memory; the caller resets what has ended, as its collectors do."""
+
+    name = package = module = "tianshou"
+    only_gymnasium = True
+
+    def start(self) -> None:
+        from tianshou.env import ShmemVectorEnv
+
+        self._envs = ShmemVectorEnv([self._job.source] * self._job.num_envs)
+
+    def _reset(self, seed: int) -> None:
+        # It also resets; another reset would begin the episode after this one.
+        self._envs.seed(seed)
+
+    def _step(self, row: int) -> Flags:
+        batch = self._job.batches[row]
+        actions = batch if isinstance(batch, np.ndarray) else self._job.actions[row]
+        _, _, terminated, truncated, _ = self._envs.step(actions)
+        ended = np.flatnonzero(terminated | truncated)
+        if ended.size:
+            self._envs.reset(ended)
+        return self._none
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+# Actors and executors ----------------------------------------------------------------------------------------
+
+
+class Loky(EnvByEnv):
+    """An executor with one worker for each env, and a task a step."""
+
+    name = package = module = "loky"
+
+    def start(self) -> None:
+        import loky
+
+        self._executors = [
+            loky.ProcessPoolExecutor(max_workers=1, initializer=_make_lokys_env, initargs=(self._job.source,))
+            for _ in range(self._job.num_envs)
+        ]
+
+    def _all(self, method: str, arguments: Sequence[Any]) -> list[Any]:
+        pairs = zip(self._executors, arguments, strict=True)
+        futures = [executor.submit(_call_lokys_env, method, argument) for executor, argument in pairs]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        super().close()
+        for executor in self._executors:
+            executor.shutdown()
+
+
+_lokys_env: SteppedEnv
+
+
+def _make_lokys_env(source: EnvSource) -> None:
+    global _lokys_env
+    _lokys_env = SteppedEnv(source)
+
+
+def _call_lokys_env(method: str, argument: Any) -> Any:
+    return getattr(_lokys_env, method)(argument)
+
+
+class Ray(EnvByEnv):
+    """One of Ray's actors for each env, on a Ray of its own."""
+
+    name = package = module = "ray"
+
+    def start(self) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+
+        self._ray = ray
+        # Never the cluster that the user's environment may name.
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=self._scratch,
+        )
+        actor = ray.remote(num_cpus=0)(SteppedEnv)
+        self._actors = [actor.remote(self._job.source) for _ in range(self._job.num_envs)]
+
+    def _all(self, method: str, arguments: Sequence[Any]) -> list[Any]:
+        pairs = zip(self._actors, arguments, strict=True)
+        results: list[Any] = self._ray.get([getattr(actor, method).remote(argument) for actor, argument in pairs])
+        return results
+
+    def close(self) -> None:
+        super().close()
+        self._ray.shutdown()
+
+
+class Dask(EnvByEnv):
+    """One of Dask's actors for each env, each on a worker process of its own, spoken to directly."""
+
+    name = "dask"
+    package = module = "distributed"
+
+    def start(self) -> None:
+        import distributed
+
+        self._cluster = distributed.LocalCluster(
+            n_workers=self._job.num_envs,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit=0,
+            dashboard_address=None,
+            silence_logs=logging.ERROR,
+        )
+        self._client = distributed.Client(self._cluster, direct_to_workers=True)
+        workers = list(self._client.scheduler_info(n_workers=-1)["workers"])
+        futures = [
+            self._client.submit(SteppedEnv, self._job.source, actor=True, pure=False, workers=[worker])
+            for worker in workers
+        ]
+        self._actors = [future.result() for future in futures]
+
+    def _all(self, method: str, arguments: Sequence[Any]) -> list[Any]:
+        futures = [getattr(actor, method)(argument) for actor, argument in zip(self._actors, arguments, strict=True)]
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        super().close()
+        self._actors.clear()
+        self._client.close()
+        self._cluster.close()

@@ -1,0 +1,227 @@
+"""DI-engine's envs: their processes, and whatever is asked of them by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from envactors.actor.handle import ActorHandle, spawn
+from envactors.backends.base import Backend
+from envactors.backends.process import ProcessBackend
+from envactors.errors import ActorError
+from envactors.integrations.ding_states import require
+from envactors.integrations.ding_values import PRELOAD, BaseEnvManager
+from envactors.integrations.inside_ding import DingGuest
+from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.facade import VectorEnv
+
+
+class Reference:
+    """An env in its worker, as an object here: attributes are read there, methods called there."""
+
+    def __init__(self, handle: Callable[[], ActorHandle]) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        is_method, value = self._handle().call("envactors_look", name).result()
+        return functools.partial(self._invoke, name) if is_method else value
+
+    def _invoke(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._handle().call("envactors_invoke", name, *args, **kwargs).result()
+
+
+class Envs(BaseEnvManager):
+    """The envs of a manager.
+
+    Args:
+        env_fn: One callable an env; run in the workers alone.
+        cfg: The manager's whole configuration.
+    """
+
+    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any]) -> None:
+        self._closed = True
+        self._cfg = cfg
+        self._env_fn = list(env_fn)
+        self._env_num = len(self._env_fn)
+        require(self._env_num > 0, "no env_fn: expected one callable an env, and at least one")
+        self._env_replay_path: Sequence[str | None] = [None] * self._env_num
+        self._reset_inplace = cfg["reset_inplace"]
+        self._step_timeout = cfg["step_timeout"]
+        self._reset_timeout = cfg["reset_timeout"]
+        self._connect_timeout = cfg["connect_timeout"]
+        self._action_seed: int | None = None
+        self._spaces: tuple[Any, ...] | None = None
+        self._scout: ActorHandle | None = None
+        self._actors: VectorEnv
+
+    # Looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        """How many envs there are."""
+        return self._env_num
+
+    @property
+    def actors(self) -> list[ActorHandle]:
+        """The envs' processes."""
+        self._check_closed()
+        return self._actors.actors
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or was not launched yet."""
+        return self._closed
+
+    @property
+    def observation_space(self) -> Any:
+        """An env's observation space, from its worker; None where it has none."""
+        return self._known_spaces()[0]
+
+    @property
+    def action_space(self) -> Any:
+        """An env's action space, from its worker; None where it has none."""
+        return self._known_spaces()[1]
+
+    @property
+    def reward_space(self) -> Any:
+        """An env's reward space, from its worker; None where it has none."""
+        return self._known_spaces()[2]
+
+    def _known_spaces(self) -> tuple[Any, ...]:
+        if self._spaces is None:
+            self._spaces = self._first_env().call("envactors_spaces").result()
+            self._seed_actions(self._action_seed)
+        return self._spaces
+
+    def _seed_actions(self, seed: int | None) -> None:
+        """Seeds what samples actions, now or when it is known."""
+        self._action_seed = seed
+        if self._spaces is not None and seed is not None and hasattr(self._spaces[1], "seed"):
+            self._spaces[1].seed(seed)
+
+    @property
+    def env_ref(self) -> Any:
+        """An env whose attributes are read, and whose methods called, in its worker: env 0 once it is launched."""
+        return Reference(self._first_env)
+
+    @property
+    def _env_ref(self) -> Any:
+        return self.env_ref
+
+    def _first_env(self) -> ActorHandle:
+        if not self._closed:
+            return self._actors[0]
+        if self._scout is None:
+            guest = functools.partial(DingGuest, self._env_fn[0], False, False)
+            self._scout = spawn(guest, deadlines=Deadlines(start=self._start_deadline()), backend=self._backend())
+        return self._scout
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """The envs' methods that can be called through the manager."""
+        return [
+            "reset",
+            "step",
+            "seed",
+            "close",
+            "enable_save_replay",
+            "render",
+            "reward_shaping",
+            "enable_save_figure",
+        ]
+
+    def __getattr__(self, key: str) -> Any:
+        """Reads an attribute of all envs; of a method in `method_name_list` what calls it in all.
+
+        Raises:
+            AttributeError: An env does not have it.
+            RuntimeError: It is another method.
+            AssertionError: The manager is closed.
+        """
+        if key.startswith("__") or key in ("_closed", "_actors"):
+            raise AttributeError(key)
+        self._check_closed()
+        looks = self._ask(range(self._env_num), "envactors_look", key)
+        if not looks[0][0]:
+            return [value for _, value in looks]
+        if key not in self.method_name_list:
+            raise RuntimeError(f"{key} is a method of the envs, and not in method_name_list: add it there to call it")
+        return functools.partial(self._ask, range(self._env_num), "envactors_invoke", key)
+
+    def reward_shaping(self, env_id: int, transitions: list[dict[str, Any]]) -> Any:
+        """What an env's ``reward_shaping`` makes of transitions."""
+        return self._ask([env_id], "envactors_invoke", "reward_shaping", transitions)[0]
+
+    def enable_save_figure(self, env_id: int, figure_path: str) -> None:
+        """Has an env save figures."""
+        self._ask([env_id], "envactors_invoke", "enable_save_figure", figure_path)
+
+    def _ask(self, env_ids: Iterable[int], method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._actors.call(method, *args, env_ids=env_ids, **kwargs)
+
+    def enable_save_replay(self, replay_path: list[str] | str) -> None:
+        """Has the envs save replays, from the next launch on; one path for all, or one an env."""
+        paths = [replay_path] * self._env_num if isinstance(replay_path, str) else list(replay_path)
+        require(len(paths) == self._env_num, f"{len(paths)} paths for {self._env_num} envs: expected one an env")
+        self._env_replay_path = paths
+
+    # Starting and ending ---------------------------------------------------------------------------------
+
+    def _start(self, restart: RestartPolicy) -> None:
+        """Starts the envs' processes; who calls it says when they are not closed any more.
+
+        Args:
+            restart: When a lost one is replaced.
+
+        Raises:
+            RuntimeError: An env could not be made.
+            SpaceMismatchError: The envs' spaces differ, and are to be shared.
+        """
+        shared, paths = bool(self._cfg["shared_memory"]), self._env_replay_path
+        limits = [limit for limit in (self._reset_timeout, self._connect_timeout) if limit is not None]
+        self._leave_scout()
+        start = self._start_deadline()
+        try:
+            self._actors = VectorEnv(
+                [
+                    functools.partial(DingGuest, env_fn, shared, self._reset_inplace, path)
+                    for env_fn, path in zip(self._env_fn, paths, strict=True)
+                ],
+                autoreset="disabled",
+                deadlines=Deadlines(start=start, step=self._step_timeout, reset=min(limits, default=None)),
+                restart=restart,
+                backend=self._backend(),
+                shared_memory=shared,
+                copy=self._cfg["copy_on_get"],
+            )
+        except ActorError as error:
+            raise RuntimeError(f"an env could not be made: {error}") from error
+        self._actors._let_envs_judge()
+
+    def _start_deadline(self) -> float | None:
+        """How long a worker may take to start: to import torch alone can take longer than an answer may."""
+        return None if self._connect_timeout is None else max(self._connect_timeout, 60.0)
+
+    def _backend(self) -> str | Backend:
+        context = self._cfg["context"]
+        if context == "loky":
+            return "process"
+        return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
+
+    def close(self) -> None:
+        """Closes the envs and ends their processes; may be called again, and `launch` after it."""
+        self._leave_scout()
+        if not self._closed:
+            self._closed = True
+            self._actors.close()
+
+    def _leave_scout(self) -> None:
+        if self._scout is not None:
+            self._scout.close()
+            self._scout = None
+
+    def _check_closed(self) -> None:
+        require(not self._closed, "the env manager is closed: launch it first")

@@ -1,0 +1,128 @@
+"""Batches as Gymnasium has them, and as `envactors.vector.facade.VectorEnv` does."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from envactors.arrays.specs import ArraySpec, Spec
+
+
+class Actions:
+    """What a batch of actions must be.
+
+    Args:
+        spec: One env's action.
+        num_envs: How many envs there are.
+    """
+
+    def __init__(self, spec: Spec | None, num_envs: int) -> None:
+        self._spec = spec
+        self._num_envs = num_envs
+        self._dtype, self._shape = None, None
+        if isinstance(spec, ArraySpec) and spec.batchable:
+            self._dtype, self._shape = spec.dtype, (num_envs, *spec.shape)
+
+    def fits(self, actions: Any) -> bool:
+        """Whether a batch can be converted to what the action space says without a loss."""
+        if type(actions) is np.ndarray and actions.dtype == self._dtype and actions.shape == self._shape:
+            return True
+        return _fits(self._spec, actions, self._num_envs)
+
+
+class Observations:
+    """The last observation of each env, as one batch of Gymnasium's.
+
+    Args:
+        space: One env's observation space.
+        spec: One env's observation.
+        num_envs: How many envs there are.
+
+    Attributes:
+        batch: The observations; None before the first.
+    """
+
+    def __init__(self, space: Space[Any], spec: Spec | None, num_envs: int) -> None:
+        self.batch: Any = None
+        self._space = space
+        self._num_envs = num_envs
+        # One array here is one there, too.
+        self._alike = not isinstance(batch_space(space, 1), (spaces.Dict, spaces.Tuple)) and getattr(
+            spec, "batchable", False
+        )
+
+    def take(self, obs: Any) -> None:
+        """Takes the observations of all envs."""
+        self.batch = obs if self._alike else _translated(self._space, obs)
+
+    def put(self, env_ids: Iterable[int], obs: Any) -> None:
+        """Puts the observations of some envs in the place of their older ones."""
+        ids = list(env_ids)
+        if not ids:
+            return
+        before = self.batch
+        if before is None:
+            before = create_empty_array(self._space, self._num_envs, np.zeros)
+        self.batch = _merged(self._space, before, obs if self._alike else _translated(self._space, obs), ids)
+
+    def handed_out(self, copy: bool) -> Any:
+        """The batch, or a copy of it."""
+        return _copied(self.batch) if copy else self.batch
+
+
+def _fits(spec: Any, actions: Any, num_envs: int) -> bool:
+    if isinstance(spec, dict):
+        same = isinstance(actions, Mapping) and actions.keys() == spec.keys()
+        return same and all(_fits(inner, actions[key], num_envs) for key, inner in spec.items())
+    if isinstance(spec, tuple):
+        same = isinstance(actions, tuple) and len(actions) == len(spec)
+        return same and all(_fits(inner, part, num_envs) for inner, part in zip(spec, actions, strict=True))
+    if not spec.batchable:
+        return isinstance(actions, (tuple, list)) and len(actions) == num_envs
+    try:
+        array = np.asarray(actions)
+    except ValueError:
+        return False
+    return array.shape == (num_envs, *spec.shape) and np.can_cast(array.dtype, spec.dtype, "safe")
+
+
+def _translated(space: Space[Any], obs: Any) -> Any:
+    """Makes a batch as Gymnasium has it: what is a list in one of `VectorEnv`'s is a tuple there, most of the time."""
+    if isinstance(space, spaces.Dict):
+        return {key: _translated(inner, obs[key]) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_translated(inner, part) for inner, part in zip(space.spaces, obs, strict=True))
+    if isinstance(batch_space(space, 1), spaces.Tuple):
+        return tuple(obs)
+    if not isinstance(obs, list):
+        return obs
+    empty: Any = create_empty_array(space, len(obs))
+    return concatenate(space, obs, empty)
+
+
+def _merged(space: Space[Any], before: Any, fresh: Any, env_ids: list[int]) -> Any:
+    """A batch in which some envs' observations are replaced."""
+    if isinstance(space, spaces.Dict):
+        return {key: _merged(inner, before[key], fresh[key], env_ids) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = zip(space.spaces, before, fresh, strict=True)
+        return tuple(_merged(inner, old, new, env_ids) for inner, old, new in parts)
+    merged = before.copy() if isinstance(before, np.ndarray) else list(before)
+    for i, one in zip(env_ids, fresh, strict=True):
+        merged[i] = one
+    return merged if isinstance(before, np.ndarray) else tuple(merged)
+
+
+def _copied(obs: Any) -> Any:
+    if type(obs) is np.ndarray:
+        return obs.copy()
+    if type(obs) is dict:
+        return {key: _copied(part) for key, part in obs.items()}
+    if type(obs) is tuple:
+        return tuple(map(_copied, obs))
+    return copying.deepcopy(obs)
