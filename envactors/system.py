@@ -50,7 +50,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # last; elsewhere only the system calls of ringing and waking put things in order, and nobody looks before them.
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 
-# How long a look is: in rounds of about a microsecond, and in seconds at most, where others take the core in each round.
+# How long a look is: in rounds of about a microsecond, and in seconds at most, where others take the core each time.
 _LOOK_ROUNDS, _LOOK_SECONDS = 150, 1e-3
 
 
