@@ -102,4 +102,5 @@ class Waiting:
             return
         self.way = min(self._ways, key=self._typical.__getitem__)
         self._review = now + self._period
-        self._period, self._enough = min(2 * self._period, _LONGEST_PERIOD), _KEPT_CALLS
+        self._period = min(2 * self._period, _LONGEST_PERIOD)
+        self._enough = min(2 * self._enough, _KEPT_CALLS)
