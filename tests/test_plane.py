@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.actor.turn import Turn
 from envactors.actor.waiting import APART, SLEEP
 from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
@@ -770,3 +771,75 @@ def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         assert obs[-1, :3].tolist() == [1, 0, -1]
         for turn in range(1, 4):
             assert envs.step([turn] * 2)[0][1, :3].tolist() == [1, turn, turn]
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew"])
+def test_a_result_after_its_deadline_does_not_count_where_it_ends_the_step(on_failure, tmp_path):
+    """It was handed out, and failed once its process was found dead."""
+
+    class Late(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                wait_for_path(tmp_path / "late")
+            return super().step(action)
+
+    with ea.VectorEnv([Late] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        supervisor = envs.actors[0]._supervisor
+        set_timer = supervisor._set_timer
+
+        def ends_late(name, when):
+            if name == "kill":
+                supervisor._set_timer = set_timer
+                turn = supervisor._table.running
+                (tmp_path / "late").touch()
+                wait_until(lambda: turn.finished)
+            set_timer(name, when)
+
+        supervisor._set_timer = ends_late
+        if on_failure == "raise":
+            with pytest.raises(ea.VectorStepError) as caught:
+                envs.step([7, 1])
+            failure = caught.value.failures[0]
+            envs.reset(env_ids=[0])
+        else:
+            failure = envs.step([7, 1])[4][0]["failure"]
+        assert isinstance(failure, ea.ActorTimeoutError)
+        envs.step([2, 2])
+        assert envs.step([3, 3])[0][:, 2].tolist() == [3, 3]
+
+
+def test_a_result_that_was_handed_out_as_its_deadline_was_looked_at_counts(tmp_path, monkeypatch):
+    class Late(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                wait_for_path(tmp_path / "late")
+            return super().step(action)
+
+    with ea.VectorEnv([Late] * 2, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        later, of, gather, gathered = Turn.later, ea.Deadlines.of, envs._plane.gather, threading.Event()
+
+        def gathers():
+            result = gather()
+            gathered.set()
+            return result
+
+        def of_what_ends_now(deadlines, method):
+            monkeypatch.setattr(ea.Deadlines, "of", of)
+            (tmp_path / "late").touch()
+            assert gathered.wait(SOON)
+            return of(deadlines, method)
+
+        def looks_late(turn, deadlines, now):
+            monkeypatch.setattr(Turn, "later", later)
+            monkeypatch.setattr(ea.Deadlines, "of", of_what_ends_now)
+            return later(turn, deadlines, now + 60)
+
+        envs._plane.gather = gathers
+        monkeypatch.setattr(Turn, "later", looks_late)
+        assert envs.step([7, 1])[0][:, 2].tolist() == [7, 1]
+        for turn in range(3):
+            assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2
+            time.sleep(0.1)
+        assert envs.stats().actors[0].restarts == 0

@@ -46,12 +46,12 @@ class Turn:
         lost: The envs that were lost with the process, once it is over.
         given: The envs whose results count as there, whatever comes.
         mail: What came besides, by env.
+        overdue: The env that has passed its deadline, for which its process is ended.
     """
 
     __slots__ = (
         "_asked",
         "_lose",
-        "_overdue",
         "board",
         "bound",
         "call_id",
@@ -62,6 +62,7 @@ class Turn:
         "mail",
         "one_by_one",
         "over",
+        "overdue",
         "slab",
         "started",
         "waiter",
@@ -87,7 +88,7 @@ class Turn:
         self.waiter = waiter
         self._lose = lose
         self._asked = slab.asked.data
-        self._overdue: int | None = None
+        self.overdue: int | None = None
         self.call_id = 0
         self.started = 0.0
         self.over = False
@@ -143,7 +144,7 @@ class Turn:
 
     def complete(self, index: int) -> bool:
         """Whether an env's result is there as a whole."""
-        if index == self._overdue:
+        if index == self.overdue:
             return False  # from its deadline on nothing of it counts
         slab = self.slab
         return bool(slab.done[index] == slab.asked[index] and (slab.extras[index] <= NOTED or index in self.mail))
@@ -168,7 +169,12 @@ class Turn:
         when = now + self.first_look(deadlines) if limit is None else since + limit
         if when > now:
             return when
-        self._overdue = index
+        self.overdue = index
+        if self.finished:
+            # In this order, and who gathers without the actor's lock in the opposite one: either they see that it is
+            # overdue, or it is seen here that they may have handed it out.
+            self.overdue = None
+            return now
         return None
 
     @staticmethod
@@ -190,7 +196,7 @@ class Turn:
         words, slab = self.board.words, self.slab
         begun = words[BEGUN] == self.call_id
         lost = [index for index in self.envs if index not in self.given and not self.complete(index)]
-        running = self._overdue
+        running = self.overdue
         if running is None and begun and words[FINISHED] != self.call_id:
             running = self.first + words[PLACE]
         lost.sort(key=lambda index: index != running)

@@ -374,7 +374,7 @@ class Plane:
         if len(turns) != len(self._groups):
             return None
         for turn in turns:
-            if turn.lost:
+            if turn.lost or turn.overdue is not None:
                 return None
         extras = self._extras.tobytes()
         if extras == self._none:
