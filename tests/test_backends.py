@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -72,6 +73,22 @@ def test_in_line_env_code_runs_in_the_callers_thread():
         assert actor.thread().result(0) == threading.get_ident()
     with ea.spawn(Env, backend="thread") as actor:
         assert actor.thread().result(SOON) != threading.get_ident()
+
+
+def test_in_line_a_step_can_be_interrupted():
+    class Hangs(EchoEnv):
+        def step(self, action):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(SOON)
+            return super().step(action)
+
+    with ea.VectorEnv([Hangs], backend="inline") as envs:
+        envs.reset(seed=0)
+        begun = time.monotonic()
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([1])
+        assert isinstance(caught.value.failures[0], KeyboardInterrupt)
+        assert time.monotonic() - begun < SOON
 
 
 def test_in_line_calls_from_many_threads_run_one_at_a_time():

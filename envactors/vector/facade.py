@@ -379,7 +379,7 @@ class VectorEnv:
         if slots is not self._slots:
             self._begin(slots, actions, one_by_one=False)
             return self._gather(slots, timeout, deadline, "step")[1:6]
-        with SHIELD:  # once for both: it takes a system call for each signal, there and back
+        with self._shield:  # once for both: it takes a system call for each signal, there and back
             self._begin_all(actions)
             result = self._finish_at_once()
         return self._await_all(timeout, deadline) if result is None else result
