@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
 from envactors.actor.waiting import APART, SLEEP
 from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
@@ -843,3 +844,24 @@ def test_a_result_that_was_handed_out_as_its_deadline_was_looked_at_counts(tmp_p
             assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2
             time.sleep(0.1)
         assert envs.stats().actors[0].restarts == 0
+
+
+def test_no_process_steps_an_env_whose_episode_another_one_held(monkeypatch):
+    """One that took its place while the turn was made was stepped without a reset."""
+    with ea.VectorEnv([EchoEnv] * 2, restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.step([1], env_ids=[0])
+        supervisor = envs.actors[0]._supervisor
+        board = Supervisor.board
+
+        def replaced_first(self):
+            if self is supervisor and self.incarnation == 0:
+                os.kill(self.pid, signal.SIGKILL)
+                wait_until(lambda: self.incarnation == 1 and self.state is ea.ActorState.IDLE)
+            return board.fget(self)
+
+        monkeypatch.setattr(Supervisor, "board", property(replaced_first))
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([2, 2])
+        assert list(caught.value.failures) == [0]
+        assert supervisor.incarnation == 1

@@ -212,7 +212,8 @@ class Plane:
     def _turn(self, group: _Group, envs: list[int], one_by_one: bool) -> Turn | None:
         """Makes a turn; None where the envs do not all have episodes that the actor's process holds."""
         supervisor = group.supervisor
-        incarnation, board = supervisor.incarnation, supervisor.board
+        # In this order: a process that takes the other's place in between has another number.
+        board, incarnation = supervisor.board, supervisor.incarnation
         slots = [self._slots[env] for env in envs]
         if board is None or any(slot.leaving or slot.incarnation != incarnation for slot in slots):
             return None
