@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
-from envactors.actor.waiting import APART, SLEEP
+from envactors.actor.waiting import ALL_LOOK, APART, SLEEP
 from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.system import cores
@@ -865,3 +865,21 @@ def test_no_process_steps_an_env_whose_episode_another_one_held(monkeypatch):
             envs.step([2, 2])
         assert list(caught.value.failures) == [0]
         assert supervisor.incarnation == 1
+
+
+def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
+    caller = os.getpid()
+
+    class Interrupts(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                os.kill(caller, signal.SIGINT)
+            return super().step(action)
+
+    with ea.VectorEnv([Interrupts] * 2) as envs:
+        envs.reset(seed=0)
+        for turn in range(20):
+            envs._plane._waiting.way = ALL_LOOK
+            with pytest.raises(KeyboardInterrupt):
+                envs.step([7, turn])
+            assert envs.recv().obs[:, 1].tolist() == [turn + 1] * 2

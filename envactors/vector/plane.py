@@ -169,9 +169,10 @@ class Plane:
 
     def finish(self) -> tuple[Any, ...] | None:
         """Finishes a step of all envs if that takes but a moment, as `gather` does; called under `SHIELD`."""
-        if self._waiting.way.all_look and look_out(self._finished) and self.settled():
-            return self.gather()
-        return None
+        if not self._waiting.way.all_look or not look_out(self._finished):
+            return None
+        # After an interrupt nobody would get what is gathered; as it is, the envs owe it.
+        return self.gather() if not SHIELD.interrupted and self.settled() else None
 
     def owe(self) -> None:
         """Has the envs owe the results of a step of all that was not gathered; called under `SHIELD`."""
