@@ -883,3 +883,40 @@ def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
             with pytest.raises(KeyboardInterrupt):
                 envs.step([7, turn])
             assert envs.recv().obs[:, 1].tolist() == [turn + 1] * 2
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes):
+    """After a call the results were given twice; after an end the step waited for ever."""
+
+    class Waits(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                os.kill(caller, signal.SIGALRM)
+                time.sleep(60 if closes else 0.5)
+            return super().step(action)
+
+    def handle(_signum, _frame):
+        if closes:
+            envs.close(0)
+        else:
+            seen.extend(envs.get_attr("steps"))
+
+    caller, seen = os.getpid(), []
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with ea.VectorEnv([Waits] * 2) as envs:
+            envs.reset(seed=0)
+            envs.step([1, 1])
+            envs._plane._waiting.way = SLEEP
+            if closes:
+                with pytest.raises((ea.VectorStepError, ea.ActorClosedError)):
+                    envs.step([1, 7])
+                return
+            for turn in range(2, 5):
+                assert envs.step([turn, 7])[0][:, 1].tolist() == [turn] * 2
+            assert len(seen) == 6
+            with pytest.raises(ea.NothingPendingError):
+                envs.recv()
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -409,10 +409,11 @@ class VectorEnv:
     def _finish_at_once(self) -> tuple[Any, ...] | None:
         """Finishes what `_begin_all` has started if that takes but a moment."""
         plane, result = self._plane, None
-        if plane is not None and self._is_unmarked:
+        if plane is not None:
             with SHIELD:
-                result = plane.finish()
-                self._is_unmarked = result is None
+                if self._is_unmarked:
+                    result = plane.finish()
+                    self._is_unmarked = result is None
         return result
 
     def _await_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
@@ -423,8 +424,9 @@ class VectorEnv:
                 reactor.listen(plane.last_rung, self._waiter, deadline, plane.last_bell)
                 if reactor.listen(plane.settled, self._waiter, deadline, plane.bells):
                     with SHIELD:
-                        result = plane.gather()
-                        self._is_unmarked = result is None
+                        if self._is_unmarked:  # else a signal handler has asked the envs for something
+                            result = plane.gather()
+                            self._is_unmarked = result is None
             finally:
                 if result is None:
                     self._owe_all()
@@ -484,7 +486,6 @@ class VectorEnv:
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def enough() -> bool:
-            self._look()
             return len(arrived) >= wanted or any(future.failed for future in tuple(arrived.values()))
 
         self._wait(enough, deadline)
@@ -551,14 +552,24 @@ class VectorEnv:
                 self._plane.look(self._arrived)
 
     def _wait(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        supervisors = [actor._supervisor for actor in self.actors]
+
+        def there() -> bool:
+            ended = self._is_closed and all(supervisor.has_ended for supervisor in supervisors)
+            self._look()
+            if done():
+                return True
+            if ended:
+                self._check_open()  # nothing comes any more: the rest went with the shared memory
+            return False
+
         bells = None if self._plane is None else self._plane.bells
-        return self.actors[0]._supervisor.reactor.wait(done, self._waiter, deadline, bells)
+        return supervisors[0].reactor.wait(there, self._waiter, deadline, bells)
 
     def _gather(self, slots: list[Slot], timeout: float | None, deadline: float | None, what: str) -> Batch:
         arrived = self._arrived
 
         def all_there() -> bool:
-            self._look()
             return all(slot.env_id in arrived for slot in slots)
 
         if not self._wait(all_there, deadline):
