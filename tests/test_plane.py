@@ -920,3 +920,19 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes):
                 envs.recv()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_worker_that_may_not_choose_its_cores_waits_all_the_same():
+    class Confined(EchoEnv):
+        def reset(self, **kwargs):
+            os.sched_setaffinity = self.refuse
+            return super().reset(**kwargs)
+
+        def refuse(self, _pid, _cores):
+            raise PermissionError(1, "as a sandbox does")
+
+    with ea.VectorEnv([Confined] * 2) as envs:
+        envs.reset(seed=0)
+        for turn in range(5):
+            envs._plane._waiting.way = APART
+            assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2
