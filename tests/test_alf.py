@@ -105,6 +105,7 @@ def test_an_unknown_start_method_is_a_value_error():
         ActorParallelEnvironment([AlfEnv], start_method="by magic")
 
 
+@pytest.mark.fresh_processes
 @pytest.mark.parametrize("threads", [1, 2])
 def test_torch_num_threads_per_env(make, threads):
     env = make([AlfEnv], torch_num_threads_per_env=threads)

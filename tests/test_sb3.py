@@ -252,6 +252,7 @@ def test_the_envs_own_way_to_write_an_attribute_can_be_called(make):
     assert not envs.has_attr("width")
 
 
+@pytest.mark.fresh_processes
 def test_asking_which_wrappers_there_are_imports_nothing(make):
     from stable_baselines3.common.monitor import Monitor
 
