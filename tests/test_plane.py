@@ -881,7 +881,7 @@ def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
         for turn in range(20):
             envs._plane._waiting.way = ALL_LOOK
             with pytest.raises(KeyboardInterrupt):
-                envs.step([7, turn])
+                envs.step([7, 0])
             assert envs.recv().obs[:, 1].tolist() == [turn + 1] * 2
 
 
