@@ -774,17 +774,26 @@ def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
             assert envs.step([turn] * 2)[0][1, :3].tolist() == [1, turn, turn]
 
 
+class Late(EchoEnv):
+    """Told 7, its step waits for a file."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def step(self, action):
+        if action == 7:
+            wait_for_path(self.path)
+        return super().step(action)
+
+
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])
 def test_a_result_after_its_deadline_does_not_count_where_it_ends_the_step(on_failure, tmp_path):
     """It was handed out, and failed once its process was found dead."""
 
-    class Late(EchoEnv):
-        def step(self, action):
-            if action == 7:
-                wait_for_path(tmp_path / "late")
-            return super().step(action)
-
-    with ea.VectorEnv([Late] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS) as envs:
+    with ea.VectorEnv(
+        [lambda: Late(tmp_path / "late")] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS
+    ) as envs:
         envs.reset(seed=0)
         supervisor = envs.actors[0]._supervisor
         set_timer = supervisor._set_timer
@@ -811,13 +820,7 @@ def test_a_result_after_its_deadline_does_not_count_where_it_ends_the_step(on_fa
 
 
 def test_a_result_that_was_handed_out_as_its_deadline_was_looked_at_counts(tmp_path, monkeypatch):
-    class Late(EchoEnv):
-        def step(self, action):
-            if action == 7:
-                wait_for_path(tmp_path / "late")
-            return super().step(action)
-
-    with ea.VectorEnv([Late] * 2, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS) as envs:
+    with ea.VectorEnv([lambda: Late(tmp_path / "late")] * 2, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS) as envs:
         envs.reset(seed=0)
         later, of, gather, gathered = Turn.later, ea.Deadlines.of, envs._plane.gather, threading.Event()
 
