@@ -210,7 +210,7 @@ def await_exit(pid: int) -> int | None:
         return None
 
 
-def kill_session(leader: int) -> None:
+def kill_group(leader: int) -> None:
     """Ends all processes of the group that a process leads; it must not have been reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -259,7 +259,6 @@ def launch(
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
     shared: SharedFile | None = None,
-    companions: int = 0,
     max_journal: int | None = None,
     take_standby: Callable[[float], Incarnation | None] | None = None,
     make: Callable[[Plan], Supervisor] = Supervisor,
@@ -277,7 +276,6 @@ def launch(
         restart,
         _checked_env_vars(env_vars),
         shared,
-        companions,
         max_journal,
         take_standby,
     )

@@ -15,7 +15,7 @@ class Launcher:
     Hundreds of interpreters that import side by side would all be late.
 
     The kernel ends a worker when the *thread* that started it ends, so this one outlives them all. It blocks
-    Ctrl-C, and its children inherit that until they have a session of their own: none is interrupted half-way
+    Ctrl-C, and its children inherit that until they have a group of their own: none is interrupted half-way
     through its imports.
     """
 

@@ -11,7 +11,7 @@ from envactors.actor.incarnation import Incarnation
 from envactors.backends.base import Backend
 from envactors.errors import ActorError
 from envactors.options import Deadlines, RestartPolicy
-from envactors.system import STORES_IN_ORDER, SharedFile, cores
+from envactors.system import STORES_IN_ORDER, SharedFile
 from envactors.wire.messages import Start
 
 
@@ -73,7 +73,7 @@ class Verdict(enum.Enum):
 class Plan:
     """What an actor is made of.
 
-    ``companions`` are as busy as it is, at the same time; ``max_journal`` is how many steps of each env are kept to be
+    ``max_journal`` is how many steps of each env are kept to be
     replayed, None where nothing is; ``take_standby`` gives a process that was started for whoever loses its own
     (`envactors.actor.standbys.Standbys.take`).
     """
@@ -85,11 +85,10 @@ class Plan:
     restart: RestartPolicy
     env_vars: Mapping[str, str]
     shared: SharedFile | None = None
-    companions: int = 0
     max_journal: int | None = None
     take_standby: Callable[[float], Incarnation | None] | None = None
 
     @functools.cached_property
     def spin(self) -> bool:
-        """Whether to look with open eyes before sleeping: where stores keep their order and cores are to spare."""
-        return self.backend.spin and STORES_IN_ORDER and self.companions < cores()
+        """Whether to look with open eyes before sleeping: where stores keep their order."""
+        return self.backend.spin and STORES_IN_ORDER

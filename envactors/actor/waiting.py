@@ -25,7 +25,7 @@ class Way(NamedTuple):
     Attributes:
         workers_look: Whether a worker looks for its next call with open eyes before it sleeps.
         all_look: Whether the caller looks for the reply, too.
-        apart: Whether sleeping workers are woken on cores of their own, wherever the scheduler would have woken them.
+        apart: Whether workers wait on cores of their own, wherever the scheduler would have them.
     """
 
     workers_look: bool = False
@@ -34,6 +34,7 @@ class Way(NamedTuple):
 
 
 SLEEP, WORKERS_LOOK, ALL_LOOK, APART = Way(), Way(True), Way(True, True), Way(apart=True)
+ALL_LOOK_APART = Way(True, True, True)
 
 
 class Waiting:
@@ -46,15 +47,16 @@ class Waiting:
 
     Args:
         may_look: Whether anybody may look at all.
-        may_part: Whether workers may be woken apart.
+        may_part: Whether workers may wait apart.
 
     Attributes:
         way: The way to wait for the next call.
     """
 
     def __init__(self, may_look: bool, may_part: bool = False) -> None:
-        self._short = (SLEEP, WORKERS_LOOK, ALL_LOOK) if may_look else (SLEEP,)
-        self._long = (SLEEP, APART) if may_part else (SLEEP,)
+        looking = (WORKERS_LOOK, ALL_LOOK, *((ALL_LOOK_APART,) if may_part else ())) if may_look else ()
+        self._short: Sequence[Way] = (SLEEP, *looking)
+        self._long: Sequence[Way] = (SLEEP, APART) if may_part else (SLEEP,)
         self._ways: Sequence[Way] = self._short
         self._typical: dict[Way, float] = {}
         self._tried: Counter[Way] = Counter()

@@ -91,7 +91,7 @@ class Reaper:
         return {reaper.VARIABLE: " ".join(marks)}
 
     def watch(self, number: int, pid: int) -> None:
-        """A worker has started; it leads a session."""
+        """A worker has started; it leads a group."""
         with self._lock:
             self._workers[number] = pid
             with contextlib.suppress(OSError):  # if it was lost just now, the next one is told
@@ -105,7 +105,7 @@ class Reaper:
                 self._say(f"-{number}")
                 self._ended.add(number)
             except OSError:
-                system.kill_session(self._workers[number])  # better than nothing
+                system.kill_group(self._workers[number])  # better than nothing
             del self._workers[number]
 
     def _say(self, message: str) -> None:
@@ -131,7 +131,7 @@ class Reaper:
         for number, worker in self._workers.items():
             self._say(f"+{number} {worker}")
         for number in self._ended:
-            self._say(f"-{number}")  # not its session: the id may be another's by now
+            self._say(f"-{number}")  # not its group: the id may be another's by now
 
     def _hear(self, sock: socket.socket) -> None:
         """Takes in which of the workers that have ended have left nothing."""

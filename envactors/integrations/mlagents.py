@@ -135,7 +135,6 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
                 deadlines=deadlines,
                 restart=restart or policy,
                 env_vars=None,
-                companions=n_env - 1,
             )
             self.env_workers.append(Worker(i, actor))
 

@@ -180,7 +180,6 @@ class VectorEnv:
             deadlines=deadlines,
             restart=restart,
             shared=self._file,
-            companions=len(groups) - 1,
             max_journal=max_journal if on_failure == "replay" else None,
         )
         try:

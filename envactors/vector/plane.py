@@ -30,7 +30,7 @@ from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
 from envactors.system import SharedFile, cores, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
-from envactors.wire.board import ASLEEP, FINISHED, LOOKING, MAILED, ORDERED, WAKE_ON, Board
+from envactors.wire.board import ASLEEP, FINISHED, LOOKING, MAILED, ORDERED, Board, waiting_on
 from envactors.wire.messages import Attach, Mail
 from envactors.wire.record import Reader
 
@@ -270,9 +270,8 @@ class Plane:
         wait = LOOKING if way.workers_look and now - self._gathered < SHORT_PAUSE else ASLEEP
         for number, group in enumerate(self._groups):
             turn = group.turn
-            if way.apart:
-                wait = WAKE_ON + number
-            if turn is not None and group.supervisor.take_turn(turn, now, wait):
+            own = waiting_on(number, wait) if way.apart else wait
+            if turn is not None and group.supervisor.take_turn(turn, now, own):
                 turns.append(turn)
                 group.latest = turn
             else:

@@ -14,15 +14,14 @@ from envactors.system import Doorbell
 PAGE: Final = mmap.PAGESIZE
 
 # Written by the parent: how many frames it has sent; the last turn that it has ordered, by call id; whether that
-# one's results are wanted one by one; how to wait for what comes next: asleep, looking for it with open eyes first, or
-# asleep so as to wake on the core with this number, counted from `WAKE_ON`.
+# one's results are wanted one by one; how to wait for what comes next, as `waiting_on` says: asleep, or looking for it
+# with open eyes first, and on which core.
 FRAMES_DOWN: Final = 0
 ORDERED: Final = 1
 ONE_BY_ONE: Final = 2
 WAIT: Final = 3
 ASLEEP: Final = 0
 LOOKING: Final = 1
-WAKE_ON: Final = 2
 # Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
 # the last that it has finished; of how many envs it has sent something besides; which of its envs it is at; whether
 # in a reset within a step; since when.
@@ -33,6 +32,11 @@ MAILED: Final = 35
 PLACE: Final = 36
 RESETTING: Final = 37
 SINCE: Final = 38
+
+
+def waiting_on(core: int | None, wait: int) -> int:
+    """`ASLEEP` or `LOOKING` on a core of this number; None: wherever."""
+    return wait if core is None else wait | (core + 1) << 1
 
 
 class Board:

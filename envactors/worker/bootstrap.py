@@ -62,8 +62,9 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
     """
     system.die_with_parent(parent_pid)
     system.own_layout()
-    # A session of its own: Ctrl-C in the caller's terminal reaches the caller, who decides.
-    os.setsid()
+    # A group of its own: Ctrl-C in the caller's terminal reaches the caller, who decides. Not a session: schedulers
+    # that share a core out by session let no worker give it to the caller.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     own_process()

@@ -10,7 +10,7 @@ from typing import Any
 from envactors import system
 from envactors.arrays.slab import Slab
 from envactors.system import Poller, look_out, woken_on
-from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, LOOKING, ORDERED, WAIT, WAKE_ON, Board
+from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, LOOKING, ORDERED, WAIT, Board
 from envactors.wire.channel import Channel
 from envactors.wire.messages import REQUESTS, Adopt, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
@@ -19,6 +19,8 @@ from envactors.worker.replay import replay
 from envactors.worker.turns import Turns
 
 _ANYWHERE = contextlib.nullcontext()
+# How many times a worker looks on a core of its own before it makes sure that it is there.
+_LOOKS_IN_PLACE = 50
 
 
 def serve(channel: Channel, board: Board | None = None, slab: int | None = None) -> None:
@@ -59,7 +61,7 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
     fd = channel.fileno()
     poller.add(fd)
     board.to_worker.tell(poller)
-    received = taken = 0
+    received = taken = looks = 0
 
     def called() -> bool:
         return words[ORDERED] != taken or words[FRAMES_DOWN] > received
@@ -70,10 +72,15 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
             server.take_turn(taken)
             continue
         if words[FRAMES_DOWN] <= received:
-            wait = words[WAIT]
-            if wait == LOOKING and look_out(called):
-                continue
-            with woken_on(wait - WAKE_ON) if wait >= WAKE_ON else _ANYWHERE:
+            wait, core = words[WAIT] & LOOKING, words[WAIT] >> 1
+            if wait == LOOKING:
+                if core and looks % _LOOKS_IN_PLACE == 0:
+                    with woken_on(core - 1):
+                        pass  # the scheduler has no reason to move it there, nor from there soon
+                looks += 1
+                if look_out(called):
+                    continue
+            with woken_on(core - 1) if core else _ANYWHERE:
                 events = dict(poller.poll(None))
             if fd not in events:
                 continue

@@ -5,11 +5,11 @@ It runs with the standard library alone and few of its modules (so what it asks 
 Whose a process is shows in three ways, of which one is enough:
 
 - Its environment, as ``/proc/<pid>/environ`` shows it, has the worker's mark in `VARIABLE`. Children inherit it,
-  whatever session they make for themselves.
-- It is in the session that the worker has led.
+  whatever group or session they make for themselves.
+- It is in the process group that the worker has led.
 - It was started by such a process, which still runs.
 
-So a process gets away only if it has a session of its own, was started without that variable or keeps its environment
+So a process gets away only if it has a group of its own, was started without that variable or keeps its environment
 secret, and whoever has started it has ended before.
 """
 
@@ -46,12 +46,12 @@ class Sight:
         OSError: There is none, or it has ended already.
     """
 
-    __slots__ = ("begun", "environment", "parent", "pid", "session")
+    __slots__ = ("begun", "environment", "group", "parent", "pid")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         fields = _read(pid, "stat").rpartition(b")")[2].split()
-        self.parent, self.session, self.begun = int(fields[1]), int(fields[3]), int(fields[19])
+        self.parent, self.group, self.begun = int(fields[1]), int(fields[2]), int(fields[19])
         if fields[0] in b"ZX":
             raise ProcessLookupError(pid)
         self.environment: bytes | None = None  # the kernel's own, or one that does not show it
@@ -77,7 +77,7 @@ class Reaper:
 
     def __init__(self, caller_pid: int, caller_id: str) -> None:
         self._prefix = caller_id.encode() + b"/"
-        self._sessions: dict[bytes, int] = {}
+        self._groups: dict[bytes, int] = {}
         self._until: dict[bytes, float] = {}
         self._over: float | None = None
         self._spared: dict[tuple[int, int], float] = {}
@@ -112,7 +112,7 @@ class Reaper:
             while message := os.read(0, 64):
                 number, _, pid = message[1:].partition(b" ")
                 if message[:1] == b"+":
-                    self._sessions[number] = int(pid)
+                    self._groups[number] = int(pid)
                 else:
                     self._until[number] = time.monotonic() + _PATIENCE
         except BlockingIOError:
@@ -159,7 +159,7 @@ class Reaper:
     def _forget(self, numbers: list[bytes]) -> None:
         for number in numbers:
             del self._until[number]
-            self._sessions.pop(number, None)
+            self._groups.pop(number, None)
             with contextlib.suppress(OSError):  # the caller has ended, or does not listen: it has no need to know
                 os.write(0, number)
 
@@ -171,9 +171,9 @@ class Reaper:
                     sights[int(name)] = Sight(int(name))
                 except OSError:
                     continue
-        # The ids of sessions are not given to new processes as long as there is anybody in them.
-        sessions = {session for number, session in self._sessions.items() if self._is_over(number)}
-        found = {pid for pid, sight in sights.items() if sight.session in sessions or self._is_marked(sight)}
+        # The ids of groups are not given to new processes as long as there is anybody in them.
+        groups = {group for number, group in self._groups.items() if self._is_over(number)}
+        found = {pid for pid, sight in sights.items() if sight.group in groups or self._is_marked(sight)}
         added = found
         while added:
             added = {pid for pid, sight in sights.items() if sight.parent in added} - found
