@@ -100,7 +100,7 @@ class Tables(RuleBasedStateMachine):
     def drain_and_restore(self, kept):
         drained = self.table.drain()
         assert drained == self.waiting
-        assert len(self.table) == 0
+        assert len(self.table.queue) == 0
         self.waiting = []
         for i, request in enumerate(drained):
             if i < len(kept) and kept[i]:
@@ -137,7 +137,7 @@ class Tables(RuleBasedStateMachine):
     @invariant()
     def the_table_is_as_the_model(self):
         assert self.table.running is self.running
-        assert len(self.table) == len(self.waiting)
+        assert len(self.table.queue) == len(self.waiting)
 
     @invariant()
     def every_request_is_in_one_place(self):

@@ -65,34 +65,36 @@ class Request:
 
 
 class RequestTable:
-    """At most one running request or turn, the others in order."""
+    """At most one running request or turn, the others in order.
+
+    Attributes:
+        running: What runs.
+        queue: What waits; to be looked at only.
+    """
 
     def __init__(self) -> None:
         self.running: Request | Turn | None = None
-        self._queue: deque[Request] = deque()
+        self.queue: deque[Request] = deque()
         self._last_id = 0
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
     def add(self, request: Request) -> None:
         """Queues a request and numbers it."""
         self._last_id += 1
         request.call_id = self._last_id
-        self._queue.append(request)
+        self.queue.append(request)
 
     def start(self) -> Request | None:
         """Makes the first in the queue the running one; None when nothing waits or something runs."""
-        if self.running is not None or not self._queue:
+        if self.running is not None or not self.queue:
             return None
         # Marked first and unqueued second: an interrupt in between leaves it in both, never in none.
-        request = self.running = self._queue[0]
-        self._queue.popleft()
+        request = self.running = self.queue[0]
+        self.queue.popleft()
         return request
 
     def take(self, turn: Turn, now: float) -> bool:
         """Numbers a turn and makes it the running one; False when something runs or waits."""
-        if self.running is not None or self._queue:
+        if self.running is not None or self.queue:
             return False
         self._last_id += 1
         turn.begin(self._last_id, now)
@@ -110,41 +112,41 @@ class RequestTable:
     def interrupt(self) -> Request | Turn | None:
         """Takes out what runs, whatever it is."""
         request, self.running = self.running, None
-        if request is not None and self._queue and self._queue[0] is request:
-            self._queue.popleft()
+        if request is not None and self.queue and self.queue[0] is request:
+            self.queue.popleft()
         return request
 
     def put_back(self, request: Request) -> None:
         """Puts a request that shall run again before all others."""
-        self._queue.appendleft(request)
+        self.queue.appendleft(request)
 
     def add_first(self, request: Request) -> None:
         """Queues a request before all others, and numbers it."""
         self._last_id += 1
         request.call_id = self._last_id
-        self._queue.appendleft(request)
+        self.queue.appendleft(request)
 
     def restore(self, request: Request) -> None:
         """Puts a request that `drain` gave out back where it was."""
-        self._queue.append(request)
+        self.queue.append(request)
 
     def withdraw(self, future: ActorFuture, *, retry: bool = False) -> Request | None:
         """Takes out a request that waits and never ran, or with ``retry`` one that waits to run again."""
-        for request in self._queue:
+        for request in self.queue:
             if request.future is future and (request.started > 0.0) is retry:
-                self._queue.remove(request)
+                self.queue.remove(request)
                 return request
         return None
 
     def withdraw_all(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """Takes out all of a kind that wait."""
-        taken = [request for request in self._queue if unwanted(request)]
+        taken = [request for request in self.queue if unwanted(request)]
         for request in taken:
-            self._queue.remove(request)
+            self.queue.remove(request)
         return taken
 
     def drain(self) -> list[Request]:
         """Empties the queue and gives what was in it."""
-        waiting = list(self._queue)
-        self._queue.clear()
+        waiting = list(self.queue)
+        self.queue.clear()
         return waiting

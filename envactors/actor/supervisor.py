@@ -36,7 +36,7 @@ from envactors.actor.turn import Turn
 from envactors.actor.waiting import SHORT_PAUSE, Waiting
 from envactors.errors import ActorClosedError, ActorError, twin
 from envactors.system import LONGEST_WAIT, READABLE, look_out
-from envactors.wire.board import ASLEEP, FRAMES_UP, LOOKING, Board
+from envactors.wire.board import ASLEEP, FINISHED, FRAMES_UP, LOOKING, MAILED, Board
 from envactors.wire.messages import Adopt, Attach, Frame, Kind
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.replay import PULSE
@@ -155,7 +155,7 @@ class Supervisor:
         with self._change:
             self._look_at_turn()
             return ActorStats(
-                self._completed, self._failed, self._restarts, self._stale, len(self._table), self._losses.last
+                self._completed, self._failed, self._restarts, self._stale, len(self._table.queue), self._losses.last
             )
 
     @property
@@ -605,7 +605,7 @@ class Supervisor:
             self._answered = now = time.monotonic()
             self._waiting.note(now - running.started, now)
             self._answer(running, frame)
-            if self._table:
+            if self._table.queue:
                 self._dispatch()
 
     def _take_down(self, journals: Journals, request: Request, frame: Frame) -> None:
@@ -629,7 +629,8 @@ class Supervisor:
             False where the actor is not free for it now, or has another process: then each env is to be asked alone.
         """
         with self._lock:
-            if self._table.running is not None:
+            table = self._table
+            if table.running is not None:
                 self._look_at_turn()
             process = self._process
             if (
@@ -637,7 +638,7 @@ class Supervisor:
                 or process.board is not turn.board
                 or self._phase is not Phase.LIVE
                 or self._closing
-                or not self._table.take(turn, now)
+                or not table.take(turn, now)
             ):
                 return False
             if self._turn_limit is not None:
@@ -685,12 +686,14 @@ class Supervisor:
 
     def _look_at_turn(self) -> None:
         """Takes the running turn off if the worker has finished it."""
-        turn, process = self._table.running, self._process
-        if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or process is None or not turn.finished:
+        table, process = self._table, self._process
+        turn = table.running
+        if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or process is None:
             return
-        if turn.awaits_mail() and not self._fetch_mail(turn):
+        words = turn.board.words
+        if words[FINISHED] != turn.call_id or (words[MAILED] and not self._fetch_mail(turn)):
             return
-        self._table.running = None
+        table.running = None
         if self._turn_limit is not None:
             self._timers.pop("call", None)
         self._completed += len(turn.envs)
@@ -700,7 +703,7 @@ class Supervisor:
         if process.hearing:
             process.hear(None)
             self.reactor.wake(turn.waiter)
-        if self._table:
+        if table.queue:
             self._dispatch()
 
     def _fetch_mail(self, turn: Turn) -> bool:
