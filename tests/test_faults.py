@@ -124,6 +124,18 @@ def test_a_death_while_idle_is_noticed_and_fails_no_call():
             assert actor.incarnation == expected
 
 
+def test_a_call_that_comes_before_a_death_is_noticed_runs_on_the_new_incarnation():
+    with ea.spawn(Counter, restart=MANY) as actor:
+        actor.add(5).result(SOON)
+        with actor._supervisor._lock:  # until the call is sent, nobody takes in the death
+            pid = actor.pid
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: is_gone(pid))
+            future = actor.add()
+        assert future.result(SOON) == 1
+        assert actor.incarnation == 1
+
+
 def test_without_restarts_a_death_while_idle_is_the_error_of_later_calls():
     with ea.spawn(Counter, restart=NEVER) as actor:
         actor.add().result(SOON)

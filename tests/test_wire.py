@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.wire.channel import Channel, ChannelCorruptError
-from envactors.wire.messages import Failure, Fault, Frame
+from envactors.wire.messages import Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure, unpack_failure
 from envactors.wire.record import Reader, Writer
 
@@ -155,6 +155,17 @@ def test_an_end_that_blocks_receives_them_too(sent, sizes):
             received += more
         writer.join()
     assert plain(received) == sent
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20])
+def test_what_could_not_be_sent_counts_as_unread(size):
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        channel = Channel(ours)
+        theirs.close()
+        with pytest.raises(BrokenPipeError):
+            channel.send(Frame(Kind.CALL, 0, 1, bytes(size)))
+        assert channel.unread()
 
 
 @quick

@@ -60,15 +60,18 @@ class Channel:
         header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id, check)
         if len(payload) < _CHUNK:
             whole = header + payload
-            if not self._outbox and (sent := self._write(whole)):
-                if sent == len(whole):
-                    return
-                whole = whole[sent:]
-            self._outbox.append(memoryview(whole))
+            sent = 0
+            try:
+                if not self._outbox:
+                    sent = self._write(whole)
+            finally:
+                if sent < len(whole):  # also when the other end is gone: `unread` is to tell
+                    self._outbox.append(memoryview(whole)[sent:])
         else:
             self._outbox.append(memoryview(header))
             self._outbox.append(memoryview(payload))
-        self.flush()
+        if self._outbox:
+            self.flush()
 
     def flush(self) -> None:
         """Writes what is left.
