@@ -438,6 +438,40 @@ def test_a_future_that_ends_while_somebody_begins_to_look_tells_of_it(actor, lin
     wait_until(lambda: seen == [future])
 
 
+def test_a_finalizer_may_wait_for_a_call_while_a_future_gets_its_condition(actor):
+    """Whenever in between the garbage collector comes to run it."""
+    answered = []
+
+    class Last:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            if threading.current_thread() is threading.main_thread():
+                done = threading.Event()
+                actor.add().add_done_callback(lambda _: done.set())
+                answered.append(done.wait(SOON))
+
+    actor.add().result(SOON)
+    thresholds = gc.get_threshold()
+    try:
+        for objects in range(1, 30):
+            future = ActorFuture(actor._supervisor, None)
+            gc.collect()
+            gc.disable()
+            Last()
+            gc.set_threshold(objects)
+            gc.enable()
+            future.done()
+            gc.set_threshold(*thresholds)
+            assert all(answered)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+        gc.collect()
+    assert answered
+
+
 def test_an_env_that_forks_answers_once(actor):
     class Env(Counter):
         def fork(self):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,20 +11,6 @@ if TYPE_CHECKING:
     from envactors.actor.supervisor import Supervisor
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
-
-
-class _Making:
-    """Held for a moment while a future gets a condition, and while one gets its outcome that has none."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self.lock = threading.RLock()
-
-
-_MAKING = _Making()
 
 
 class ActorFuture(concurrent.futures.Future[Any]):
@@ -48,7 +33,10 @@ class ActorFuture(concurrent.futures.Future[Any]):
         self._exception: BaseException | None = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
-        self._made_condition: threading.Condition | None = None
+        # Who first settles it or asks for its condition leaves a word here: the outcome, or None. No lock, since the
+        # garbage collector may run what takes others while this thread has it.
+        self._claim: dict[None, tuple[Any, BaseException | None] | None] = {}
+        self._made: dict[None, threading.Condition] = {}
         self._supervisor = supervisor
         # An actor lives while a future of it is unfinished: this is what keeps its handle.
         self._keep: object | None = keep
@@ -58,10 +46,10 @@ class ActorFuture(concurrent.futures.Future[Any]):
         @property
         def _condition(self) -> threading.Condition:
             """What the standard library takes before it looks at a future, or changes it."""
-            with _MAKING.lock:
-                if self._made_condition is None:
-                    self._made_condition = threading.Condition()
-            return self._made_condition
+            outcome = self._claim.setdefault(None, None)
+            if outcome is not None:
+                self._finish(*outcome)  # perhaps whoever settles it is only about to
+            return self._made.get(None) or self._made.setdefault(None, threading.Condition())
 
     def result(self, timeout: float | None = None) -> Any:
         """The call's result.
@@ -118,16 +106,18 @@ class ActorFuture(concurrent.futures.Future[Any]):
         if self.settled():
             return
         self.incarnation = incarnation
-        with _MAKING.lock:
-            unseen = self._made_condition is None
-            if unseen:  # nobody waits for it, nor has left a callback
-                self._result, self._exception = value, error
-                self._state = "FINISHED"
-        if not unseen and error is None:
+        outcome = self._claim.setdefault(None, (value, error))
+        if outcome is not None:  # nobody waits for it, nor has left a callback
+            self._finish(*outcome)
+        elif error is None:
             self.set_result(value)
-        elif not unseen:
+        else:
             self.set_exception(error)
         self._keep = None
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        self._result, self._exception = value, error
+        self._state = "FINISHED"
 
     def begin(self) -> None:
         """Marks the call as running; one that runs again does already."""
