@@ -294,6 +294,27 @@ def test_close_lets_queued_calls_and_the_env_finish(tmp_path):
         handle.add()
 
 
+def test_close_does_not_wait_for_a_process_that_has_not_begun_to_start(tmp_path):
+    gate = tmp_path / "gate"
+
+    def factory():
+        env = Counter()
+        env.wait_for_file(str(gate))
+        return env
+
+    one_by_one = ea.ProcessBackend("spawn", max_starting=1)
+    with ea.spawn(factory, backend=one_by_one) as first:
+        second = ea.spawn(Counter, backend=one_by_one, deadlines=ea.Deadlines(close=None))
+        closer = threading.Thread(target=second.close)
+        closer.start()
+        closer.join(SOON)
+        closed = not closer.is_alive()
+        gate.touch()
+        closer.join()
+        assert closed
+        assert first.add().result(SOON) == 1
+
+
 def test_an_actor_lives_while_its_handle_or_an_unfinished_future_does(tmp_path):
     gate, touched = tmp_path / "gate", tmp_path / "touched"
     handle = ea.spawn(Counter)

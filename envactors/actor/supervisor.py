@@ -350,7 +350,7 @@ class Supervisor:
             if not self._closing:
                 self._closing = True
                 self._look_at_turn()
-                idle = self._table.running is None and not self._table
+                idle = self._table.running is None and not self._table.queue
                 if self._phase in (Phase.DEAD, Phase.BACKOFF) or (idle and self._engine.launcher.waits(self)):
                     self._end(Verdict.CLOSE)
                 else:
@@ -528,7 +528,7 @@ class Supervisor:
             return
         request = self._table.start()
         if request is None:
-            if isinstance(self._table.running, Turn) and self._table and self._process is not None:
+            if isinstance(self._table.running, Turn) and self._table.queue and self._process is not None:
                 # Who waits for the turn need not be looking at it, and others wait for its end.
                 self._process.hear(self._on_bell)
                 self._look_at_turn()
