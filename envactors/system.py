@@ -265,6 +265,20 @@ def _personality(wanted: int) -> int:
     return int(ctypes.CDLL(None).personality(ctypes.c_ulong(wanted)))
 
 
+def leave_terminal() -> None:
+    """Makes this process, and those that it starts, have no terminal, as in a session of its own.
+
+    Who is in the background of a terminal and reads from it, or changes its settings, is stopped.
+    """
+    try:
+        fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return  # it has none
+    with contextlib.suppress(OSError):  # it was hung up just now
+        fcntl.ioctl(fd, termios.TIOCNOTTY)
+    os.close(fd)
+
+
 def anonymous_file(name: str) -> int:
     """Makes a file that has no name and lives in memory; returns its descriptor."""
     return os.memfd_create(name, os.MFD_CLOEXEC)

@@ -156,6 +156,42 @@ HANGING = """
 """
 
 
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+def test_workers_have_no_terminal_which_would_stop_them(method):
+    """A shell, or whatever asks for a password, looks for one beside its standard streams."""
+    terminal, theirs = os.openpty()
+    caller = start(
+        """
+        import fcntl, os, subprocess, sys, termios
+        import envactors as ea
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        os.close(os.open("/dev/tty", os.O_RDWR))
+
+        class Env:
+            def read(self):
+                try:
+                    with open("/dev/tty", "rb", buffering=0) as file:
+                        return file.read(1)
+                except OSError as error:
+                    return type(error).__name__
+            def start_a_reader(self):
+                return subprocess.run(["head", "-c1", "/dev/tty"], stderr=subprocess.DEVNULL).returncode
+
+        backend = ea.ProcessBackend(start_method=sys.argv[1])
+        with ea.spawn(Env, backend=backend, deadlines=ea.Deadlines(call=10.0)) as actor:
+            print(actor.read().result(), actor.start_a_reader().result())
+        """,
+        method,
+        stdin=theirs,
+    )
+    try:
+        assert caller.communicate(timeout=40) == ("OSError 1\n", "")
+    finally:
+        os.close(theirs)
+        os.close(terminal)
+
+
 @pytest.mark.parametrize("also", ["caller only", "workers stopped"])
 def test_when_the_caller_is_killed_everything_is_gone(also):
     caller = start(HANGING)

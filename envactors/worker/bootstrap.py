@@ -65,6 +65,7 @@ def run(descriptors: Descriptors, parent_pid: int) -> None:
     # A group of its own: Ctrl-C in the caller's terminal reaches the caller, who decides. Not a session: schedulers
     # that share a core out by session let no worker give it to the caller.
     os.setpgid(0, 0)
+    system.leave_terminal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     own_process()

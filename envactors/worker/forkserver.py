@@ -26,6 +26,7 @@ def serve_forks(channel: int, parent_pid: int, preload: list[str]) -> None:
     """
     system.die_with_parent(parent_pid)
     os.setpgid(0, 0)
+    system.leave_terminal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in (*_PRELOADED, *preload):
         with contextlib.suppress(Exception):  # who needs what cannot be imported will say so
