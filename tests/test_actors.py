@@ -32,6 +32,7 @@ from helpers import (
 )
 
 import envactors as ea
+from envactors.actor.future import ActorFuture
 
 
 @pytest.fixture
@@ -410,6 +411,31 @@ def test_a_thread_that_waits_for_a_cancelled_call_is_woken(actor, tmp_path):
     assert time.monotonic() - begun < 2.0
     timer.join()
     gate.touch()
+
+
+@pytest.mark.parametrize("line", range(10))
+def test_a_future_that_ends_while_somebody_begins_to_look_tells_of_it(actor, line):
+    """Whatever line of `settle` the thread is at that ends it."""
+    future, seen, steps = ActorFuture(actor._supervisor, None), [], iter(range(100))
+    looker = threading.Thread(target=future.add_done_callback, args=(seen.append,))
+
+    def trace(frame, event, _argument):
+        if frame.f_code is ActorFuture.settle.__code__ and event == "line" and next(steps) == line:
+            looker.start()
+            looker.join(0.1)  # longer where it has to wait for this thread
+        return trace
+
+    def settle():
+        sys.settrace(trace)
+        future.settle(1, None, 0)
+
+    settler = threading.Thread(target=settle)
+    settler.start()
+    settler.join(SOON)
+    if looker.ident is None:
+        pytest.skip("there are fewer lines")
+    looker.join(SOON)
+    wait_until(lambda: seen == [future])
 
 
 def test_an_env_that_forks_answers_once(actor):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
-from envactors.actor.waiting import ALL_LOOK, APART, SLEEP
+from envactors.actor.waiting import ALL_LOOK, ALL_LOOK_APART, APART, SLEEP
 from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.system import cores
@@ -538,13 +538,14 @@ class Cores(gymnasium.Env):
 
 
 @pytest.mark.skipif(cores() < 2, reason="takes two cores")
-def test_workers_that_wait_apart_wake_on_cores_of_their_own_and_run_on_all():
+@pytest.mark.parametrize("way", [APART, ALL_LOOK_APART])
+def test_workers_that_wait_apart_wake_on_cores_of_their_own_and_run_on_all(way):
     with ea.VectorEnv([Cores] * 2) as envs:
         envs.reset(seed=0)
         plane = envs._plane
-        assert APART not in plane._waiting._short
-        assert APART in plane._waiting._long
-        plane._waiting = types.SimpleNamespace(way=APART, note=lambda seconds, now: None)
+        assert ALL_LOOK_APART in plane._waiting._short
+        assert ALL_LOOK_APART in plane._waiting._long
+        plane._waiting = types.SimpleNamespace(way=way, note=lambda seconds, now: None)
         mine = os.sched_getaffinity(0)
         pids = [actor.pid for actor in envs.actors]
         for _ in range(50):
@@ -937,5 +938,5 @@ def test_a_worker_that_may_not_choose_its_cores_waits_all_the_same():
     with ea.VectorEnv([Confined] * 2) as envs:
         envs.reset(seed=0)
         for turn in range(5):
-            envs._plane._waiting.way = APART
+            envs._plane._waiting.way = (APART, ALL_LOOK_APART)[turn % 2]
             assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from envactors.actor.waiting import ALL_LOOK, ALL_LOOK_APART, APART, SLEEP, WORKERS_LOOK, Waiting
 from envactors.system import look_out
 
-SHORT, LONG = (SLEEP, WORKERS_LOOK, ALL_LOOK), (SLEEP, APART)
-WITH_CORES = (*SHORT, ALL_LOOK_APART)
+SHORT, WITH_CORES = (SLEEP, WORKERS_LOOK, ALL_LOOK), (SLEEP, WORKERS_LOOK, ALL_LOOK, ALL_LOOK_APART)
 
 
 def run(waiting, cost, clock, seconds):
@@ -51,24 +50,23 @@ def test_it_is_found_again_when_others_come_or_go(cost, changed):
 
 
 @settings(max_examples=25, deadline=None)
-@given(costs(LONG, 2e-3, 50e-3), costs(WITH_CORES[1:], 2e-3, 50e-3))
-def test_nobody_looks_for_the_end_of_a_long_call(cost, looking):
-    waiting = Waiting(may_look=True, may_part=True)
-    clock, taken = run(waiting, {**cost, **looking}, 0.0, 1.0)
-    assert taken[WORKERS_LOOK] == taken[ALL_LOOK] == 0
-    assert taken[ALL_LOOK_APART] <= 20
-    _, taken = run(waiting, {**cost, **looking}, clock, 20.0)
-    assert not any(taken[way] for way in WITH_CORES[1:])
-    assert max(LONG, key=taken.__getitem__) == min(LONG, key=cost.__getitem__)
+@given(st.booleans(), costs((*WITH_CORES, APART), 2e-3, 50e-3))
+def test_long_calls_are_slept_through_or_looked_for_apart(may_look, cost):
+    waiting = Waiting(may_look, may_part=True)
+    clock, _ = run(waiting, cost, 0.0, 1.0)
+    _, taken = run(waiting, cost, clock, 20.0)
+    ways = (SLEEP, ALL_LOOK_APART if may_look else APART)
+    assert sum(taken.values()) == sum(taken[way] for way in ways)
+    assert max(ways, key=taken.__getitem__) == min(ways, key=cost.__getitem__)
 
 
 @settings(max_examples=25, deadline=None)
-@given(costs(LONG, 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
+@given(costs((SLEEP, ALL_LOOK_APART), 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
 def test_looking_is_tried_again_when_calls_become_short(long, short):
     waiting = Waiting(may_look=True, may_part=True)
     clock, _ = run(waiting, {**dict.fromkeys(WITH_CORES, 10e-3), **long}, 0.0, 3.0)
-    clock, _ = run(waiting, {**short, APART: 900e-6}, clock, 5.0)
-    _, taken = run(waiting, {**short, APART: 900e-6}, clock, 2.0)
+    clock, _ = run(waiting, short, clock, 5.0)
+    _, taken = run(waiting, short, clock, 2.0)
     assert max(taken, key=taken.__getitem__) == min(short, key=short.__getitem__)
 
 

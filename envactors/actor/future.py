@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,20 @@ if TYPE_CHECKING:
     from envactors.actor.supervisor import Supervisor
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
+
+
+class _Making:
+    """Held for a moment while a future gets a condition, and while one gets its outcome that has none."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.RLock()
+
+
+_MAKING = _Making()
 
 
 class ActorFuture(concurrent.futures.Future[Any]):
@@ -25,10 +41,27 @@ class ActorFuture(concurrent.futures.Future[Any]):
     incarnation: int | None = None
 
     def __init__(self, supervisor: Supervisor, keep: object) -> None:
-        super().__init__()
+        # What the standard library's sets, but for its condition, which takes longer to make than all else and which
+        # few ask for.
+        self._state = "PENDING"
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._made_condition: threading.Condition | None = None
         self._supervisor = supervisor
         # An actor lives while a future of it is unfinished: this is what keeps its handle.
         self._keep: object | None = keep
+
+    if not TYPE_CHECKING:  # to whom it is the plain attribute that it looks like
+
+        @property
+        def _condition(self) -> threading.Condition:
+            """What the standard library takes before it looks at a future, or changes it."""
+            with _MAKING.lock:
+                if self._made_condition is None:
+                    self._made_condition = threading.Condition()
+            return self._made_condition
 
     def result(self, timeout: float | None = None) -> Any:
         """The call's result.
@@ -85,9 +118,14 @@ class ActorFuture(concurrent.futures.Future[Any]):
         if self.settled():
             return
         self.incarnation = incarnation
-        if error is None:
+        with _MAKING.lock:
+            unseen = self._made_condition is None
+            if unseen:  # nobody waits for it, nor has left a callback
+                self._result, self._exception = value, error
+                self._state = "FINISHED"
+        if not unseen and error is None:
             self.set_result(value)
-        else:
+        elif not unseen:
             self.set_exception(error)
         self._keep = None
 
@@ -123,5 +161,5 @@ class ActorFuture(concurrent.futures.Future[Any]):
 
     def _invoke_callbacks(self) -> None:
         # A callback may wait for another call: never in the thread that reads the replies.
-        if self._done_callbacks:  # type: ignore[attr-defined] # typeshed leaves it out
+        if self._done_callbacks:
             self._supervisor.reactor.callbacks.submit(super()._invoke_callbacks)  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 # A pause between two calls, in seconds, that is short enough to look for the next one.
 SHORT_PAUSE: Final = 50e-6
-# From how long a call is, in seconds, nobody looks for its end: a look is over long before.
+# From how long a call is, in seconds, a look is over long before its end; it keeps workers awake until the next call.
 _LONG_CALL = 1e-3
 # How long a way of waiting is tried, in calls and in seconds at least, and how many of the calls it takes to get going.
 _TRIAL_CALLS, _TRIAL_SECONDS, _SETTLING = 12, 5e-3, 4
@@ -54,9 +54,9 @@ class Waiting:
     """
 
     def __init__(self, may_look: bool, may_part: bool = False) -> None:
-        looking = (WORKERS_LOOK, ALL_LOOK, *((ALL_LOOK_APART,) if may_part else ())) if may_look else ()
-        self._short: Sequence[Way] = (SLEEP, *looking)
-        self._long: Sequence[Way] = (SLEEP, APART) if may_part else (SLEEP,)
+        apart: Sequence[Way] = (ALL_LOOK_APART if may_look else APART,) if may_part else ()
+        self._short: Sequence[Way] = (SLEEP, WORKERS_LOOK, ALL_LOOK, *apart) if may_look else (SLEEP,)
+        self._long: Sequence[Way] = (SLEEP, *apart)
         self._ways: Sequence[Way] = self._short
         self._typical: dict[Way, float] = {}
         self._tried: Counter[Way] = Counter()
