@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 # A pause between two calls, in seconds, that is short enough to look for the next one.
-SHORT_PAUSE: Final = 50e-6
+SHORT_PAUSE: Final = 200e-6
 # From how long a call is, in seconds, a look is over long before its end; it keeps workers awake until the next call.
 _LONG_CALL = 1e-3
 # How long a way of waiting is tried, in calls and in seconds at least, and how many of the calls it takes to get going.

@@ -67,7 +67,7 @@ class Records:
             records: One a slot.
             ended: Where the facade, and no env, has ended an episode; None: nowhere.
         """
-        fields = records.view(self._record)[:, 0]
+        fields = np.frombuffer(records, self._record)
         arrays = [fields[name].copy() for name in self._names]
         if ended is not None:
             step_type, reward, discount = arrays[:3]

@@ -7,7 +7,7 @@ they are of its `BaseEnvManager`, give its `BaseEnvTimestep`, and are registered
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envactors.errors import VectorStepError
@@ -31,28 +31,27 @@ class SyncActorEnvManager(AsyncActorEnvManager):
     }
 
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        everyone = range(self._env_num)
         batch = None
         if len(actions) == self._env_num:
-            batch = self._as_batch([actions[env_id] for env_id in range(self._env_num)])
-        if batch is None:
+            batch = self._as_batch([actions[env_id] for env_id in everyone])
+        timesteps: Any
+        if batch is not None:
+            timesteps = self._step_all(everyone, batch)
+        else:
             self._send(actions)
-            timesteps: dict[int, Any] = {}
+            timesteps = {}
             while self._states.waiting:
                 timesteps |= self._receive(None, None)
-        else:
-            timesteps = self._step_all(batch)
         return {env_id: timesteps[env_id] for env_id in actions}
 
-    def _step_all(self, batch: Any) -> dict[int, Any]:
-        actors = self._actors
-        actors._check_open()
+    def _step_all(self, everyone: range, batch: Any) -> Sequence[Any] | dict[int, Any]:
         try:
-            actors._begin_all(batch)
-            obs, rewards, done, _, infos = actors._finish_all(None, None)
+            obs, rewards, done, _, infos = self._actors.step(batch)
         except VectorStepError as error:
             failed = error
         else:
-            return self._take(range(self._env_num), obs, rewards, done, infos)
+            return self._take(everyone, obs, rewards, done, infos)
         return self._take_failed(failed)
 
 

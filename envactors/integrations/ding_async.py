@@ -150,7 +150,8 @@ class AsyncActorEnvManager(Envs):
         self._check_closed()
         if self._resets.under_way:
             self._await(lambda: not self._resets.under_way or EnvState.RUN in self._states.by_id.values())
-        return {env_id: self._states.ready_obs[env_id] for env_id in self.ready_env}
+            self._settle()
+        return self._states.shown
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
@@ -360,7 +361,7 @@ class AsyncActorEnvManager(Envs):
             batch = np.array(actions)
         except ValueError:  # ragged
             return None
-        return batch if batch.dtype == spec.dtype and batch.shape == (len(actions), *spec.shape) else None
+        return batch if batch.dtype == spec.dtype and batch.shape[1:] == spec.shape else None
 
     def _send(self, actions: Mapping[int, Any]) -> None:
         each = list(actions.values())
@@ -381,7 +382,8 @@ class AsyncActorEnvManager(Envs):
         return self._take_failed(failed)
 
     def _take_batch(self, batch: Batch) -> dict[int, Any]:
-        return self._take(batch.env_ids.tolist(), batch.obs, batch.rewards, batch.terminated, batch.infos)
+        ids = batch.env_ids.tolist()
+        return dict(zip(ids, self._take(ids, batch.obs, batch.rewards, batch.terminated, batch.infos), strict=True))
 
     def _take_failed(self, error: VectorStepError) -> dict[int, Any]:
         """Makes abnormal timesteps of failures, or closes and raises the first."""
@@ -396,15 +398,20 @@ class AsyncActorEnvManager(Envs):
                 info["failure"] = failure
             if not is_lost(failure):
                 self._actors[env_id].renew()
-            timesteps |= self._take([env_id], [None], [None], np.zeros(1), [Given((None, None, None, info))])
+            [timesteps[env_id]] = self._take([env_id], [None], [None], np.zeros(1), [Given((None, None, None, info))])
         return timesteps
 
-    def _take(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> dict[int, Any]:
+    def _take(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
         """Makes timesteps, and takes them into account."""
-        spec = self._actors.observation_spec
-        rows: Any = obs if isinstance(obs, (np.ndarray, list)) else split_batch(spec, obs, len(ids), "observations")
-        timesteps = dict(zip(ids, read_timesteps(self._reward_spec, rows, rewards, done, infos), strict=True))
-        for env_id, timestep in timesteps.items():
-            if self._states.take(env_id, timestep):
-                self._begin_reset(env_id)
+        if not isinstance(obs, (np.ndarray, list)):
+            obs = split_batch(self._actors.observation_spec, obs, len(ids), "observations")
+        rows = list(obs)
+        over = done.tolist()
+        timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)
+        if True in over or any(infos):
+            for env_id, timestep in zip(ids, timesteps, strict=True):
+                if self._states.take(env_id, timestep):
+                    self._begin_reset(env_id)
+        else:
+            self._states.go_on(ids, rows)
         return timesteps

@@ -92,18 +92,20 @@ def config_dict(values: Mapping[str, Any]) -> Any:
 
 def _read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]:
     """The rewards behind what workers wrote; see `DingGuest`."""
-    arrays = numbers[:, :-1].astype(spec.dtype).reshape(len(numbers), *spec.shape)
     kinds = numbers[:, -1].tolist()
-    if all(kind == OF_THE_SPACE for kind in kinds):
-        return list(arrays)
+    arrays: Sequence[Any] = ()
+    if OF_THE_SPACE in kinds:
+        arrays = list(numbers[:, :-1].astype(spec.dtype).reshape(len(numbers), *spec.shape))
+        if kinds.count(OF_THE_SPACE) == len(kinds):
+            return arrays
+    singles = numbers[:, 0].tolist()
     return [
-        arrays[row] if kind == OF_THE_SPACE else REWARD_KINDS[int(kind)](numbers[row, 0])
-        for row, kind in enumerate(kinds)
+        arrays[row] if kind == OF_THE_SPACE else REWARD_KINDS[int(kind)](singles[row]) for row, kind in enumerate(kinds)
     ]
 
 
 def read_timesteps(
-    reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: npt.NDArray[np.bool_], infos: Sequence[Any]
+    reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: Sequence[bool], infos: Sequence[Any]
 ) -> list[Any]:
     """The timesteps behind what workers wrote; one with more than the usual four fields is of the env's own class.
 
@@ -111,14 +113,14 @@ def read_timesteps(
         reward_spec: As `DingGuest` has it.
         rows: One observation an env.
         rewards: One an env, as numbers or as they are.
-        done: bool, shape (n,).
+        done: One an env.
         infos: One an env, or `Given` in its place.
     """
     if isinstance(rewards, np.ndarray):
         rewards = _read_rewards(reward_spec, rewards)
     return [
         BaseEnvTimestep(row, reward, over, info) if type(info) is not Given else _given(info.timestep)
-        for row, reward, over, info in zip(rows, rewards, done.tolist(), infos, strict=True)
+        for row, reward, over, info in zip(rows, rewards, done, infos, strict=True)
     ]
 
 

@@ -137,8 +137,8 @@ def packer(nest: Any) -> Callable[[Iterator[Any]], Any]:
         return next
     makers, kind = [packer(inner) for inner in nest], type(nest)
     if hasattr(nest, "_fields"):
-        return lambda arrays: kind(*(make(arrays) for make in makers))
-    return lambda arrays: kind(make(arrays) for make in makers)
+        return lambda arrays: kind(*[make(arrays) for make in makers])
+    return lambda arrays: kind([make(arrays) for make in makers])
 
 
 class Described(NamedTuple):
@@ -231,15 +231,20 @@ class AlfGuest(Guest):
         self._leaves = described.leaves()
         record = np.zeros(1, record_of(self._leaves))
         self._row: npt.NDArray[np.uint8] = record.view(np.uint8)
+        self._bytes = self._row.data
         self._fields = [record[str(number)][0, ...] for number in range(len(self._leaves))]
         # Single numbers are written all at once, in less time than NumPy takes for one.
         numbers = [leaf for leaf in self._leaves if _is_number(leaf.spec.dtype, leaf.spec.shape)]
         self._write_numbers = struct.Struct("@" + "".join(leaf.spec.dtype.char for leaf in numbers)).pack_into
         self._read_numbers = _reader(numbers)
         arrays = [leaf for leaf in self._leaves if leaf not in numbers]
-        self._read_arrays = _reader(arrays)
-        fields = [field for leaf, field in zip(self._leaves, self._fields, strict=True) if leaf in arrays]
-        self._arrays = [(field, field.dtype, field.shape) for field in fields]
+        # A memoryview of one axis takes a third of the time, and refuses another shape or dtype by itself.
+        lines = [leaf for leaf in arrays if len(leaf.spec.shape) == 1]
+        others = [leaf for leaf in arrays if leaf not in lines]
+        self._read_lines, self._read_others = _reader(lines), _reader(others)
+        fields = dict(zip(self._leaves, self._fields, strict=True))
+        self._lines = [fields[leaf].data for leaf in lines]
+        self._others = [(fields[leaf], leaf.spec.dtype, leaf.spec.shape) for leaf in others]
         self._step_type = self._fields[0].reshape(-1).data
         self._ends = not described.resets_itself
         actions = described.action_leaves()
@@ -283,11 +288,14 @@ class AlfGuest(Guest):
     def _write(self, time_step: Any) -> npt.NDArray[np.uint8]:
         """Writes a time step into the row, which the facade copies at once."""
         try:
-            self._write_numbers(self._row.data, 0, *self._read_numbers(time_step))
-            for value, (field, dtype, shape) in zip(self._read_arrays(time_step), self._arrays):  # noqa: B905 # quicker
-                if value.dtype != dtype or value.shape != shape:
-                    raise TypeError
-                field[...] = value
+            self._write_numbers(self._bytes, 0, *self._read_numbers(time_step))
+            for line, value in zip(self._lines, self._read_lines(time_step)):  # noqa: B905 # quicker
+                line[:] = value
+            if self._others:
+                for (field, dtype, shape), value in zip(self._others, self._read_others(time_step)):  # noqa: B905
+                    if value.dtype != dtype or value.shape != shape:
+                        raise TypeError
+                    field[...] = value
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError, struct.error):
             # Whatever does not fit at once is converted, or told.
             for leaf, field in zip(self._leaves, self._fields, strict=True):

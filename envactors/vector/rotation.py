@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from envactors.arrays.specs import split_batch
 from envactors.errors import VectorInputError, VectorStepError
 from envactors.vector.facade import VectorEnv, seeds_for
@@ -92,9 +94,9 @@ class Rotation:
             VectorInputError: Wrong actions, or an env that needs a reset first.
         """
         result = self._rotate(actions) if self._ended or self._queue else self._envs.step(actions)
-        over = (result[2] | result[3]).tolist()
-        self._ended = [place for place, ends in enumerate(over) if ends] if True in over else []
-        if self._ended:
+        self._ended = []
+        if True in result[2].tolist() or True in result[3].tolist():
+            self._ended = np.flatnonzero(result[2] | result[3]).tolist()
             self._begin(actions, self._ended, self.env_ids)
             self._queue.extend(self.env_ids[place] for place in self._ended)
         return result
