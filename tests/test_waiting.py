@@ -26,7 +26,9 @@ def run(waiting, cost, clock, seconds):
 
 
 def costs(ways, low, high):
-    each = st.lists(st.floats(low, high), min_size=len(ways), max_size=len(ways), unique=True)
+    # Whole nanoseconds: what differs by less than sums are rounded is not told apart.
+    cost = st.integers(round(low * 1e9), round(high * 1e9)).map(lambda nanoseconds: nanoseconds * 1e-9)
+    each = st.lists(cost, min_size=len(ways), max_size=len(ways), unique=True)
     return each.map(lambda values: dict(zip(ways, values, strict=True)))
 
 
