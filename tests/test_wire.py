@@ -237,6 +237,18 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender():
         assert not channel.backlog
 
 
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_what_is_sent_to_a_peer_that_has_gone_was_not_read(size):
+    with socket_pair() as (ours, theirs):
+        ours.setblocking(False)
+        theirs.close()
+        channel = Channel(ours)
+        with pytest.raises(OSError) as caught:
+            channel.send(Frame(1, 2, 3, bytes(size)))
+        assert caught.value.errno == errno.EPIPE
+        assert channel.unread()
+
+
 def test_a_frame_that_breaks_off_is_none():
     raw = bytes_of([Frame(1, 2, 3, bytes(2 * CHUNK))])
     for kept in (0, 1, HEADER - 1, HEADER, HEADER + 1, CHUNK, CHUNK + HEADER, 2 * CHUNK):

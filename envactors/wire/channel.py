@@ -59,19 +59,11 @@ class Channel:
         kind, incarnation, call_id, payload, check = frame
         header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id, check)
         if len(payload) < _CHUNK:
-            whole = header + payload
-            sent = 0
-            try:
-                if not self._outbox:
-                    sent = self._write(whole)
-            finally:
-                if sent < len(whole):  # also when the other end is gone: `unread` is to tell
-                    self._outbox.append(memoryview(whole)[sent:])
+            self._outbox.append(memoryview(header + payload))
         else:
             self._outbox.append(memoryview(header))
             self._outbox.append(memoryview(payload))
-        if self._outbox:
-            self.flush()
+        self.flush()
 
     def flush(self) -> None:
         """Writes what is left.
@@ -82,20 +74,14 @@ class Channel:
         outbox = self._outbox
         while outbox:
             part = outbox[0]
-            sent = self._write(part)
-            if not sent:
+            try:
+                sent = self.socket.send(part)
+            except BlockingIOError:
                 return
             if sent == len(part):
                 outbox.popleft()
             else:
                 outbox[0] = part[sent:]
-
-    def _write(self, part: bytes | memoryview) -> int:
-        """Writes what there is room for; gives how many bytes that was."""
-        try:
-            return self.socket.send(part)
-        except BlockingIOError:
-            return 0
 
     def receive(self) -> list[Frame] | None:
         """Reads once and gives the frames that are complete now; None when the other end is gone.
