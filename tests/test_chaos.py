@@ -132,10 +132,10 @@ def test_death_comes_in_the_middle_of_writing(orders, kind):
     with ea.VectorEnv(
         [lambda path=orders.path: Saboteur(LargeEcho, path, 1, 0)],
         on_failure="renew",
-        restart=ea.RestartPolicy(max_restarts=100, backoff=0.0),
+        restart=ea.RestartPolicy(max_restarts=400, backoff=0.0),
     ) as envs:
         envs.reset(seed=0)
-        for action in range(50):
+        for action in range(300):  # on a single core it takes many
             obs, *_ = envs.step([action])
             orders.give(0, Place.STEP, Order(kind))
             half = (int(envs._plane.slab.asked[0]) + 1) & 1
