@@ -35,6 +35,17 @@ import envactors as ea
 from envactors.actor.future import ActorFuture
 
 
+def behind(gate):
+    """A factory whose env is made once there is a file."""
+
+    def factory():
+        env = Counter()
+        env.wait_for_file(str(gate))
+        return env
+
+    return factory
+
+
 @pytest.fixture
 def actor():
     with ea.spawn(Counter, name="counter") as handle:
@@ -71,12 +82,7 @@ def test_the_factory_runs_in_the_worker_only(actor):
 def test_spawn_returns_at_once_and_the_state_tells_the_rest(tmp_path):
     gate = tmp_path / "gate"
 
-    def slow():
-        handle = Counter()
-        handle.wait_for_file(str(gate))
-        return handle
-
-    with ea.spawn(slow, name="slow") as handle:
+    with ea.spawn(behind(gate), name="slow") as handle:
         assert handle.state is ea.ActorState.STARTING
         assert handle.incarnation == 0
         future = handle.add()
@@ -297,13 +303,8 @@ def test_close_lets_queued_calls_and_the_env_finish(tmp_path):
 def test_close_does_not_wait_for_a_process_that_has_not_begun_to_start(tmp_path):
     gate = tmp_path / "gate"
 
-    def factory():
-        env = Counter()
-        env.wait_for_file(str(gate))
-        return env
-
     one_by_one = ea.ProcessBackend("spawn", max_starting=1)
-    with ea.spawn(factory, backend=one_by_one) as first:
+    with ea.spawn(behind(gate), backend=one_by_one) as first:
         second = ea.spawn(Counter, backend=one_by_one, deadlines=ea.Deadlines(close=None))
         closer = threading.Thread(target=second.close)
         closer.start()

@@ -73,9 +73,8 @@ class Verdict(enum.Enum):
 class Plan:
     """What an actor is made of.
 
-    ``max_journal`` is how many steps of each env are kept to be
-    replayed, None where nothing is; ``take_standby`` gives a process that was started for whoever loses its own
-    (`envactors.actor.standbys.Standbys.take`).
+    ``max_journal`` is how many steps of each env are kept to be replayed, None where nothing is; ``take_standby``
+    gives a process that was started for whoever loses its own (`envactors.actor.standbys.Standbys.take`).
     """
 
     name: str

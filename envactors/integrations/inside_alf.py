@@ -238,8 +238,9 @@ class AlfGuest(Guest):
         self._write_numbers = struct.Struct("@" + "".join(leaf.spec.dtype.char for leaf in numbers)).pack_into
         self._read_numbers = _reader(numbers)
         arrays = [leaf for leaf in self._leaves if leaf not in numbers]
-        # A memoryview of one axis takes a third of the time, and refuses another shape or dtype by itself.
-        lines = [leaf for leaf in arrays if len(leaf.spec.shape) == 1]
+        # A memoryview of one axis takes a third of the time, and refuses another shape or dtype by itself; but a
+        # `bytes` would do for single bytes.
+        lines = [leaf for leaf in arrays if len(leaf.spec.shape) == 1 and leaf.spec.dtype != np.uint8]
         others = [leaf for leaf in arrays if leaf not in lines]
         self._read_lines, self._read_others = _reader(lines), _reader(others)
         fields = dict(zip(self._leaves, self._fields, strict=True))

@@ -34,9 +34,9 @@ RESETTING: Final = 37
 SINCE: Final = 38
 
 
-def waiting_on(core: int | None, wait: int) -> int:
-    """`ASLEEP` or `LOOKING` on a core of this number; None: wherever."""
-    return wait if core is None else wait | (core + 1) << 1
+def waiting_on(core: int, wait: int) -> int:
+    """`ASLEEP` or `LOOKING`, and on a core of this number rather than wherever."""
+    return wait | (core + 1) << 1
 
 
 class Board:

@@ -72,8 +72,9 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
             server.take_turn(taken)
             continue
         if words[FRAMES_DOWN] <= received:
-            wait, core = words[WAIT] & LOOKING, words[WAIT] >> 1
-            if wait == LOOKING:
+            wait = words[WAIT]
+            core = wait >> 1  # as `waiting_on` counts them
+            if wait & LOOKING:
                 if core and looks % _LOOKS_IN_PLACE == 0:
                     with woken_on(core - 1):
                         pass  # the scheduler has no reason to move it there, nor from there soon
