@@ -11,7 +11,7 @@ import logging
 import time
 
 from envactors.actor.incarnation import Incarnation
-from envactors.actor.states import Phase, Plan
+from envactors.actor.states import BACKOFF, LAUNCHING, LIVE, Plan
 from envactors.actor.supervisor import Supervisor
 
 _log = logging.getLogger("envactors")
@@ -28,17 +28,17 @@ class Standby(Supervisor):
         """
         with self._lock:
             process = self._process
-            if self._phase is not Phase.LIVE or process is None or process.silent:
+            if self._phase is not LIVE or process is None or process.silent:
                 return None
             self._process = None
-            self._phase = Phase.BACKOFF
+            self._phase = BACKOFF
             self._set_timer("backoff", time.monotonic() + delay)
             return process
 
     def begin_close(self, timeout: float | None) -> None:
         """As for any actor, but for a process that is still starting nobody waits."""
         with self._change:
-            if self._phase is Phase.LAUNCHING:
+            if self._phase is LAUNCHING:
                 self.kill(restart=False)
             else:
                 super().begin_close(timeout)

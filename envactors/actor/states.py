@@ -59,6 +59,10 @@ class Phase(enum.Enum):
     CLOSED = enum.auto()
 
 
+# Before Python 3.12 an enum takes as long as a call to look a member up: on the way of every step it is done once.
+LAUNCHING, LIVE, STOPPING, ENDING, BACKOFF, DEAD, CLOSED = Phase
+
+
 class Verdict(enum.Enum):
     """Why the parent itself ends a process."""
 

@@ -31,7 +31,19 @@ from envactors.actor.journal import Journals
 from envactors.actor.outcomes import Outcomes
 from envactors.actor.policy import Losses
 from envactors.actor.requests import Request, RequestTable
-from envactors.actor.states import ActorState, ActorStats, Phase, Plan, Verdict
+from envactors.actor.states import (
+    BACKOFF,
+    CLOSED,
+    DEAD,
+    ENDING,
+    LAUNCHING,
+    LIVE,
+    STOPPING,
+    ActorState,
+    ActorStats,
+    Plan,
+    Verdict,
+)
 from envactors.actor.turn import Turn
 from envactors.actor.waiting import SHORT_PAUSE, Waiting
 from envactors.errors import ActorClosedError, ActorError, twin
@@ -50,6 +62,8 @@ _KILL_GRACE = 0.9
 # How long a standby may take to become this actor's, in seconds; it has nothing to do but to note it.
 _ADOPTION_GRACE = 1.0
 _START_CALL_ID = 0
+# Looked up once, see `envactors.actor.states`.
+_CLOSE, _PROGRESS, _RESETTING = Kind.CLOSE, Kind.PROGRESS, Kind.RESETTING
 
 
 def _is_renewal(running: Request | Turn | None) -> bool:
@@ -100,7 +114,7 @@ class Supervisor:
         self._lock = threading.RLock()
         self._change = _Change(self)
         self._table = RequestTable()
-        self._phase = Phase.LAUNCHING
+        self._phase = LAUNCHING
         self._process: Incarnation | None = None
         self._started = False
         self._adopting = False
@@ -141,13 +155,13 @@ class Supervisor:
         with self._change:
             self._look_at_turn()
             phase, running = self._phase, self._table.running
-            if phase is Phase.CLOSED or (phase is Phase.ENDING and self._verdict is Verdict.CLOSE):
+            if phase is CLOSED or (phase is ENDING and self._verdict is Verdict.CLOSE):
                 return ActorState.CLOSED
-            if phase is Phase.DEAD:
+            if phase is DEAD:
                 return ActorState.DEAD
-            if phase is Phase.LAUNCHING and self.incarnation == 0:
+            if phase is LAUNCHING and self.incarnation == 0:
                 return ActorState.STARTING
-            if phase in (Phase.LAUNCHING, Phase.BACKOFF) or _is_renewal(running):
+            if phase in (LAUNCHING, BACKOFF) or _is_renewal(running):
                 return ActorState.RENEWING
             return ActorState.IDLE if running is None else ActorState.BUSY
 
@@ -256,14 +270,14 @@ class Supervisor:
                 self._table.add(request)
             if request.bound is not None and (request.bound < self.incarnation or self._is_between()):
                 self._fail_bound(request.bound)
-            if self._phase is Phase.DEAD:
+            if self._phase is DEAD:
                 self._settle_dead()
             else:
                 self._dispatch()
 
     def _is_between(self) -> bool:
         """Whether one process is gone and the next one, if any, has not begun."""
-        return self._phase in (Phase.BACKOFF, Phase.DEAD)
+        return self._phase in (BACKOFF, DEAD)
 
     def may_retry(self, index: int, seeded: bool, error: BaseException) -> bool:
         """Whether what an env was asked is worth another try, in a new process that is brought to the same point.
@@ -294,7 +308,7 @@ class Supervisor:
             error: What it has raised.
         """
         with self._change:
-            if incarnation == self.incarnation and self._phase is Phase.LIVE:
+            if incarnation == self.incarnation and self._phase is LIVE:
                 self._condemned_for = self._failures.condemned((index, method), self.incarnation, self.pid, error)
                 self._end(Verdict.CONDEMNED)
 
@@ -327,7 +341,7 @@ class Supervisor:
         """Ends the process now; see `envactors.actor.handle.ActorHandle.kill`."""
         self.check_owner()
         with self._change:
-            if self._phase is Phase.CLOSED:
+            if self._phase is CLOSED:
                 return
             self._look_at_turn()
             if self._table.running is not None:
@@ -341,7 +355,7 @@ class Supervisor:
     def begin_close(self, timeout: float | None) -> None:
         """Lets what is queued run and the env close, for ``timeout`` seconds; then ends the process."""
         with self._change:
-            if self._phase is Phase.CLOSED:
+            if self._phase is CLOSED:
                 return
             patience = self._close_patience(timeout)
             if patience is not None:
@@ -351,7 +365,7 @@ class Supervisor:
                 self._closing = True
                 self._look_at_turn()
                 idle = self._table.running is None and not self._table.queue
-                if self._phase in (Phase.DEAD, Phase.BACKOFF) or (idle and self._engine.launcher.waits(self)):
+                if self._phase in (DEAD, BACKOFF) or (idle and self._engine.launcher.waits(self)):
                     self._end(Verdict.CLOSE)
                 else:
                     first = self.plan.start.first
@@ -411,12 +425,12 @@ class Supervisor:
                     self._end(Verdict.CLOSE)
                 elif name == "kill" and self._process is not None:
                     self._process.kill()
-                elif name == "call" and self._phase in (Phase.LAUNCHING, Phase.LIVE):
+                elif name == "call" and self._phase in (LAUNCHING, LIVE):
                     running = self._table.running
                     if isinstance(running, Turn) and (later := running.later(self.plan.deadlines, now)) is not None:
                         self._set_timer("call", later)
                         continue
-                    self._phase, self._verdict = Phase.ENDING, Verdict.TIMEOUT
+                    self._phase, self._verdict = ENDING, Verdict.TIMEOUT
                     if self._process is not None:
                         self._process.ask_stacks()
                         self._set_timer("kill", now + _STACKS_GRACE)
@@ -428,7 +442,7 @@ class Supervisor:
     # Starting --------------------------------------------------------------------------------------------
 
     def _begin_launch(self, spare: Incarnation | None = None) -> None:
-        self._phase, self._started, self._adopting = Phase.LAUNCHING, False, spare is not None
+        self._phase, self._started, self._adopting = LAUNCHING, False, spare is not None
         self._launched, self._made = time.monotonic(), 0
         if spare is not None:
             self._adopt(spare)
@@ -478,7 +492,7 @@ class Supervisor:
         worker, refusal = None, None
         slab = None if self.plan.shared is None else self.plan.shared.fileno()
         with self._lock:
-            due = self._phase is Phase.LAUNCHING
+            due = self._phase is LAUNCHING
             self._launched = time.monotonic()  # not when it was queued behind others
             if due and self.plan.deadlines.start is not None and self.plan.backend.kills:
                 self._set_timer("call", self._launched + self.plan.deadlines.start)
@@ -492,7 +506,7 @@ class Supervisor:
                 self._lose(Obituary(refusal=refusal))
             else:
                 self._process = Incarnation(worker, self.plan.name, self.reactor, self._on_channel, self._on_death)
-                if self._phase is Phase.LAUNCHING:
+                if self._phase is LAUNCHING:
                     self._process.send(Frame(Kind.START, self.incarnation, _START_CALL_ID, self._start_payload))
                 else:
                     self._process.kill()
@@ -503,12 +517,12 @@ class Supervisor:
             return
         if frame.kind == Kind.FAILED:
             self._start_failure = frame
-            self._phase = Phase.ENDING
+            self._phase = ENDING
             if self._process is not None:
                 self._process.kill()
             return
         self._timers.pop("call", None)
-        self._phase, self._started = Phase.LIVE, True
+        self._phase, self._started = LIVE, True
         self._engine.launcher.finish(self)
         renewal = self._table.interrupt()
         if isinstance(renewal, Request):
@@ -524,7 +538,7 @@ class Supervisor:
 
     def _dispatch(self) -> None:
         """Starts the next call where the process is free for one."""
-        if self._phase is not Phase.LIVE and self._phase is not Phase.DEAD:
+        if self._phase is not LIVE and self._phase is not DEAD:
             return
         request = self._table.start()
         if request is None:
@@ -535,12 +549,12 @@ class Supervisor:
             return
         request.future.begin()
         request.started = time.monotonic()
-        if self._phase is Phase.DEAD:
+        if self._phase is DEAD:
             self._relaunch()
             return
         kind = request.kind
-        if kind is None or kind == Kind.CLOSE:
-            self._phase = Phase.STOPPING
+        if kind is None or kind == _CLOSE:
+            self._phase = STOPPING
             self._verdict = Verdict.RENEW if kind is None else Verdict.CLOSE
             if kind is None and self.plan.deadlines.close is not None:
                 self._set_timer("kill", request.started + self.plan.deadlines.close)
@@ -564,7 +578,7 @@ class Supervisor:
         frames = self._process.advance(mask)
         for frame in frames or ():
             self._on_frame(frame)
-        if self._process.silent and self._phase is not Phase.STOPPING:
+        if self._process.silent and self._phase is not STOPPING:
             # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
             self._set_timer("kill", time.monotonic() + _EXIT_GRACE)
         return frames is not None
@@ -573,30 +587,30 @@ class Supervisor:
         running = self._table.running
         if frame.incarnation != self.incarnation:
             self._stale += 1
-        elif frame.call_id == _START_CALL_ID and self._phase is Phase.LAUNCHING:
+        elif frame.call_id == _START_CALL_ID and self._phase is LAUNCHING:
             self._on_started(frame)
-        elif running is None or frame.call_id != running.call_id or self._phase is Phase.ENDING:
+        elif running is None or frame.call_id != running.call_id or self._phase is ENDING:
             self._stale += 1
         elif isinstance(running, Turn):
             running.take(frame)
             self.reactor.wake(running.waiter)
-        elif frame.kind == Kind.PROGRESS:
+        elif frame.kind == _PROGRESS:
             self._timers.pop("call", None)
             running.timeout = self.plan.deadlines.of(bytes(frame.payload).decode())
             if running.timeout is not None and self.plan.backend.kills:
                 # What comes next has begun by then, or this is told once more.
                 self._set_timer("call", time.monotonic() + running.timeout + PULSE)
-        elif frame.kind == Kind.RESETTING:
+        elif frame.kind == _RESETTING:
             self._timers.pop("call", None)
             deadline = self.plan.deadlines.of("reset")
             if deadline is not None and self.plan.backend.kills:
                 running.timeout = deadline
                 self._set_timer("call", time.monotonic() + deadline)
-        elif self._phase is Phase.STOPPING:
+        elif self._phase is STOPPING:
             # The env is closed. What may still keep its process, such as a thread that never ends, gets a moment.
             when = time.monotonic() + _EXIT_GRACE
             self._set_timer("kill", min(when, self._timers.get("kill", when)))
-        elif self._phase is Phase.LIVE:
+        elif self._phase is LIVE:
             self._table.running = None
             self._timers.pop("call", None)
             self._completed += 1
@@ -636,7 +650,7 @@ class Supervisor:
             if (
                 process is None
                 or process.board is not turn.board
-                or self._phase is not Phase.LIVE
+                or self._phase is not LIVE
                 or self._closing
                 or not table.take(turn, now)
             ):
@@ -671,7 +685,7 @@ class Supervisor:
     def take_mail(self, turn: Turn) -> None:
         """Takes in what has come besides the results so far; called under `SHIELD`."""
         with self._lock:
-            if self._table.running is turn and self._phase is Phase.LIVE:
+            if self._table.running is turn and self._phase is LIVE:
                 self._fetch_mail(turn)
 
     def read_mail(self, turn: Turn, index: int) -> tuple[Any, BaseException | None]:
@@ -688,7 +702,7 @@ class Supervisor:
         """Takes the running turn off if the worker has finished it."""
         table, process = self._table, self._process
         turn = table.running
-        if not isinstance(turn, Turn) or self._phase is not Phase.LIVE or process is None:
+        if not isinstance(turn, Turn) or self._phase is not LIVE or process is None:
             return
         words = turn.board.words
         if words[FINISHED] != turn.call_id or (words[MAILED] and not self._fetch_mail(turn)):
@@ -742,10 +756,10 @@ class Supervisor:
 
     def _end(self, verdict: Verdict) -> None:
         """Ends the process, or what is about to become one, for a reason of the parent's own."""
-        coming = self._phase in (Phase.LAUNCHING, Phase.ENDING) and self._process is None
+        coming = self._phase in (LAUNCHING, ENDING) and self._process is None
         if coming and self._engine.launcher.withdraw(self):
             coming = False
-        self._phase, self._verdict = Phase.ENDING, verdict
+        self._phase, self._verdict = ENDING, verdict
         if self._process is None:
             if not coming:
                 self._lose(Obituary())
@@ -770,9 +784,9 @@ class Supervisor:
 
     def _replace(self) -> None:
         """Ends the process and has another; not counted."""
-        if self._phase is Phase.DEAD:
+        if self._phase is DEAD:
             self._relaunch()
-        elif self._phase is not Phase.CLOSED and self._verdict is not Verdict.CLOSE:
+        elif self._phase is not CLOSED and self._verdict is not Verdict.CLOSE:
             self._end(Verdict.ABORT)
 
     def torn(self) -> None:
@@ -880,11 +894,11 @@ class Supervisor:
                 self._restarts += 1
                 self._relaunch(spare)
                 return
-            self._phase = Phase.BACKOFF
+            self._phase = BACKOFF
             self._set_timer("backoff", now + delay)
             return
         self._final = self._failures.exhausted(self._losses.errors, self.incarnation)
-        self._phase = Phase.DEAD
+        self._phase = DEAD
         renewal = self._interrupt()
         if renewal is not None:
             self._fail(renewal, twin(self._final))
@@ -908,7 +922,7 @@ class Supervisor:
         """Fails what waits for a dead actor, up to a renewal, which revives it."""
         assert self._final is not None, "a dead actor has a reason"
         for request in self._table.drain():
-            if self._phase is Phase.DEAD and request.kind is not None:
+            if self._phase is DEAD and request.kind is not None:
                 self._fail(request, self._failures.after_all(self._final, request))
             else:
                 self._table.restore(request)
@@ -924,7 +938,7 @@ class Supervisor:
             else:
                 self._fail(request, self._failures.death(obituary, self.incarnation, request, aborted=aborted))
         self._timers.clear()
-        self._phase = Phase.CLOSED
+        self._phase = CLOSED
         self._outcomes.add(self._release)
 
     # Outcomes --------------------------------------------------------------------------------------------
