@@ -375,12 +375,13 @@ class VectorEnv:
         if timeout is not None:
             check_timeout(timeout, "step(timeout=...)")
         deadline = None if timeout is None else time.monotonic() + timeout
-        if slots is not self._slots:
+        plane = self._plane
+        if plane is None or slots is not self._slots:
             self._begin(slots, actions, one_by_one=False)
             return self._gather(slots, timeout, deadline, "step")[1:6]
-        with self._shield:  # once for both: it takes a system call for each signal, there and back
-            self._begin_all(actions)
-            result = self._finish_at_once()
+        with SHIELD:  # once for both: it takes a system call for each signal, there and back
+            self._order_all(plane, actions)
+            result = self._finish_at_once(plane)
         return self._await_all(timeout, deadline) if result is None else result
 
     def _begin_all(self, actions: Any) -> None:
@@ -388,31 +389,35 @@ class VectorEnv:
         plane = self._plane
         if plane is None:
             self._begin(self._slots, actions, one_by_one=False)
-            return
-        # The common case: a batch at once, nothing env by env.
-        if not plane.clear:
-            self._check_slots(self._slots)
-        values = split_batch(self._action_spec, actions, len(self._slots), "actions")
-        with SHIELD:
-            self._is_unmarked = True
-            left = plane.begin_all(values)
-            if left:
-                self._owe_all()
-                self._ask(self._slots, values, left)
+        else:
+            with SHIELD:
+                self._order_all(plane, actions)
 
     def _finish_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
         """Waits for what `_begin_all` has started, and gives it as `step` does."""
-        result = self._finish_at_once()
-        return self._await_all(timeout, deadline) if result is None else result
-
-    def _finish_at_once(self) -> tuple[Any, ...] | None:
-        """Finishes what `_begin_all` has started if that takes but a moment."""
         plane, result = self._plane, None
         if plane is not None:
             with SHIELD:
-                if self._is_unmarked:
-                    result = plane.finish()
-                    self._is_unmarked = result is None
+                result = self._finish_at_once(plane)
+        return self._await_all(timeout, deadline) if result is None else result
+
+    def _order_all(self, plane: Plane, actions: Any) -> None:
+        """Starts a step of all envs in shared memory, a batch at once; called under `SHIELD`."""
+        if not plane.clear:
+            self._check_slots(self._slots)
+        values = split_batch(self._action_spec, actions, len(self._slots), "actions")
+        self._is_unmarked = True
+        left = plane.begin_all(values)
+        if left:
+            self._owe_all()
+            self._ask(self._slots, values, left)
+
+    def _finish_at_once(self, plane: Plane) -> tuple[Any, ...] | None:
+        """Finishes what was started if that takes but a moment; called under `SHIELD`."""
+        if not self._is_unmarked:
+            return None
+        result = plane.finish()
+        self._is_unmarked = result is None
         return result
 
     def _await_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
