@@ -70,6 +70,7 @@ class Slab:
         extras: uint8, shape (n,): `PLAIN`, `RECORDED` for an info that stands in the notes as a record, `NOTED` for
             what stands there pickled, `WITH_MAIL` for what follows through the channel, or `FAILED`.
         notes: uint8, shape (n, `NOTE_ROOM`): what comes with a result besides arrays.
+        note_rooms: The rows of ``notes``.
         noted: uint32, shape (n,): how many bytes of it there are.
         checks: uint32, shape (2, n): the checksum over an env's observations, where it is kept, in two rows as these.
         terminated: bool, shape (n,).
@@ -100,11 +101,13 @@ class Slab:
         self.observations: list[npt.NDArray[Any] | None] = [
             next(arrays) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
+        # A row of an array takes four times as long to come by as one of these.
+        self.note_rooms: list[memoryview] = [row.data for row in self.notes]
+        self._noted = self.noted.data
 
     def note(self, env: int) -> memoryview:
         """What an env has noted beside its result."""
-        row: memoryview = self.notes[env].data
-        return row[: self.noted[env]]
+        return self.note_rooms[env][: self._noted[env]]
 
 
 def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:

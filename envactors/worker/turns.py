@@ -163,7 +163,7 @@ class _Place:
         self.index = seat.index
         layout = slab.layout
         self.action = reader(layout.action, slab.actions, seat.index)
-        self.note = slab.notes[seat.index].data
+        self.note = slab.note_rooms[seat.index]
         self.no_reward: Any = 0.0 if not layout.reward.shape else np.zeros(layout.reward.shape, layout.reward.dtype)
         self._spec = layout.observation
         self._rows = [
