@@ -128,6 +128,11 @@ class Doorbell:
             os.close(self._fd)
 
 
+def give_way() -> None:
+    """Lets others that wait for this core have it first."""
+    os.sched_yield()
+
+
 def look_out(ready: Callable[[], bool]) -> bool:
     """Looks with open eyes for ``ready()``, for some tens of microseconds of this thread's own time.
 
@@ -135,7 +140,7 @@ def look_out(ready: Callable[[], bool]) -> bool:
     """
     end = time.monotonic() + _LOOK_SECONDS
     for _ in range(_LOOK_ROUNDS):
-        os.sched_yield()
+        give_way()
         if ready() or ready() or ready() or ready():
             return True
         if time.monotonic() > end:

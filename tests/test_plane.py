@@ -27,6 +27,7 @@ from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.system import cores
 from envactors.testing import EchoEnv, FaultyEnv
+from envactors.vector.plane import Plane
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -924,6 +925,57 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes):
                 envs.recv()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def dozing(monkeypatch):
+    """A vector whose caller expects its workers to look for the next step, while they are asleep."""
+    monkeypatch.setattr("envactors.vector.plane.SHORT_PAUSE", 1e9)
+    with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+
+        def fall_asleep():
+            envs._plane._waiting.way = ALL_LOOK
+            workers = [psutil.Process(actor.pid) for actor in envs.actors]
+            wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+
+        yield envs, fall_asleep
+
+
+def test_workers_that_look_no_more_are_woken(dozing):
+    envs, fall_asleep = dozing
+    for turn in range(20):
+        fall_asleep()
+        assert envs.step([turn] * 4)[0][:, 2].tolist() == [turn] * 4
+
+
+def test_workers_that_look_no_more_are_woken_before_anybody_waits_for_them(dozing):
+    envs, fall_asleep = dozing
+    for turn in range(20):
+        fall_asleep()
+        envs._begin_all(np.full(4, turn))
+        wait_until(envs._plane._finished)
+        assert envs._finish_all(None, None)[0][:, 2].tolist() == [turn] * 4
+
+
+@pytest.mark.parametrize("then", ["recv", "call"])
+def test_a_step_that_broke_off_before_it_woke_the_workers_is_made(dozing, then, monkeypatch):
+    envs, fall_asleep = dozing
+    for turn in range(5):
+        fall_asleep()
+        with monkeypatch.context() as patch:
+            patch.setattr(Plane, "finish", BrokenOffError.raised)
+            with pytest.raises(BrokenOffError):
+                envs.step([turn] * 4)
+        if then == "call":
+            assert [envs[env].get("steps").result(SOON) for env in (0, 2)] == [turn + 1] * 2
+        assert envs.recv(timeout=SOON).obs[:, 2].tolist() == [turn] * 4
+
+
+class BrokenOffError(Exception):
+    @staticmethod
+    def raised(*_):
+        raise BrokenOffError
 
 
 def test_a_worker_that_may_not_choose_its_cores_waits_all_the_same():

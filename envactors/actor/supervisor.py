@@ -542,9 +542,11 @@ class Supervisor:
             return
         request = self._table.start()
         if request is None:
-            if isinstance(self._table.running, Turn) and self._table.queue and self._process is not None:
-                # Who waits for the turn need not be looking at it, and others wait for its end.
+            turn = self._table.running
+            if isinstance(turn, Turn) and self._table.queue and self._process is not None:
+                # Who waits for the turn need not be looking at it, nor have come to ring, and others wait for its end.
                 self._process.hear(self._on_bell)
+                turn.ring()
                 self._look_at_turn()
             return
         request.future.begin()

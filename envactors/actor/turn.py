@@ -10,6 +10,7 @@ from envactors.options import Deadlines
 from envactors.wire import bundle
 from envactors.wire.board import (
     BEGUN,
+    BOTH_LOOKING,
     FINISHED,
     MAILED,
     ONE_BY_ONE,
@@ -116,6 +117,8 @@ class Turn:
     def order(self, wait: int) -> None:
         """Asks the worker for it; under the actor's lock, so that the bell is open.
 
+        Where both sides look for each other, `ring` is to follow.
+
         Args:
             wait: How the worker is to wait for what comes after it, as `envactors.wire.board` says.
         """
@@ -123,7 +126,13 @@ class Turn:
         words[WAIT] = wait
         words[ONE_BY_ONE] = self.one_by_one
         words[ORDERED] = self.call_id
-        self.board.to_worker.ring_open()
+        if wait & BOTH_LOOKING != BOTH_LOOKING:
+            self.board.to_worker.ring_open()
+
+    def ring(self) -> None:
+        """Rings for it if the worker has not begun it."""
+        if self.board.words[BEGUN] != self.call_id:
+            self.board.to_worker.ring()
 
     @property
     def finished(self) -> bool:

@@ -392,6 +392,7 @@ class VectorEnv:
         else:
             with SHIELD:
                 self._order_all(plane, actions)
+                plane.ring()  # what the caller does until then may take long
 
     def _finish_all(self, timeout: float | None, deadline: float | None) -> tuple[Any, ...]:
         """Waits for what `_begin_all` has started, and gives it as `step` does."""

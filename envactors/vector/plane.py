@@ -27,10 +27,10 @@ from envactors.actor.turn import Turn
 from envactors.actor.waiting import SHORT_PAUSE, Waiting
 from envactors.arrays.slab import FAILED, NOTED, PLAIN, RECORDED, RESET, STEP, Layout, Slab
 from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
-from envactors.system import SharedFile, cores, look_out
+from envactors.system import SharedFile, cores, give_way, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
-from envactors.wire.board import ASLEEP, FINISHED, LOOKING, MAILED, ORDERED, Board, waiting_on
+from envactors.wire.board import ASLEEP, BOTH_LOOKING, FINISHED, LOOKING, MAILED, ORDERED, Board, waiting_on
 from envactors.wire.messages import Attach, Mail
 from envactors.wire.pickling import loads
 from envactors.wire.record import Reader
@@ -170,14 +170,24 @@ class Plane:
 
     def finish(self) -> tuple[Any, ...] | None:
         """Finishes a step of all envs if that takes but a moment, as `gather` does; called under `SHIELD`."""
-        if not self._waiting.way.all_look or not look_out(self._finished):
+        if not self._waiting.way.all_look:
+            return None
+        give_way()
+        self.ring()
+        if not self._finished() and not look_out(self._finished):
             return None
         # After an interrupt nobody would get what is gathered; as it is, the envs owe it.
         return self.gather() if not SHIELD.interrupted and self.settled() else None
 
+    def ring(self) -> None:
+        """Wakes the workers that were asked for a step of all and have not begun: perhaps they look for it no more."""
+        for turn in self.turns:
+            turn.ring()
+
     def owe(self) -> None:
         """Has the envs owe the results of a step of all that was not gathered; called under `SHIELD`."""
         self.clear = False
+        self.ring()
         for turn in self.turns:
             self._supervisors[turn.first].owe(turn, self._mark)
 
@@ -248,7 +258,8 @@ class Plane:
     def begin_all(self, actions: Sequence[Any] | npt.NDArray[Any]) -> list[int]:
         """Starts a step of all envs; gives what `begin` gives. Called under `SHIELD`.
 
-        The envs do not owe their results yet: `gather` or `owe` is to follow.
+        The envs do not owe their results yet, and workers that may be expected to look for it were not woken: `finish`
+        or `owe` is to follow, and `ring` at once where it is not `finish`.
         """
         if not self.clear:
             if not all(group.quiet for group in self._groups):
@@ -268,7 +279,9 @@ class Plane:
         turns, now = self.turns, time.monotonic()
         self._begun = now
         way = self._waiting.way
-        wait = LOOKING if way.workers_look and now - self._gathered < SHORT_PAUSE else ASLEEP
+        wait = ASLEEP
+        if way.workers_look and now - self._gathered < SHORT_PAUSE:
+            wait = BOTH_LOOKING if way.all_look else LOOKING
         for number, group in enumerate(self._groups):
             turn = group.turn
             own = waiting_on(number, wait) if way.apart else wait

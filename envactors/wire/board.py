@@ -15,13 +15,14 @@ PAGE: Final = mmap.PAGESIZE
 
 # Written by the parent: how many frames it has sent; the last turn that it has ordered, by call id; whether that
 # one's results are wanted one by one; how to wait for what comes next, as `waiting_on` says: asleep, or looking for it
-# with open eyes first, and on which core.
+# with open eyes first, perhaps with the caller looking for the end, too, and on which core.
 FRAMES_DOWN: Final = 0
 ORDERED: Final = 1
 ONE_BY_ONE: Final = 2
 WAIT: Final = 3
 ASLEEP: Final = 0
 LOOKING: Final = 1
+BOTH_LOOKING: Final = 3
 # Written by the worker, in cache lines of its own: how many frames it has sent; the last turn that it has begun, and
 # the last that it has finished; of how many envs it has sent something besides; which of its envs it is at; whether
 # in a reset within a step; since when.
@@ -35,8 +36,13 @@ SINCE: Final = 38
 
 
 def waiting_on(core: int, wait: int) -> int:
-    """`ASLEEP` or `LOOKING`, and on a core of this number rather than wherever."""
-    return wait | (core + 1) << 1
+    """`ASLEEP`, `LOOKING` or `BOTH_LOOKING`, and on a core of this number rather than wherever."""
+    return wait | (core + 1) << 2
+
+
+def core_of(wait: int) -> int | None:
+    """The core that `waiting_on` named; None for wherever."""
+    return (wait >> 2) - 1 if wait >> 2 else None
 
 
 class Board:

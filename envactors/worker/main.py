@@ -10,7 +10,7 @@ from typing import Any
 from envactors import system
 from envactors.arrays.slab import Slab
 from envactors.system import Poller, look_out, woken_on
-from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, LOOKING, ORDERED, WAIT, Board
+from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, LOOKING, ORDERED, WAIT, Board, core_of
 from envactors.wire.channel import Channel
 from envactors.wire.messages import REQUESTS, Adopt, Attach, Failure, Fault, Frame, Kind
 from envactors.wire.pickling import dumps, loads, pack_failure
@@ -73,15 +73,15 @@ def _attend(channel: Channel, board: Board, slab: int | None) -> None:
             continue
         if words[FRAMES_DOWN] <= received:
             wait = words[WAIT]
-            core = wait >> 1  # as `waiting_on` counts them
+            core = core_of(wait)
             if wait & LOOKING:
-                if core and looks % _LOOKS_IN_PLACE == 0:
-                    with woken_on(core - 1):
+                if core is not None and looks % _LOOKS_IN_PLACE == 0:
+                    with woken_on(core):
                         pass  # the scheduler has no reason to move it there, nor from there soon
                 looks += 1
                 if look_out(called):
                     continue
-            with woken_on(core - 1) if core else _ANYWHERE:
+            with _ANYWHERE if core is None else woken_on(core):
                 events = dict(poller.poll(None))
             if fd not in events:
                 continue
