@@ -173,9 +173,10 @@ class Plane:
         if not self._waiting.way.all_look:
             return None
         give_way()
-        self.ring()
-        if not self._finished() and not look_out(self._finished):
-            return None
+        if not self._finished():
+            self.ring()
+            if not look_out(self._finished):
+                return None
         # After an interrupt nobody would get what is gathered; as it is, the envs owe it.
         return self.gather() if not SHIELD.interrupted and self.settled() else None
 
