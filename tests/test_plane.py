@@ -25,7 +25,7 @@ from envactors.actor.turn import Turn
 from envactors.actor.waiting import ALL_LOOK, ALL_LOOK_APART, APART, SLEEP
 from envactors.arrays.slab import NOTE_ROOM, Layout, Slab
 from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
-from envactors.system import cores
+from envactors.system import Doorbell, cores
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector.plane import Plane
 
@@ -970,6 +970,24 @@ def test_a_step_that_broke_off_before_it_woke_the_workers_is_made(dozing, then, 
         if then == "call":
             assert [envs[env].get("steps").result(SOON) for env in (0, 2)] == [turn + 1] * 2
         assert envs.recv(timeout=SOON).obs[:, 2].tolist() == [turn] * 4
+
+
+def test_a_worker_that_is_stopped_just_before_it_rings_is_not_waited_for():
+    class Mute(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                time.sleep(0.1)  # the last to end: nobody else's ring tells of it
+                Doorbell.ring_open = lambda bell: os.kill(os.getpid(), signal.SIGSTOP)
+            return super().step(action)
+
+    with ea.VectorEnv([Mute] * 2, deadlines=ea.Deadlines(step=0.5), on_failure="renew", restart=ALWAYS) as envs:
+        for way in (SLEEP, ALL_LOOK):
+            envs.reset(seed=0)
+            envs._plane._waiting.way = way
+            begun = time.monotonic()
+            assert envs.step([7, 1])[0][:, 2].tolist() == [7, 1]
+            assert time.monotonic() - begun < 0.5 + SOON
+            assert "failure" in envs.step([1, 1])[4][0]
 
 
 class BrokenOffError(Exception):

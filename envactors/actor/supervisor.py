@@ -415,7 +415,10 @@ class Supervisor:
         with self._change:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
             self._receive(READABLE)
+            turn = self._table.running
             self._look_at_turn()
+            if isinstance(turn, Turn) and turn.over:
+                self.reactor.wake(turn.waiter)  # perhaps its worker was stopped just before it rang
             for name in [name for name, when in self._timers.items() if when <= now]:
                 self._timers.pop(name, None)
                 if name == "backoff":
