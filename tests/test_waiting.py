@@ -82,13 +82,6 @@ def test_trying_costs_little():
     assert taken[WORKERS_LOOK] > 0, "the others are tried again"
 
 
-def test_what_is_far_slower_is_tried_for_a_few_calls_only():
-    waiting = Waiting(may_look=True)
-    clock, _ = run(waiting, {SLEEP: 20e-6, WORKERS_LOOK: 100e-6, ALL_LOOK: 100e-6}, 0.0, 3.0)
-    _, taken = run(waiting, {SLEEP: 20e-6, WORKERS_LOOK: 100e-6, ALL_LOOK: 100e-6}, clock, 10.0)
-    assert 0 < taken[WORKERS_LOOK] + taken[ALL_LOOK] < 400
-
-
 def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
     """As looking is where somebody else computes: quick, until the core is gone for milliseconds."""
     waiting = Waiting(may_look=True)

@@ -17,8 +17,6 @@ _TRIAL_CALLS, _TRIAL_SECONDS, _SETTLING = 12, 5e-3, 4
 _FIRST_PERIOD, _LONGEST_PERIOD, _KEPT_CALLS = 0.05, 1.0, 100
 # How much of what a trial has shown is believed at once, after the first few.
 _TRUST = 0.25
-# So many times the time of the kept way, and a trial ends early.
-_HOPELESS = 1.5
 
 
 class Way(NamedTuple):
@@ -64,7 +62,6 @@ class Waiting:
         self._tried: Counter[Way] = Counter()
         self._trials: list[Way] = []
         self._sum, self._calls = 0.0, 0
-        self._limit = 0.0
         self._review, self._period, self._enough = 0.0, _FIRST_PERIOD, _TRIAL_CALLS
         self.way = self._short[-1]
 
@@ -75,10 +72,8 @@ class Waiting:
             return
         self._sum += seconds
         if self._trials:
-            if self._calls >= _TRIAL_CALLS:
-                mean = self._sum / (self._calls - _SETTLING)
-                if mean > self._limit or self._sum >= _TRIAL_SECONDS:
-                    self._finish_trial(min(mean, self._limit), now)
+            if self._calls >= _TRIAL_CALLS and self._sum >= _TRIAL_SECONDS:
+                self._finish_trial(now)
         elif now > self._review and self._calls >= self._enough:
             self._begin_trials(now)
 
@@ -90,11 +85,11 @@ class Waiting:
             self._typical.clear()  # of calls of another kind
             self._tried.clear()
         self._typical[self.way] = mean
-        self._limit = _HOPELESS * mean
         self._trials = [way for way in ways if way is not self.way]
         self._go_on(now)
 
-    def _finish_trial(self, mean: float, now: float) -> None:
+    def _finish_trial(self, now: float) -> None:
+        mean = self._sum / (self._calls - _SETTLING)
         before = self._typical.get(self.way, 0.0)
         self._tried[self.way] += 1
         self._typical[self.way] = before + (mean - before) * max(_TRUST, 1 / self._tried[self.way])
