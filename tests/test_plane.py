@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -28,6 +29,7 @@ from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.system import Doorbell, cores
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector.plane import Plane
+from envactors.worker import turns
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -988,6 +990,87 @@ def test_a_worker_that_is_stopped_just_before_it_rings_is_not_waited_for():
             assert envs.step([7, 1])[0][:, 2].tolist() == [7, 1]
             assert time.monotonic() - begun < 0.5 + SOON
             assert "failure" in envs.step([1, 1])[4][0]
+
+
+class Dawdling(EchoEnv):
+    """Its worker gives its core away for long after a step with action 7, before it rings."""
+
+    def step(self, action):
+        if action == 7:
+            turns.give_way = lambda: time.sleep(0.3)
+            time.sleep(0.05)  # until the caller is asleep
+        return super().step(action)
+
+
+@pytest.mark.parametrize("looks", [ea.VectorEnv.stats, lambda envs: None], ids=["after a look", "at once"])
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_a_worker_that_ends_between_its_last_number_and_its_ring_is_not_waited_for(looks, end, monkeypatch):
+    monkeypatch.setattr("envactors.vector.plane.SHORT_PAUSE", 1e9)
+    with ea.VectorEnv([Dawdling] * 2, on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1])
+        plane = envs._plane
+        plane._waiting.way = ALL_LOOK
+
+        def interfere():
+            wait_until(lambda: not plane._finished())
+            wait_until(plane._finished)
+            looks(envs)
+            if end == "kill":
+                for actor in envs.actors:
+                    actor.kill()
+            else:
+                envs.close(0)
+
+        thread = threading.Thread(target=interfere)
+        thread.start()
+        with contextlib.suppress(ea.ActorClosedError, ea.VectorStepError):
+            result = envs.step([7, 7])
+            assert result[0][:, 2].tolist() == [7, 7] or any("failure" in info for info in result[4])
+        thread.join()
+
+
+def test_a_caller_that_is_held_up_before_it_rings_loses_no_env(monkeypatch):
+    monkeypatch.setattr("envactors.vector.plane.SHORT_PAUSE", 1e9)
+    with ea.VectorEnv([EchoEnv] * 2, deadlines=ea.Deadlines(step=1.0)) as envs:
+        envs.reset(seed=0)
+        envs._plane._waiting.way = ALL_LOOK
+        workers = [psutil.Process(actor.pid) for actor in envs.actors]
+        wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+        monkeypatch.setattr("envactors.vector.plane.give_way", lambda: time.sleep(2.0))
+        assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("ask", ["step", "recv"])
+def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask):
+    class Signals(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                os.kill(caller, signal.SIGALRM)
+                time.sleep(0.1)
+            return super().step(action)
+
+    def handle(_signum, _frame):
+        with contextlib.suppress(ea.NothingPendingError):  # the second env's signal
+            seen.append(envs.recv().obs[:, 2].tolist())
+
+    caller, seen = os.getpid(), []
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with ea.VectorEnv([Signals] * 2) as envs:
+            envs.reset(seed=0)
+            for way in (SLEEP, ALL_LOOK):
+                envs._plane._waiting.way = way
+                with pytest.raises(ea.NothingPendingError):
+                    if ask == "step":
+                        envs.step([7, 7])
+                    else:
+                        envs.send([7, 7])
+                        envs.recv()
+                assert envs.step([1, 2])[0][:, 2].tolist() == [1, 2]
+            assert seen == [[7, 7]] * 2
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 class BrokenOffError(Exception):

@@ -415,10 +415,7 @@ class Supervisor:
         with self._change:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
             self._receive(READABLE)
-            turn = self._table.running
             self._look_at_turn()
-            if isinstance(turn, Turn) and turn.over:
-                self.reactor.wake(turn.waiter)  # perhaps its worker was stopped just before it rang
             for name in [name for name, when in self._timers.items() if when <= now]:
                 self._timers.pop(name, None)
                 if name == "backoff":
@@ -650,7 +647,7 @@ class Supervisor:
         with self._lock:
             table = self._table
             if table.running is not None:
-                self._look_at_turn()
+                self._look_at_turn(tell=False)
             process = self._process
             if (
                 process is None
@@ -670,7 +667,7 @@ class Supervisor:
         if not turn.over and turn.finished:
             with self._lock:
                 if self._table.running is turn:
-                    self._look_at_turn()
+                    self._look_at_turn(tell=False)
         return turn.over
 
     def keep(self, turn: Turn, env: int, take: Callable[[], None]) -> None:
@@ -703,8 +700,13 @@ class Supervisor:
         request.call_id = turn.call_id
         return self._failures.outcome(request, frame, self.pid)
 
-    def _look_at_turn(self) -> None:
-        """Takes the running turn off if the worker has finished it."""
+    def _look_at_turn(self, tell: bool = True) -> None:
+        """Takes the running turn off if the worker has finished it.
+
+        Args:
+            tell: Whether who waits for it is told, since the worker may be lost or stopped before it rings; not where
+                it is they who look.
+        """
         table, process = self._table, self._process
         turn = table.running
         if not isinstance(turn, Turn) or self._phase is not LIVE or process is None:
@@ -719,8 +721,8 @@ class Supervisor:
         turn.over = True
         if self._journals is not None:
             self._journals.record_turn(turn)
-        if process.hearing:
-            process.hear(None)
+        process.hear(None)
+        if tell:
             self.reactor.wake(turn.waiter)
         if table.queue:
             self._dispatch()

@@ -48,6 +48,7 @@ class Turn:
         given: The envs whose results count as there, whatever comes.
         mail: What came besides, by env.
         overdue: The env that has passed its deadline, for which its process is ended.
+        rung: Whether the worker was woken for it, or had begun by itself.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class Turn:
         "one_by_one",
         "over",
         "overdue",
+        "rung",
         "slab",
         "started",
         "waiter",
@@ -92,6 +94,7 @@ class Turn:
         self.overdue: int | None = None
         self.call_id = 0
         self.started = 0.0
+        self.rung = False
         self.over = False
         self.lost: Sequence[int] = ()
         self.given: set[int] = set()
@@ -126,13 +129,15 @@ class Turn:
         words[WAIT] = wait
         words[ONE_BY_ONE] = self.one_by_one
         words[ORDERED] = self.call_id
-        if wait & BOTH_LOOKING != BOTH_LOOKING:
+        self.rung = wait & BOTH_LOOKING != BOTH_LOOKING
+        if self.rung:
             self.board.to_worker.ring_open()
 
     def ring(self) -> None:
         """Rings for it if the worker has not begun it."""
         if self.board.words[BEGUN] != self.call_id:
             self.board.to_worker.ring()
+        self.rung = True
 
     @property
     def finished(self) -> bool:
@@ -173,6 +178,9 @@ class Turn:
             if times[SINCE] == since:
                 break
         if not begun:
+            if not self.rung:  # its caller was stopped, or broke off, before it could: the time runs from here
+                self.ring()
+                self.started = now
             since, index, resetting = self.started, self.envs[0], False
         limit = deadlines.of("reset" if resetting or self.slab.what[index] else "step")
         when = now + self.first_look(deadlines) if limit is None else since + limit

@@ -170,6 +170,8 @@ class VectorEnv:
         self._is_closed = False
         # Whether a step of all envs is under way and they are not marked as owing it yet.
         self._is_unmarked = False
+        # How often results were.
+        self._handed_out = 0
         self._slots: list[Slot] = []
         self.actors: list[ActorHandle] = []
         self._standbys: list[ActorHandle] = []
@@ -369,6 +371,7 @@ class VectorEnv:
             VectorTimeoutError: The waiting ended; nothing is lost, ``recv`` hands the results out.
             VectorStepError: Some envs failed; the other results are in ``.batch``.
             AlreadyPendingError: An env still owes a result.
+            NothingPendingError: A signal handler or another thread took the results meanwhile.
             VectorInputError: Wrong ids or actions, or an env that needs a reset first.
         """
         slots = self._select(env_ids)
@@ -483,21 +486,28 @@ class VectorEnv:
                 raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
         if max_envs is not None and min_envs is not None and max_envs < min_envs:
             raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
-        owed = sum(1 for slot in self._slots if slot.owed is not None and _is_collected(slot.owed))
-        if owed == 0:
-            raise NothingPendingError("recv with nothing under way: send actions first")
-        wanted = owed if min_envs is None else min(min_envs, owed)
         arrived = self._arrived
         deadline = None if timeout is None else time.monotonic() + timeout
-
-        def enough() -> bool:
-            return len(arrived) >= wanted or any(future.failed for future in tuple(arrived.values()))
-
-        self._wait(enough, deadline)
+        handed_out = None
+        while handed_out != self._handed_out:  # once, unless a signal handler or another thread takes results meanwhile
+            handed_out = self._handed_out
+            owed = sum(1 for slot in self._slots if slot.owed is not None and _is_collected(slot.owed))
+            if owed == 0:
+                raise NothingPendingError("recv with nothing under way: send actions first")
+            wanted = owed if min_envs is None else min(min_envs, owed)
+            enough = functools.partial(self._has_arrived, wanted, handed_out)
+            self._wait(enough, deadline)
         ready = sorted(arrived.values(), key=lambda future: future.when)
         failed = [future for future in ready if future.failed]
         fine = [future for future in ready if not future.failed][:max_envs]
         return self._hand_out([*fine, *failed], "recv")
+
+    def _has_arrived(self, wanted: int, handed_out: int) -> bool:
+        """Whether so many results are there, or one that failed, or others were handed out."""
+        arrived = self._arrived
+        if len(arrived) >= wanted or self._handed_out != handed_out:
+            return True
+        return any(future.failed for future in tuple(arrived.values()))
 
     def _begin_reset(
         self,
@@ -575,10 +585,16 @@ class VectorEnv:
         arrived = self._arrived
 
         def all_there() -> bool:
-            return all(slot.env_id in arrived for slot in slots)
+            return all(slot.env_id in arrived or slot.owed is None for slot in slots)
 
-        if not self._wait(all_there, deadline):
-            late = [slot.env_id for slot in slots if slot.env_id not in arrived]
+        there = self._wait(all_there, deadline)
+        late = [slot.env_id for slot in slots if slot.env_id not in arrived]
+        if there and late:
+            raise NothingPendingError(
+                f"{what} waited for the results of the envs {late}, which were handed out to a signal handler or "
+                "another thread meanwhile: let one of the two take them"
+            )
+        if not there:
             raise VectorTimeoutError(
                 f"{what} waited {timeout} s and the results of the envs {late} have not come; nothing is lost, recv "
                 f"hands all of them out. Env {late[0]} is in {self._whereabouts(late[0])}",
@@ -591,6 +607,7 @@ class VectorEnv:
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
         with SHIELD:  # what is handed out is also taken into account
+            self._handed_out += 1
             for future in futures:
                 del self._arrived[future.env_id]
                 self._slots[future.env_id].owed = None
@@ -603,6 +620,7 @@ class VectorEnv:
                 if error is not None:
                     failures[future.env_id] = error
             batch = self._batch(steps)
+        self.actors[0]._supervisor.reactor.wake(self._waiter)  # whoever waits for the same ones
         if failures:
             first_id, first = next(iter(failures.items()))
             # An error of an actor says itself where it happened.

@@ -330,6 +330,8 @@ class Plane:
 
     def last_rung(self) -> bool:
         """Whether the last of the turns is not under way any more, or need not be: `settled` will tell."""
+        if not self.turns:  # a signal handler has taken their results
+            return True
         turn = self.turns[-1]
         return turn.over or turn.finished
 
