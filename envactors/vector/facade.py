@@ -590,6 +590,7 @@ class VectorEnv:
         there = self._wait(all_there, deadline)
         late = [slot.env_id for slot in slots if slot.env_id not in arrived]
         if there and late:
+            self._check_open()
             raise NothingPendingError(
                 f"{what} waited for the results of the envs {late}, which were handed out to a signal handler or "
                 "another thread meanwhile: let one of the two take them"
