@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import gymnasium
@@ -26,7 +27,11 @@ from envactors.testing import EchoEnv, census, rehearsal, storm
 from envactors.testing import chaos as storms
 from envactors.testing.chaos import chaos
 from envactors.testing.plan import plan_faults
+from envactors.testing.referee import Limits, Referee
+from envactors.testing.rehearsal import Rehearsal
 from envactors.testing.sabotage import FaultKind, LargeEcho, Order, Orders, Place, Saboteur, head_of
+from envactors.testing.tally import Tally
+from envactors.testing.track import Delivered, Track
 
 COMMAND = Path(sys.executable).with_name("envactors")
 KINDS = {kind.value for kind in FaultKind}
@@ -67,6 +72,31 @@ def test_a_storm_of_all_kinds(envs_per_actor):
     assert report.failures >= report.injected // 2
     assert report.delivered > 3 * report.injected
     assert DEADLINE < report.longest_stall < DEADLINE + 2.0 + 5.0
+
+
+class TwiceLost(LargeEcho):
+    """Its process is lost by each reset with seed 5."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_reset_that_was_lost_twice_has_another_seed_if_its_failure_is_told(told):
+    tally = Tally(1, 0, "renew")
+    with ea.VectorEnv([TwiceLost], on_failure="renew", backend=FORK_SERVER) as envs:
+        script = types.SimpleNamespace(play=Rehearsal([LargeEcho]).play)
+        referee, track = Referee(envs, script, tally, Limits(9.0, 9.0, 9.0)), Track(0, envs[0])
+        track.ask(None)
+        track.begin(5)
+        obs, infos = envs.reset(seed=[5])
+        referee.judge([Delivered(track, obs[0], 0.0, False, False, infos[0] if told else {}, None, 5)])
+        track.ask(3)
+        obs, rewards, *_ = envs.step([3])
+        referee.judge([Delivered(track, obs[0], rewards[0], False, False, {}, None)])
+    assert tally.report().mixed_up == (not told)
 
 
 def test_a_storm_over_a_users_env():
