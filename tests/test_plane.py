@@ -29,7 +29,7 @@ from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.system import Doorbell, cores
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.vector.plane import Plane
-from envactors.worker import turns
+from envactors.wire import board
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -929,19 +929,19 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes):
         signal.signal(signal.SIGALRM, before)
 
 
+def fall_asleep(envs):
+    envs._plane._waiting.way = ALL_LOOK
+    workers = [psutil.Process(actor.pid) for actor in envs.actors]
+    wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+
+
 @pytest.fixture
 def dozing(monkeypatch):
     """A vector whose caller expects its workers to look for the next step, while they are asleep."""
     monkeypatch.setattr("envactors.vector.plane.SHORT_PAUSE", 1e9)
     with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2) as envs:
         envs.reset(seed=0)
-
-        def fall_asleep():
-            envs._plane._waiting.way = ALL_LOOK
-            workers = [psutil.Process(actor.pid) for actor in envs.actors]
-            wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
-
-        yield envs, fall_asleep
+        yield envs, functools.partial(fall_asleep, envs)
 
 
 def test_workers_that_look_no_more_are_woken(dozing):
@@ -997,7 +997,7 @@ class Dawdling(EchoEnv):
 
     def step(self, action):
         if action == 7:
-            turns.give_way = lambda: time.sleep(0.3)
+            board.give_way = lambda: time.sleep(0.3)
             time.sleep(0.05)  # until the caller is asleep
         return super().step(action)
 
@@ -1034,9 +1034,7 @@ def test_a_caller_that_is_held_up_before_it_rings_loses_no_env(monkeypatch):
     monkeypatch.setattr("envactors.vector.plane.SHORT_PAUSE", 1e9)
     with ea.VectorEnv([EchoEnv] * 2, deadlines=ea.Deadlines(step=1.0)) as envs:
         envs.reset(seed=0)
-        envs._plane._waiting.way = ALL_LOOK
-        workers = [psutil.Process(actor.pid) for actor in envs.actors]
-        wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+        fall_asleep(envs)
         monkeypatch.setattr("envactors.vector.plane.give_way", lambda: time.sleep(2.0))
         assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]
 

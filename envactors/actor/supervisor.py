@@ -12,7 +12,6 @@ the state, and leaves what follows to `Outcomes`, which settle futures without t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -63,7 +62,7 @@ _KILL_GRACE = 0.9
 _ADOPTION_GRACE = 1.0
 _START_CALL_ID = 0
 # Looked up once, see `envactors.actor.states`.
-_CLOSE, _PROGRESS, _RESETTING = Kind.CLOSE, Kind.PROGRESS, Kind.RESETTING
+_CLOSE, _RESULT, _PROGRESS, _RESETTING = Kind.CLOSE, Kind.RESULT, Kind.PROGRESS, Kind.RESETTING
 
 
 def _is_renewal(running: Request | Turn | None) -> bool:
@@ -693,9 +692,11 @@ class Supervisor:
     def read_mail(self, turn: Turn, index: int) -> tuple[Any, BaseException | None]:
         """Reads what came besides an env's result: `Mail`'s fields, or what the env failed with."""
         frame = turn.read(index)
-        if frame.kind == Kind.RESULT:
-            with contextlib.suppress(BaseException):  # below it is told what was wrong
+        if frame.kind == _RESULT:
+            try:  # a context takes as long as the reading
                 return loads(frame.payload), None
+            except BaseException:  # noqa: S110 # below it is told what was wrong
+                pass
         request = Request(Kind.STEP, b"", turn.method(index), index, None, 0, ActorFuture(self, None))
         request.call_id = turn.call_id
         return self._failures.outcome(request, frame, self.pid)

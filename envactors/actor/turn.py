@@ -8,19 +8,7 @@ from envactors.actor.requests import Request
 from envactors.arrays.slab import NOTED, Slab
 from envactors.options import Deadlines
 from envactors.wire import bundle
-from envactors.wire.board import (
-    BEGUN,
-    BOTH_LOOKING,
-    FINISHED,
-    MAILED,
-    ONE_BY_ONE,
-    ORDERED,
-    PLACE,
-    RESETTING,
-    SINCE,
-    WAIT,
-    Board,
-)
+from envactors.wire.board import BEGUN, FINISHED, MAILED, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import Frame, Kind
 
 
@@ -125,18 +113,11 @@ class Turn:
         Args:
             wait: How the worker is to wait for what comes after it, as `envactors.wire.board` says.
         """
-        words = self.board.words
-        words[WAIT] = wait
-        words[ONE_BY_ONE] = self.one_by_one
-        words[ORDERED] = self.call_id
-        self.rung = wait & BOTH_LOOKING != BOTH_LOOKING
-        if self.rung:
-            self.board.to_worker.ring_open()
+        self.rung = self.board.order(self.call_id, wait, self.one_by_one)
 
     def ring(self) -> None:
         """Rings for it if the worker has not begun it."""
-        if self.board.words[BEGUN] != self.call_id:
-            self.board.to_worker.ring()
+        self.board.ring_for(self.call_id)
         self.rung = True
 
     @property
@@ -169,7 +150,10 @@ class Turn:
         return words[MAILED] > len(self.mail) and words[BEGUN] == self.call_id
 
     def later(self, deadlines: Deadlines, now: float) -> float | None:
-        """When to look at its deadline again; None when the env that runs has passed its own."""
+        """When to look at its deadline again; None when the env that runs has passed its own.
+
+        The time of a turn that was not rung for yet begins here.
+        """
         words, times = self.board.words, self.board.times
         while True:
             since = times[SINCE]

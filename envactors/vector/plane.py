@@ -25,14 +25,13 @@ from envactors.actor.requests import Request
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.turn import Turn
 from envactors.actor.waiting import SHORT_PAUSE, Waiting
-from envactors.arrays.slab import FAILED, NOTED, PLAIN, RECORDED, RESET, STEP, Layout, Slab
+from envactors.arrays.slab import FAILED, PLAIN, RECORDED, RESET, STEP, Layout, Slab
 from envactors.arrays.specs import ArraySpec, flatten, reader, unflatten
 from envactors.system import SharedFile, cores, give_way, look_out
 from envactors.vector.batch import EnvStep
 from envactors.vector.slot import Arrived, Autoreset, EnvFuture, Ledger, Slot
 from envactors.wire.board import ASLEEP, BOTH_LOOKING, FINISHED, LOOKING, MAILED, ORDERED, Board, waiting_on
 from envactors.wire.messages import Attach, Mail
-from envactors.wire.pickling import loads
 from envactors.wire.record import Reader
 
 
@@ -364,11 +363,6 @@ class Plane:
             return Mail({}, []), None
         if extra == RECORDED:
             return Mail(self._records.read(self.slab.note(env_id)), []), None
-        if extra == NOTED:
-            try:  # a context takes as long as the reading
-                return Mail(*loads(self.slab.note(env_id))), None
-            except BaseException:  # noqa: S110 # below it is told what was wrong
-                pass
         content, error = self._supervisors[turn.first].read_mail(turn, env_id)
         return (_NO_MAIL, error) if error is not None else (Mail(*content), None)
 

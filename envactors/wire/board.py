@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from typing import Final
 
-from envactors.system import Doorbell
+from envactors.system import Doorbell, give_way
 
 PAGE: Final = mmap.PAGESIZE
 
@@ -63,6 +63,36 @@ class Board:
         self.times = memoryview(page).cast("d")
         self.to_worker = to_worker
         self.to_parent = to_parent
+
+    def order(self, call_id: int, wait: int, one_by_one: bool) -> bool:
+        """Orders a turn; called by the parent, while nobody closes the bells.
+
+        Returns:
+            Whether it rang: not where both sides look for each other, and then `ring_for` is to follow.
+        """
+        words = self.words
+        words[WAIT] = wait
+        words[ONE_BY_ONE] = one_by_one
+        words[ORDERED] = call_id
+        rings = wait & BOTH_LOOKING != BOTH_LOOKING
+        if rings:
+            self.to_worker.ring_open()
+        return rings
+
+    def ring_for(self, call_id: int) -> None:
+        """Rings for a turn that was ordered, if the worker has not begun it; called by the parent."""
+        if self.words[BEGUN] != call_id:
+            self.to_worker.ring()
+
+    def finish(self, call_id: int) -> None:
+        """Says that a turn is finished, and rings unless the parent has seen it; called by the worker."""
+        words = self.words
+        words[FINISHED] = call_id
+        if words[WAIT] & BOTH_LOOKING == BOTH_LOOKING:
+            give_way()  # on this core the caller sees it without a ring, and the sooner
+            if words[ORDERED] != call_id:
+                return
+        self.to_parent.ring_open()
 
     def close_bells(self) -> None:
         """Closes the doorbells; the numbers stay readable."""

@@ -11,21 +11,8 @@ import numpy as np
 
 from envactors.arrays.slab import FAILED, NOTE_ROOM, NOTED, PLAIN, RECORDED, WITH_MAIL, Slab
 from envactors.arrays.specs import ArraySpec, flatten, reader
-from envactors.system import give_way
 from envactors.wire import bundle
-from envactors.wire.board import (
-    BEGUN,
-    BOTH_LOOKING,
-    FINISHED,
-    MAILED,
-    ONE_BY_ONE,
-    ORDERED,
-    PLACE,
-    RESETTING,
-    SINCE,
-    WAIT,
-    Board,
-)
+from envactors.wire.board import BEGUN, MAILED, ONE_BY_ONE, PLACE, RESETTING, SINCE, Board
 from envactors.wire.messages import Fault, Kind
 from envactors.wire.pickling import dumps, pack_failure
 from envactors.wire.record import Writer
@@ -87,12 +74,7 @@ class Turns:
             if one_by_one:
                 self._board.to_parent.ring_open()
         self._post()
-        words[FINISHED] = order
-        if words[WAIT] & BOTH_LOOKING == BOTH_LOOKING:
-            give_way()  # on this core the caller sees it without a ring, and the sooner
-            if words[ORDERED] != order:
-                return
-        self._board.to_parent.ring_open()
+        self._board.finish(order)
 
     def _resetting(self) -> None:
         self._board.times[SINCE] = time.monotonic()
