@@ -65,7 +65,7 @@ def test_a_storm_of_all_kinds(envs_per_actor):
         shared_memory=shared_memory,
         backend=FORK_SERVER,
     )
-    assert report.ok, "\n".join(map(str, report.problems)) or report
+    assert report.ok, "\n".join(report.problems) or report
     assert set(report.faults.values()) == {2}
     # The process that is killed in the factory is one that took the place of another.
     assert report.renewals >= report.injected
@@ -108,7 +108,7 @@ def test_a_storm_over_a_users_env():
         deadline=DEADLINE,
         backend=FORK_SERVER,
     )
-    assert report.ok, "\n".join(map(str, report.problems)) or report
+    assert report.ok, "\n".join(report.problems) or report
     assert report.compared
     assert set(report.faults.values()) == {1}
 
@@ -126,7 +126,7 @@ def test_a_storm_that_leaves_no_trace(factory):
         shared_memory=ea.VectorEnv.__init__.__kwdefaults__["shared_memory"],
         backend=FORK_SERVER,
     )
-    assert report.ok, "\n".join(map(str, report.problems)) or report
+    assert report.ok, "\n".join(report.problems) or report
     assert report.failures == 0
     assert report.renewals >= ALL_KINDS - 1  # the process that sleeps may wake in time on a busy machine
 
@@ -144,7 +144,7 @@ def test_long_storms(seed, on_failure):
         shared_memory=seed % 4 != 3,
         backend=ea.ProcessBackend(start_method="forkserver", spin=seed % 2 == 0),
     )
-    assert report.ok, "\n".join(map(str, report.problems)) or report
+    assert report.ok, "\n".join(report.problems) or report
 
 
 # Faults, one by one --------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_what_cannot_be_compared_is_not():
 
     report = chaos(lambda: Env(episode_length=9), faults=6, seed=2, num_envs=3, deadline=DEADLINE, backend=FORK_SERVER)
     assert not report.compared
-    assert report.ok, "\n".join(map(str, report.problems)) or report
+    assert report.ok, "\n".join(report.problems) or report
 
 
 def test_it_sees_what_is_left_behind(monkeypatch):

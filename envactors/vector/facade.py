@@ -170,8 +170,6 @@ class VectorEnv:
         self._is_closed = False
         # Whether a step of all envs is under way and they are not marked as owing it yet.
         self._is_unmarked = False
-        # How often results were.
-        self._handed_out = 0
         self._slots: list[Slot] = []
         self.actors: list[ActorHandle] = []
         self._standbys: list[ActorHandle] = []
@@ -486,28 +484,31 @@ class VectorEnv:
                 raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
         if max_envs is not None and min_envs is not None and max_envs < min_envs:
             raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
+        if not self._count_owed():
+            raise NothingPendingError("recv with nothing under way: send actions first")
         arrived = self._arrived
         deadline = None if timeout is None else time.monotonic() + timeout
-        handed_out = None
-        while handed_out != self._handed_out:  # once, unless a signal handler or another thread takes results meanwhile
-            handed_out = self._handed_out
-            owed = sum(1 for slot in self._slots if slot.owed is not None and _is_collected(slot.owed))
-            if owed == 0:
-                raise NothingPendingError("recv with nothing under way: send actions first")
-            wanted = owed if min_envs is None else min(min_envs, owed)
-            enough = functools.partial(self._has_arrived, wanted, handed_out)
-            self._wait(enough, deadline)
+
+        def enough() -> bool:
+            there = len(arrived)
+            if min_envs is not None and there >= min_envs:
+                return True
+            # Counted anew: a signal handler or another thread may take results meanwhile.
+            return there >= self._count_owed() or any(future.failed for future in tuple(arrived.values()))
+
+        self._wait(enough, deadline)
+        if not self._count_owed():
+            raise NothingPendingError(
+                "recv with nothing under way any more: a signal handler or another thread took it"
+            )
         ready = sorted(arrived.values(), key=lambda future: future.when)
         failed = [future for future in ready if future.failed]
         fine = [future for future in ready if not future.failed][:max_envs]
         return self._hand_out([*fine, *failed], "recv")
 
-    def _has_arrived(self, wanted: int, handed_out: int) -> bool:
-        """Whether so many results are there, or one that failed, or others were handed out."""
-        arrived = self._arrived
-        if len(arrived) >= wanted or self._handed_out != handed_out:
-            return True
-        return any(future.failed for future in tuple(arrived.values()))
+    def _count_owed(self) -> int:
+        """How many results `recv` may wait for."""
+        return sum(1 for slot in self._slots if slot.owed is not None and _is_collected(slot.owed))
 
     def _begin_reset(
         self,
@@ -608,7 +609,6 @@ class VectorEnv:
         steps: list[EnvStep] = []
         failures: dict[int, BaseException] = {}
         with SHIELD:  # what is handed out is also taken into account
-            self._handed_out += 1
             for future in futures:
                 del self._arrived[future.env_id]
                 self._slots[future.env_id].owed = None
