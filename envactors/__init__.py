@@ -1,7 +1,7 @@
 """Environments as actors: processes whose methods return futures, and a vector facade over them.
 
-The names below are loaded when they are first used, so that ``import envactors`` costs next to nothing and a
-worker never loads the caller's half.
+The names below are imported when they are first used, so that ``import envactors`` takes next to no time and workers
+never import the parent's half.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from envactors.worker.context import ActorContext as ActorContext
     from envactors.worker.context import current_actor as current_actor
 
+# module: the public names that it defines
 _HOMES = {
     "concurrent.futures": ("Future", "as_completed", "wait"),
     "envactors.actor.future": ("ActorFuture",),

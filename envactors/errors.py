@@ -16,8 +16,8 @@
         ├── AlreadyPendingError
         └── NothingPendingError
 
-The attributes are plain keyword arguments kept in ``__dict__``, which is what makes every error pickle
-with the default reduction.
+The attributes are plain keyword arguments stored in ``__dict__``, so that every error pickles with the default
+reduction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if sys.version_info >= (3, 11):
 else:
 
     class _AnyTimeoutError(concurrent.futures.TimeoutError, TimeoutError):
-        """Both of Python 3.10's time-outs, which are one class since 3.11."""
+        """Both time-out errors of Python 3.10, which are one class since 3.11."""
 
 
 class EnvActorsError(Exception):
@@ -63,11 +63,11 @@ class ActorError(EnvActorsError):
         incarnation: The incarnation it happened to.
         method: The call that was running or asked for, None when the actor was idle.
         call_id: That call's id, None when the actor was idle.
-        elapsed: How long the call had been running, or the process been starting, in seconds; None where neither was
-            under way.
-        inputs: Where the same inputs have ended two processes: what was asked of the env since its last seeded reset,
-            the last call included, as tuples such as ``("reset", seed, options)``, ``("step", action)``,
-            ``("set", name, value)`` and ``("call", method, args, kwargs)``; else None.
+        elapsed: How long the call had been running, or the process had been starting, in seconds; None if neither was
+            in progress.
+        inputs: If the same inputs have ended two processes: the env's inputs since its last seeded reset, the last call
+            included, as tuples such as ``("reset", seed, options)``, ``("step", action)``, ``("set", name, value)`` and
+            ``("call", method, args, kwargs)``; else None.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ActorError(EnvActorsError):
 
 
 class ActorStartError(ActorError):
-    """No env came to be: the factory raised (see ``__cause__``), died, or took longer than the start deadline.
+    """No env was made: the factory raised (see ``__cause__``), died, or took longer than the start deadline.
 
     Attributes:
         exitcode: The exit code where the process ended by itself.
@@ -145,11 +145,11 @@ class ActorDiedError(ActorError):
 
 
 class ActorTimeoutError(ActorError, _AnyTimeoutError):
-    """A deadline passed and the process was ended for it.
+    """A deadline passed, and the process was ended because of it.
 
     Attributes:
         timeout: The deadline that passed, in seconds.
-        stacks: The stacks of the worker's threads when it passed; empty where the worker could not give them.
+        stacks: The stacks of the worker's threads when it passed; empty if the worker could not report them.
         stderr_tail: The last lines of the worker's stderr.
     """
 
@@ -193,7 +193,7 @@ class VectorEnvError(EnvActorsError):
 
 
 class VectorInputError(VectorEnvError, ValueError):
-    """An argument that does not fit; nothing was sent, nothing changed."""
+    """An argument is invalid; nothing was sent and nothing changed."""
 
 
 class SpaceMismatchError(VectorInputError):
@@ -217,11 +217,11 @@ class VectorStepError(VectorEnvError):
 
 
 class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
-    """The waiting ended before the results came; nothing was killed, nothing is lost, ``recv`` hands them out.
+    """The results did not come in time. Nothing was killed and nothing is lost: ``recv`` returns them later.
 
     Attributes:
         env_ids: The envs whose results have not come.
-        timeout: How long was waited, in seconds.
+        timeout: The time-out that has passed, in seconds.
     """
 
     def __init__(self, message: str = "", *, env_ids: Sequence[int] = (), timeout: float | None = None) -> None:
@@ -231,15 +231,15 @@ class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
 
 
 class AlreadyPendingError(VectorEnvError):
-    """An env that still owes a result was asked for another."""
+    """A result was requested from an env that has one pending."""
 
 
 class NothingPendingError(VectorEnvError):
-    """A result was asked for while nothing was under way."""
+    """A result was requested while none was pending."""
 
 
 def describe_status(exitcode: int | None, signal: int | None) -> str:
-    """Says in words how a process ended."""
+    """Return in words how a process ended, such as "exit code 3" or "signal 9 (SIGKILL)"."""
     if signal is not None:
         import signal as signals
 
@@ -251,8 +251,8 @@ def describe_status(exitcode: int | None, signal: int | None) -> str:
     return "an unknown status" if exitcode is None else f"exit code {exitcode}"
 
 
-def twin(error: ActorError) -> ActorError:
-    """Copies an error, so that two futures never share one exception and its traceback."""
+def copy_error(error: ActorError) -> ActorError:
+    """Return a copy of an error, so that no two futures share an exception and its traceback."""
     copy: ActorError = error.__class__.__new__(error.__class__, *error.args)
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
@@ -261,7 +261,7 @@ def twin(error: ActorError) -> ActorError:
 
 
 def raised_by_user_code(error: BaseException) -> BaseException:
-    """What a factory or an env raised, for an error that was made of it; the error itself where nothing was."""
+    """Return the exception of a factory or an env that an error was made from, or the error itself if there is none."""
     if isinstance(error, RestartsExhaustedError) and error.causes:
         error = error.causes[-1]
     cause = error.__cause__
@@ -269,13 +269,13 @@ def raised_by_user_code(error: BaseException) -> BaseException:
 
 
 def reduce_exception(error: BaseException) -> tuple[Any, ...]:
-    """Reduces an exception to parts from which `rebuild_exception` makes its like without calling ``__init__``.
+    """Reduce an exception to parts from which `rebuild_exception` makes an equal one without calling ``__init__``.
 
-    An exception class with a reduction of its own (``__reduce__`` or ``__reduce_ex__`` written in Python) is
-    left to it: its author said how it travels.
+    If the exception's class has a reduction of its own (``__reduce__`` or ``__reduce_ex__`` written in Python), that
+    one is used.
 
     Returns:
-        A reduction as `pickle` wants it.
+        A reduction in the form that `pickle` expects.
     """
     kind = type(error)
     if _defines(kind, "__reduce__") or _defines(kind, "__reduce_ex__"):
@@ -283,18 +283,18 @@ def reduce_exception(error: BaseException) -> tuple[Any, ...]:
         return reduced if isinstance(reduced, tuple) else (type(error), error.args)
     reduced = error.__reduce__()
     assert isinstance(reduced, tuple), "builtin exceptions reduce to tuples"
-    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined] # what pickle itself goes by
+    names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined] # as pickle itself does
     slots = {name: getattr(error, name) for name in names if hasattr(error, name)}
     state = reduced[2] if len(reduced) > 2 else None
     args = reduced[1]
     if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):  # noqa: F821 # of Python 3.11
         args = error.message, list(error.exceptions)  # a subclass may have been called with others
-    # The state comes after the object, which it may refer to.
+    # pickle rebuilds the state after the object, since the state may refer to the object.
     return rebuild_exception, (kind, args), (state, slots), None, None, _set_state
 
 
 def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Makes an exception from its parts; the builtin base sets its C fields, the class's own ``__init__`` stays out."""
+    """Build an exception from its parts; its builtin base sets the C fields, its class's ``__init__`` is not called."""
     builtin: Any = kind
     while builtin.__module__ != "builtins":
         builtin = builtin.__base__
@@ -308,14 +308,14 @@ def _set_state(error: BaseException, states: tuple[dict[str, Any] | None, dict[s
     if state:
         try:
             error.__setstate__(state)
-        except Exception:  # a class that refuses assignments, such as a frozen dataclass
+        except Exception:  # the class refuses assignments, as a frozen dataclass does
             error.__dict__.update(state)
     for name, value in slots.items():
         object.__setattr__(error, name, value)
 
 
 def set_cause(error: BaseException, cause: BaseException) -> None:
-    """Sets ``__cause__``, whatever the class thinks of assignments."""
+    """Set ``__cause__``, even if the class refuses assignments."""
     BaseException.__dict__["__cause__"].__set__(error, cause)
 
 

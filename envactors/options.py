@@ -1,4 +1,4 @@
-"""What users choose for an actor: frozen values, checked when they are made."""
+"""Options of an actor: frozen dataclasses that check their values when they are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numbers
 
 @dataclasses.dataclass(frozen=True)
 class Deadlines:
-    """How long a worker may take, in seconds; enforced from outside by ending the process.
+    """How long a worker may take, in seconds; the parent enforces it by ending the process.
 
     A deadline counts from the moment the worker could start the call. None means no deadline.
 
@@ -21,7 +21,7 @@ class Deadlines:
         close: For the env's ``close`` and the end of its process.
 
     Raises:
-        ValueError: A deadline that is negative or not a number.
+        ValueError: A deadline is negative or not a number.
     """
 
     start: float | None = 60.0
@@ -35,7 +35,7 @@ class Deadlines:
             check_timeout(getattr(self, field.name), f"Deadlines({field.name}=...)")
 
     def of(self, method: str) -> float | None:
-        """The deadline of a method in seconds, None where it has none."""
+        """Return the deadline of a method in seconds; None if it has none."""
         if method == "step" and self.step is not None:
             return self.step
         if method == "reset" and self.reset is not None:
@@ -48,15 +48,15 @@ class RestartPolicy:
     """When a lost process is replaced.
 
     Attributes:
-        max_restarts: How many restarts are allowed in any ``window``; 0 means that a death is the end, ``math.inf``
-            that there is no limit.
-        window: In seconds.
-        backoff: The wait before the first restart in a window, in seconds; each further one doubles it.
+        max_restarts: How many restarts are allowed in any ``window``. With 0 the actor ends with its process, with
+            ``math.inf`` there is no limit.
+        window: The length of the window, in seconds.
+        backoff: The wait before the first restart in a window, in seconds; each further restart doubles it.
         backoff_max: The longest wait, in seconds.
         max_lifetime_restarts: How many restarts are allowed in the whole life of the actor, whatever the window.
 
     Raises:
-        ValueError: A value that is negative or not a number.
+        ValueError: A value is negative or not a number.
     """
 
     max_restarts: float = 3
@@ -76,15 +76,15 @@ class RestartPolicy:
 class RecyclePolicy:
     """When the process of an env that leaks is replaced, between two episodes.
 
-    Looked at when an episode ends. Where the step that ends it resets too (``autoreset="same_step"``), the process is
-    replaced at the end of the next one.
+    The limits are checked when an episode ends. If the step that ends it also resets (``autoreset="same_step"``), the
+    process is replaced at the end of the next episode.
 
     Attributes:
-        max_steps: After so many steps of one process; None for no limit.
-        max_rss: Above so many bytes of resident memory; None for no limit.
+        max_steps: The most steps that one process runs; None for no limit.
+        max_rss: The most resident memory that it may have, in bytes; None for no limit.
 
     Raises:
-        ValueError: A value that is no int above 0.
+        ValueError: A value is no int above 0.
     """
 
     max_steps: int | None = None
@@ -98,10 +98,10 @@ class RecyclePolicy:
 
 
 def check_timeout(value: float | None, what: str) -> None:
-    """Refuses what cannot be a time-out.
+    """Check that a value is a time-out: seconds, or None.
 
     Raises:
-        ValueError: Negative, not a number, or of another type.
+        ValueError: It is negative or not a number.
     """
     if value is None:
         return

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envactors.integrations.inside_alf import StepType, TimeStep
+from envactors.integrations.env_adapters_alf import StepType, TimeStep
 
 
 class TensorSpec:
@@ -114,7 +114,7 @@ class AlfEnv:
         self.synced += 1
 
     def want(self, what, *args):
-        """Has the next step misbehave."""
+        """Make the next step misbehave."""
         self.wants = {"die": lambda: os.kill(os.getpid(), 9), "hang": hang_in_c, "raise": complain}[what]
 
     def add(self, n, times=1):

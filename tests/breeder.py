@@ -50,9 +50,13 @@ class Breeder:
         return [process.pid]
 
     def copies(self):
-        return [copy(), copy(os.setsid), copy(os.setsid, go_on_as_a_copy)]
+        return [copy()]
 
-    def of_all_kinds(self):
+    def hidden_copies(self):
+        """Forked, without a program of their own, and not in the worker's group: only their environment tells."""
+        return [copy(os.setsid), copy(os.setsid, go_on_as_a_copy)]
+
+    def of_all_kinds(self, hidden=True):
         return [
             *self.plain(),
             *self.plain(start_new_session=True),
@@ -61,12 +65,13 @@ class Breeder:
             *self.secretive(),
             *self.multiprocess(),
             *self.copies(),
+            *(self.hidden_copies() if hidden else ()),
         ]
 
-    def nest(self, method):
+    def nest(self, method, hidden=True):
         """An actor of this worker's own, with children of its own."""
         self.inner = ea.spawn(Breeder, backend=ea.ProcessBackend(start_method=method))
-        return [*self.inner.of_all_kinds().result(30), self.inner.pid]
+        return [*self.inner.of_all_kinds(hidden).result(30), self.inner.pid]
 
     def share_memory(self):
         """Memory that has a name, which multiprocessing's resource tracker removes in the end; gives the name."""

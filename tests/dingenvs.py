@@ -131,7 +131,7 @@ class Late(Env):
 
 
 class Rewarding(Env):
-    """Gives whatever reward it is asked for."""
+    """Env that returns any requested reward."""
 
     def step(self, action):
         return super().step(action)._replace(reward=action[1]) if action[0] == "reward" else super().step(action)

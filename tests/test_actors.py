@@ -303,9 +303,9 @@ def test_close_lets_queued_calls_and_the_env_finish(tmp_path):
 def test_close_does_not_wait_for_a_process_that_has_not_begun_to_start(tmp_path):
     gate = tmp_path / "gate"
 
-    one_by_one = ea.ProcessBackend("spawn", max_starting=1)
-    with ea.spawn(behind(gate), backend=one_by_one) as first:
-        second = ea.spawn(Counter, backend=one_by_one, deadlines=ea.Deadlines(close=None))
+    stream_results = ea.ProcessBackend("spawn", max_starting=1)
+    with ea.spawn(behind(gate), backend=stream_results) as first:
+        second = ea.spawn(Counter, backend=stream_results, deadlines=ea.Deadlines(close=None))
         closer = threading.Thread(target=second.close)
         closer.start()
         closer.join(SOON)
@@ -435,29 +435,67 @@ def test_a_thread_that_waits_for_a_cancelled_call_is_woken(actor, tmp_path):
     gate.touch()
 
 
-@pytest.mark.parametrize("line", range(10))
-def test_a_future_that_ends_while_somebody_begins_to_look_tells_of_it(actor, line):
-    """Whatever line of `settle` the thread is at that ends it."""
-    future, seen, steps = ActorFuture(actor._supervisor, None), [], iter(range(100))
-    looker = threading.Thread(target=future.add_done_callback, args=(seen.append,))
+class Interleaved(dict):
+    """What a future's threads meet in, with another thread that comes in between: once, at the first `setdefault`."""
 
-    def trace(frame, event, _argument):
-        if frame.f_code is ActorFuture.settle.__code__ and event == "line" and next(steps) == line:
-            looker.start()
-            looker.join(0.1)  # longer where it has to wait for this thread
-        return trace
+    def __init__(self, when, other):
+        super().__init__()
+        self.when = when
+        self.other = other
+
+    def setdefault(self, key, default=None):
+        if self.when == "before":
+            self.come_in_between()
+        value = super().setdefault(key, default)
+        if self.when == "after":
+            self.come_in_between()
+        return value
+
+    def come_in_between(self):
+        self.when = None
+        thread = threading.Thread(target=self.other)
+        thread.start()
+        thread.join(SOON)
+        assert not thread.is_alive(), "neither waits for the other"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("place", ["_claim", "_made"])
+@pytest.mark.parametrize("first", ["settle", "add_done_callback", "settle, after a callback was added"])
+@pytest.mark.parametrize("error", [None, KeyError("k")], ids=["result", "error"])
+def test_a_future_that_ends_while_somebody_begins_to_look_tells_of_it(actor, place, when, first, error):
+    """Whichever thread comes first, and wherever the other one comes in between."""
+    future, seen, called = ActorFuture(actor._supervisor, None), [], threading.Semaphore(0)
+
+    def look(future):
+        seen.append(future)
+        called.release()
 
     def settle():
-        sys.settrace(trace)
-        future.settle(1, None, 0)
+        future.settle(1, error, 0)
 
-    settler = threading.Thread(target=settle)
-    settler.start()
-    settler.join(SOON)
-    if looker.ident is None:
-        pytest.skip("there are fewer lines")
-    looker.join(SOON)
-    wait_until(lambda: seen == [future])
+    def add():
+        future.add_done_callback(look)
+
+    looks = 1
+    if first == "settle, after a callback was added":
+        add()
+        looks = 2
+    here, there = (add, settle) if first == "add_done_callback" else (settle, add)
+    between = Interleaved(when, there)
+    between.update(getattr(future, place))
+    setattr(future, place, between)
+    here()
+    if between.when is not None:  # nobody needs the condition where the outcome is there before anybody looks
+        assert place == "_made"
+        between.when = None
+        there()
+    for _ in range(looks):
+        assert called.acquire(timeout=SOON)
+    assert seen == [future] * looks
+    assert future.done()
+    assert future.exception() is error
+    assert error is not None or future.result() == 1
 
 
 def test_a_finalizer_may_wait_for_a_call_while_a_future_gets_its_condition(actor):
@@ -649,3 +687,16 @@ def test_waiting_threads_do_not_burn_the_processor(actor):
     before = time.process_time()
     future.result(SOON)
     assert time.process_time() - before < 0.2
+
+
+def test_an_actor_whose_death_was_raised_where_its_handle_is_known_is_freed():
+    def lose():
+        with ea.spawn(Counter, restart=ea.RestartPolicy(backoff=0.01)) as actor:
+            with pytest.raises(ea.ActorDiedError):
+                actor.die().result()
+            actor.add(1).result()
+            return weakref.ref(actor._supervisor)
+
+    supervisor = lose()
+    gc.collect()
+    assert supervisor() is None

@@ -95,7 +95,7 @@ def test_without_start_serially_all_start_side_by_side(make, tmp_path):
 @pytest.mark.parametrize("name", ["fork", "spawn", None])
 def test_start_methods(make, name):
     env = make([AlfEnv], start_method=name)
-    assert env.actors[0]._supervisor.plan.backend.start_method == (name or "loky")
+    assert env.actors[0]._supervisor.config.backend.start_method == (name or "loky")
     assert rows(env.reset()) == [(0, 1, 0)]
 
 
@@ -184,7 +184,7 @@ def test_specs_are_those_of_the_envs(make):
 def test_step_and_reset(make):
     env = make([functools.partial(AlfEnv, length=2), AlfEnv])
     assert env.current_time_step() is None
-    first = env.step(np.array([5, 5]))  # the first step of all is a reset
+    first = env.step(np.array([5, 5]))  # the very first step is a reset
     assert type(first) is TimeStep
     assert types(first) == [FIRST, FIRST]
     assert rows(first) == [(0, 1, 0), (1, 1, 0)]
@@ -663,8 +663,8 @@ def test_a_replayed_env_goes_on_as_if_nothing_had_happened(make):
         incarnations = [actor.incarnation for actor in env.actors]
         return incarnations, [[np.asarray(v).tolist() for v in (*r[:6], r.env_info["draw"])] for r in results]
 
-    (calm, expected), (stormy, result) = run(False), run(True)
-    assert (calm, stormy) == ([0, 0], [0, 2])
+    (kills_without, expected), (kills_with, result) = run(False), run(True)
+    assert (kills_without, kills_with) == ([0, 0], [0, 2])
     assert result == expected
 
 

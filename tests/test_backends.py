@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from helpers import FORK_SERVER, SOON, Counter, run_script, wait_until
 
 import envactors as ea
 from envactors import system
+from envactors.backends.environment import THREAD_CAPS
 from envactors.testing import BackendConformance, EchoEnv
 
 
@@ -161,6 +166,57 @@ def test_every_start_method_caps_threads_and_sets_variables(method, monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+def test_an_actors_variables_reach_no_other_actor(method):
+    backend = ea.ProcessBackend(start_method=method)
+    with ea.spawn(Counter, backend=backend, env_vars={"FLAVOUR": "salt"}) as first:
+        assert first.environ("FLAVOUR").result(SOON) == "salt"
+        with ea.spawn(Counter, backend=backend) as second:
+            assert second.environ("FLAVOUR").result(SOON) is None
+        with ea.spawn(Counter, backend=backend, env_vars={"FLAVOUR": "sugar", "SIZE": "large"}) as third:
+            assert third.environ("FLAVOUR").result(SOON) == "sugar"
+            assert third.environ("SIZE").result(SOON) == "large"
+        assert first.environ("SIZE").result(SOON) is None
+        first.renew().result(SOON)
+        assert first.environ("FLAVOUR").result(SOON) == "salt"
+
+
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+def test_a_worker_has_the_callers_variables_as_they_are_when_it_starts(method, monkeypatch):
+    backend = ea.ProcessBackend(start_method=method)
+    monkeypatch.setenv("FLAVOUR", "salt")
+    with ea.spawn(Counter, backend=backend) as actor:
+        assert actor.environ("FLAVOUR").result(SOON) == "salt"
+        for later in ("sugar", None):
+            monkeypatch.delenv("FLAVOUR") if later is None else monkeypatch.setenv("FLAVOUR", later)
+            actor.renew().result(SOON)
+            assert actor.environ("FLAVOUR").result(SOON) == later
+
+
+class Multiplies(Counter):
+    def threads(self):
+        large = np.ones((700, 700))
+        large @ large
+        return psutil.Process().num_threads()
+
+
+@pytest.mark.skipif(system.cores() < 2, reason="BLAS starts no more threads than there are cores")
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
+@pytest.mark.parametrize("numbers", [("2", None), (None, "2")])
+def test_the_number_of_threads_is_each_actors_own(method, numbers, monkeypatch):
+    """Also for what has read it before the actor's process was forked."""
+    for name in THREAD_CAPS:
+        monkeypatch.delenv(name, raising=False)
+    backend = ea.ProcessBackend(start_method=method)
+    with contextlib.ExitStack() as cleanup:
+        for number in numbers:
+            env_vars = None if number is None else {"OMP_NUM_THREADS": number}
+            actor = cleanup.enter_context(ea.spawn(Multiplies, backend=backend, env_vars=env_vars))
+            assert actor.environ("OMP_NUM_THREADS").result(SOON) == (number or "1")
+            assert actor.environ("OPENBLAS_NUM_THREADS").result(SOON) == (None if number else "1")
+            assert actor.threads().result(SOON) == int(number or 1)
+
+
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
 def test_scripts_without_a_guard_under_every_start_method(method):
     done = run_script(
         """
@@ -196,11 +252,37 @@ def test_a_death_is_noticed_while_siblings_hold_copies_of_descriptors(method):
         assert sibling.add().result(SOON) == 2
 
 
+class Gambler:
+    def rolls(self):
+        return random.random(), np.random.rand()  # noqa: NPY002 # many envs do
+
+
+@pytest.fixture(params=[np.random.MT19937, np.random.PCG64])
+def global_bit_generator(request):
+    """What `np.random.rand` and its like use, in the caller."""
+    before, ours = np.random.get_bit_generator(), request.param(1)
+    np.random.set_bit_generator(ours)
+    yield ours
+    np.random.set_bit_generator(before)
+
+
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+def test_workers_have_global_random_numbers_of_their_own(method, global_bit_generator):
+    before = random.getstate(), str(global_bit_generator.state)
+    with ea.ActorPool(Gambler, 3, backend=ea.ProcessBackend(start_method=method)) as pool:
+        rolls = [actor.rolls().result(SOON) for actor in pool.actors]
+        pool.actors[0].renew().result(SOON)
+        rolls.append(pool.actors[0].rolls().result(SOON))
+    assert all(len({*numbers}) == 4 for numbers in zip(*rolls, strict=True)), rolls
+    assert (random.getstate(), str(global_bit_generator.state)) == before  # the caller's are left alone
+
+
 def test_a_fork_server_that_dies_is_replaced():
     backend = ea.ProcessBackend(start_method="forkserver")
     with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=5, backoff=0.0)) as actor:
         actor.add().result(SOON)
-        os.kill(backend._starter._server.pid, 9)
+        (server,) = backend._starter._servers.values()
+        os.kill(server.process.pid, 9)
         wait_until(lambda: actor.incarnation >= 1)
         assert actor.add().result(SOON) == 1
 
@@ -247,18 +329,77 @@ class Placed:
         return int(subprocess.check_output([sys.executable, "-S", "-c", "print(id(None))"]))
 
 
-@pytest.mark.skipif(Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="nothing is random")
+unless_nothing_is_random = pytest.mark.skipif(
+    Path("/proc/sys/kernel/randomize_va_space").read_text().strip() == "0", reason="nothing is random"
+)
+
+
+def personality(pid="thread-self"):
+    """What a process passes on to the programs that it starts."""
+    return int(Path(f"/proc/{pid}/personality").read_text(), 16)
+
+
+@unless_nothing_is_random
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
-def test_workers_have_one_memory_layout_and_what_they_start_has_its_own(method):
-    with ea.ActorPool(Placed, 2, backend=ea.ProcessBackend(method)) as pool:
+def test_workers_have_one_memory_layout_if_asked_and_what_they_start_has_its_own(method):
+    before = personality()
+    with ea.ActorPool(Placed, 2, backend=ea.ProcessBackend(method, randomize_layout=False)) as pool:
         ours = {actor.where().result(SOON) for actor in pool.actors}
         theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(4)}
+        assert {personality(actor.pid) for actor in pool.actors} == {before}
     # Where the kernel does not let layouts be chosen, workers have random ones and all works as ever.
-    with system.one_layout():
-        allowed = "0240000" in Path("/proc/thread-self/personality").read_text()
+    with system.fixed_layout() as allowed:
+        assert (personality() != before) is allowed
     assert len(ours) == (1 if allowed or method == "forkserver" else 2)
     assert len(theirs) > 1
-    assert "0240000" not in Path("/proc/thread-self/personality").read_text()
+    assert personality() == before
+
+
+@unless_nothing_is_random
+@pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
+def test_memory_layouts_are_left_to_the_kernel_by_default(method):
+    with ea.ActorPool(Placed, 3, backend=ea.ProcessBackend(method)) as pool:
+        ours = {actor.where().result(SOON) for actor in pool.actors}
+        theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(2)}
+        assert {personality(actor.pid) for actor in pool.actors} == {personality()}
+    assert len(ours) > 1 if method in ("loky", "spawn") else len(ours) == 1
+    assert len(theirs) > 1
+
+
+@pytest.mark.parametrize("randomize", [True, False])
+def test_a_caller_whose_own_layout_is_fixed_passes_that_on(randomize):
+    """As under a debugger, or ``setarch --addr-no-randomize``."""
+    done = run_script(
+        """
+        import ctypes, sys
+        from pathlib import Path
+        import envactors as ea
+
+        NO_RANDOMIZE = 0x0040000
+        if ctypes.CDLL(None).personality(NO_RANDOMIZE) < 0:
+            print("refused")
+            sys.exit()
+
+        class Env:
+            def personality(self):
+                return int(Path("/proc/self/personality").read_text(), 16)
+
+        for method in ("loky", "spawn", "forkserver", "fork"):
+            backend = ea.ProcessBackend(method, randomize_layout=sys.argv[1] == "True")
+            with ea.spawn(Env, backend=backend) as actor:
+                print(method, actor.personality().result(30) == NO_RANDOMIZE)
+        """,
+        str(randomize),
+    )
+    assert done.stderr == ""
+    if done.stdout != "refused\n":
+        assert done.stdout == "loky True\nspawn True\nforkserver True\nfork True\n"
+
+
+@pytest.mark.parametrize("wrong", [0, 1, None, "no"])
+def test_a_layout_that_is_no_bool_is_refused(wrong):
+    with pytest.raises(TypeError, match=f"randomize_layout is {wrong!r}: expected True or False"):
+        ea.ProcessBackend(randomize_layout=wrong)
 
 
 def test_env_code_may_start_processes_of_its_own():
@@ -317,6 +458,50 @@ def test_a_pool_keeps_every_actor_busy_and_calls_can_be_cancelled(tmp_path):
         assert list(pool.map("echo", range(6))) == list(range(6))
 
 
+class IdleInBetween(deque):
+    """What waits for a pool's actors; one becomes idle in the middle of a look at it, in another thread."""
+
+    def __init__(self, items, between):
+        super().__init__(items)
+        self.between = between
+
+    def __iter__(self):
+        items = list(super().__iter__())
+        self.between()
+        return iter(items)
+
+    def clear(self):
+        self.between()
+        super().clear()
+
+
+def test_a_pool_that_closes_as_an_actor_becomes_idle_sends_nothing_that_it_cancels(tmp_path):
+    """Of what waits each call is cancelled, and no actor gets it meanwhile."""
+    gate = tmp_path / "gate"
+    with ea.ActorPool(Counter, 1) as pool:
+        running = pool.submit("wait_for_file", str(gate))
+        waiting = [pool.submit("add") for _ in range(3)]
+        sent = []
+        for future in waiting:
+            future.assign = lambda actor, future=future: sent.append(future)
+        threads = []
+
+        def become_idle():
+            threads.append(threading.Thread(target=pool.on_idle, args=(pool.actors[0],)))
+            threads[-1].start()
+            threads[-1].join(0.2)  # the whole of it, unless it has to wait until the pool is closed
+
+        pool._waiting = IdleInBetween(pool._waiting, become_idle)
+        gate.touch()
+        pool.close()
+        for thread in threads:
+            thread.join(SOON)
+        assert threads
+        assert sent == []
+        assert all(future.cancelled() for future in waiting)
+        assert running.result(SOON) == str(gate)
+
+
 def test_bad_pools_are_refused():
     for n in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="expected an int >= 1"):
@@ -333,3 +518,34 @@ def test_equal_results_in_every_backend():
             rows += [envs.step(np.full(3, i))[0] for i in range(10)]
             outcomes.append(np.stack(rows))
     assert all(np.array_equal(outcomes[0], other) for other in outcomes[1:])
+
+
+def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing():
+    """A thread that came later and left later put back the other's mark, and that one never worked again."""
+    entered, go = threading.Event(), threading.Event()
+
+    class Process:
+        turns = 0
+
+        def work(self):
+            self.turns += 1
+            if threading.current_thread() is other:
+                entered.set()
+                assert go.wait(SOON)
+            elif not entered.is_set():
+                other.start()
+                assert entered.wait(SOON)
+            return False
+
+    with ea.spawn(Counter, backend="inline") as actor:
+        supervisor = actor._supervisor
+        real, supervisor.core.process = supervisor.core.process, Process()
+        other = threading.Thread(target=supervisor.core.run_inline)
+        try:
+            supervisor.core.run_inline()
+            go.set()
+            other.join(SOON)
+            supervisor.core.run_inline()
+            assert supervisor.core.process.turns == 3
+        finally:
+            supervisor.core.process = real

@@ -1,4 +1,4 @@
-"""`envactors bench`: the installed command, run as users run it, and the figures it makes."""
+"""`envactors bench`: the installed command, run as users run it, and its figures."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envactors.cli import main
+from envactors.cli.baselines import PlainLoop
+from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
 from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
-from envactors.cli.handmade import PlainLoop
 from envactors.cli.jobs import BenchInputError, EnvSource, make_job
 from envactors.cli.libraries import GymnasiumLoop
-from envactors.cli.lineup import OPPONENTS, choose
-from envactors.cli.ours import Ours, OursAsynchronous, OursPacked
+from envactors.cli.registry import BASELINES, choose_subjects
 from envactors.testing import EchoEnv, workloads
 
 COMMAND = Path(sys.executable).with_name("envactors")
@@ -61,7 +61,7 @@ def test_the_table_and_the_words(measured):
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.split("\n\n")[1].splitlines())) <= 80
-    for title in ("envactors 0", "envactors, 2 a process", "envactors, recv", "loop", "gymnasium 1", "pipe"):
+    for title in ("envactors 0", "envactors, 2 per process", "envactors, recv", "loop", "gymnasium 1", "pipe"):
         assert re.search(rf"^{title}.*: started in [\d.]+ s$", done.stdout, re.MULTILINE)
         assert re.search(rf"^{title}.* [\d,]+ +[\d,]+ to [\d,]+ +[\d.]+ +[\d.]+ *$", done.stdout, re.MULTILINE)
     assert "round 2 of 2 done" in done.stdout
@@ -244,7 +244,7 @@ def test_a_peer_that_is_missing(capsys, monkeypatch):
     errors = refused(capsys, ECHO, "--against", "dask,pipe")
     assert "envactors bench: --against dask: not installed: pip install distributed\n" in errors
     # Where nobody asks for it, it is left out.
-    sides, skipped = choose(None, make_job(ECHO, 2, 1))
+    sides, skipped = choose_subjects(None, make_job(ECHO, 2, 1))
     assert skipped["dask"] == "not installed: pip install distributed"
     assert {"pipe", "loky"} <= {side.name for side in sides}
     assert "dask" not in {side.name for side in sides}
@@ -269,8 +269,8 @@ def test_missing_extras_are_named(missing, env, text, capsys, monkeypatch):
 
 
 def test_nobody_is_imported_before_it_takes_part():
-    peers = ["gymnasium", *(opponent.module for opponent in OPPONENTS if opponent.module not in (None, "loky"))]
-    code = f"import sys, envactors.cli.lineup, envactors.testing.workloads; print({{*{peers}}} & {{*sys.modules}})"
+    peers = ["gymnasium", *(baseline.module for baseline in BASELINES if baseline.module not in (None, "loky"))]
+    code = f"import sys, envactors.cli.registry, envactors.testing.workloads; print({{*{peers}}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -279,14 +279,14 @@ def test_the_help_names_everybody(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
     described = capsys.readouterr().out
-    for text in (*(opponent.name for opponent in OPPONENTS), "--against", "--json", "--envs-per-actor", "exit status"):
+    for text in (*(baseline.name for baseline in BASELINES), "--against", "--json", "--envs-per-actor", "exit status"):
         assert text in described
 
 
 # The sides ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [PlainLoop, GymnasiumLoop, Ours, OursPacked])
+@pytest.mark.parametrize("kind", [PlainLoop, GymnasiumLoop, EnvactorsSubject, EnvactorsPacked])
 def test_all_sides_make_the_same_steps_and_do_not_count_resets(kind, tmp_path):
     # CartPole's episodes are over sooner or later, depending on the seed and every action.
     job = make_job("CartPole-v1", 3, 2)
@@ -323,7 +323,7 @@ def expected_steps(job, seed, turns):
 
 def test_the_asynchronous_side_counts_what_the_envs_count(tmp_path):
     job = make_job(ECHO, 3, 1)
-    side = OursAsynchronous(job, str(tmp_path))
+    side = EnvactorsRecv(job, str(tmp_path))
     side.start()
     try:
         for _ in range(2):
@@ -420,15 +420,15 @@ FINDING = {
         (
             {},
             (
-                "5 us in the loop; a process costs more than it gives unless several envs share one: 4 envs a process "
-                "are 1.3 times the loop on 2 cores, the default is 0.40 times."
+                "5 us in the loop; a process costs more than it gives unless several envs share one: 4 envs per "
+                "process are 1.3 times the loop on 2 cores, the default is 0.40 times."
             ),
         ),
         (
             {"packed": 0.8, "asynchronous": 1.2},
             (
                 "5 us in the loop; a process costs more than it gives: the default is 0.40 times the loop on 2 cores, "
-                "4 envs a process 0.80 times; taking what is done (recv) is 1.2 times the default."
+                "4 envs per process 0.80 times; taking what is done (recv) is 1.2 times the default."
             ),
         ),
         (
@@ -438,15 +438,15 @@ FINDING = {
         (
             {"step_seconds": 80e-6, "default": 1.8, "packed": 1.9},
             (
-                "80 us in the loop; processes pay: the default is 1.8 times the loop on 2 cores, 4 envs a process 1.9 "
-                "times."
+                "80 us in the loop; processes pay: the default is 1.8 times the loop on 2 cores, 4 envs per process "
+                "1.9 times."
             ),
         ),
         (
             {"step_seconds": 2.0, "default": 7.5, "packed": 2.0},
             (
                 "2.0 s in the loop; processes pay: the default is 7.5 times the loop on 2 cores (more than there are: "
-                "its steps wait more than they compute), 4 envs a process 2.0 times."
+                "its steps wait more than they compute), 4 envs per process 2.0 times."
             ),
         ),
     ],

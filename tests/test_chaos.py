@@ -1,4 +1,4 @@
-"""`envactors chaos` and `envactors.testing.chaos`: storms in which nothing goes wrong, and that they see what does."""
+"""`envactors chaos` and `envactors.testing.chaos`: runs in which nothing goes wrong, and that they see what does."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from helpers import FORK_SERVER, is_gone, wait_until
 import envactors as ea
 from envactors import cli
 from envactors.system import cores
-from envactors.testing import EchoEnv, census, rehearsal, storm
-from envactors.testing import chaos as storms
+from envactors.testing import EchoEnv, oracle, process_watch, runner
+from envactors.testing import chaos as chaos_module
 from envactors.testing.chaos import chaos
+from envactors.testing.checker import Limits, ResultChecker
+from envactors.testing.faults import ArmedFault, FaultInjectingEnv, FaultKind, FaultTable, LargeEcho, Place, head_of
+from envactors.testing.history import Delivered, EnvHistory
+from envactors.testing.oracle import ReferenceEnvs
 from envactors.testing.plan import plan_faults
-from envactors.testing.referee import Limits, Referee
-from envactors.testing.rehearsal import Rehearsal
-from envactors.testing.sabotage import FaultKind, LargeEcho, Order, Orders, Place, Saboteur, head_of
-from envactors.testing.tally import Tally
-from envactors.testing.track import Delivered, Track
+from envactors.testing.report import ReportBuilder
 
 COMMAND = Path(sys.executable).with_name("envactors")
 KINDS = {kind.value for kind in FaultKind}
@@ -55,7 +55,7 @@ def test_equal_seeds_give_equal_plans():
 
 @pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
-def test_a_storm_of_all_kinds(envs_per_actor):
+def test_a_run_with_all_kinds_of_fault(envs_per_actor):
     shared_memory = ea.VectorEnv.__init__.__kwdefaults__["shared_memory"]
     report = chaos(
         faults=2 * ALL_KINDS,
@@ -85,21 +85,21 @@ class TwiceLost(LargeEcho):
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_reset_that_was_lost_twice_has_another_seed_if_its_failure_is_told(told):
-    tally = Tally(1, 0, "renew")
+    builder = ReportBuilder(1, 0, "renew")
     with ea.VectorEnv([TwiceLost], on_failure="renew", backend=FORK_SERVER) as envs:
-        script = types.SimpleNamespace(play=Rehearsal([LargeEcho]).play)
-        referee, track = Referee(envs, script, tally, Limits(9.0, 9.0, 9.0)), Track(0, envs[0])
-        track.ask(None)
-        track.begin(5)
+        oracle = types.SimpleNamespace(expected_results=ReferenceEnvs([LargeEcho]).run_requests)
+        checker, history = ResultChecker(envs, oracle, builder, Limits(9.0, 9.0, 9.0)), EnvHistory(0, envs[0])
+        history.record_request(None)
+        history.begin_episode(5)
         obs, infos = envs.reset(seed=[5])
-        referee.judge([Delivered(track, obs[0], 0.0, False, False, infos[0] if told else {}, None, 5)])
-        track.ask(3)
+        checker.judge([Delivered(history, obs[0], 0.0, False, False, infos[0] if told else {}, None, 5)])
+        history.record_request(3)
         obs, rewards, *_ = envs.step([3])
-        referee.judge([Delivered(track, obs[0], rewards[0], False, False, {}, None)])
-    assert tally.report().mixed_up == (not told)
+        checker.judge([Delivered(history, obs[0], rewards[0], False, False, {}, None)])
+    assert builder.report().mixed_up == (not told)
 
 
-def test_a_storm_over_a_users_env():
+def test_a_run_over_a_users_env():
     report = chaos(
         lambda: gymnasium.make("CartPole-v1"),
         faults=ALL_KINDS,
@@ -115,7 +115,7 @@ def test_a_storm_over_a_users_env():
 
 @pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("factory", [None, lambda: gymnasium.make("CartPole-v1")], ids=["echo", "CartPole"])
-def test_a_storm_that_leaves_no_trace(factory):
+def test_a_replaying_run_leaves_no_trace(factory):
     report = chaos(
         factory,
         faults=ALL_KINDS,
@@ -135,7 +135,7 @@ def test_a_storm_that_leaves_no_trace(factory):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
 @pytest.mark.parametrize("seed", range(10))
-def test_long_storms(seed, on_failure):
+def test_long_runs(seed, on_failure):
     report = chaos(
         faults=300,
         seed=seed,
@@ -151,10 +151,10 @@ def test_long_storms(seed, on_failure):
 
 
 @pytest.fixture
-def orders():
-    orders = Orders.make(1)
-    yield orders
-    orders.remove()
+def fault_table():
+    fault_table = FaultTable.make(1)
+    yield fault_table
+    fault_table.remove()
 
 
 @pytest.mark.parametrize(
@@ -165,20 +165,20 @@ def orders():
         FaultKind.BUS_WRITING,
     ],
 )
-def test_death_comes_in_the_middle_of_writing(orders, kind):
+def test_death_comes_in_the_middle_of_writing(fault_table, kind):
     torn = False
     with ea.VectorEnv(
-        [lambda path=orders.path: Saboteur(LargeEcho, path, 1, 0)],
+        [lambda path=fault_table.path: FaultInjectingEnv(LargeEcho, path, 1, 0)],
         on_failure="renew",
         restart=ea.RestartPolicy(max_restarts=400, backoff=0.0),
     ) as envs:
         envs.reset(seed=0)
         for action in range(300):
             obs, *_ = envs.step([action])
-            orders.give(0, Place.STEP, Order(kind))
-            half = (int(envs._plane.slab.asked[0]) + 1) & 1
+            fault_table.arm(0, Place.STEP, ArmedFault(kind))
+            half = (int(envs._stepper.rows.requested[0]) + 1) & 1
             last, _, _, _, infos = envs.step([100])
-            torn |= head_of(envs._plane.slab.observations[0][half, 0]) is None
+            torn |= head_of(envs._stepper.rows.observations[0][half, 0]) is None
             assert head_of(last[0]) is not None
             if "failure" in infos[0]:
                 assert (last == obs).all()
@@ -202,7 +202,7 @@ def test_death_comes_in_the_middle_of_writing(orders, kind):
 )
 def test_memory_ends_within_any_array(obs):
     script = (
-        "import sys, pickle; from envactors.testing.sabotage import _half_there; import numpy as np\n"
+        "import sys, pickle; from envactors.testing.faults import _half_there; import numpy as np\n"
         "half = _half_there(pickle.loads(bytes.fromhex(sys.argv[1])))\n"
         "array = half if isinstance(half, np.ndarray) else half['b'] if isinstance(half, dict) else half[1]\n"
         "print(array.shape, array.dtype, flush=True)\n"
@@ -214,33 +214,35 @@ def test_memory_ends_within_any_array(obs):
     assert done.returncode == -signal.SIGBUS
 
 
-def test_an_order_is_carried_out_once_whatever_becomes_of_the_process(orders):
-    orders.give(0, Place.STEP, Order(FaultKind.EXIT))
-    with ea.spawn(lambda path=orders.path: Saboteur(EchoEnv, path, 1, 0), restart=ea.RestartPolicy()) as actor:
+def test_an_order_is_carried_out_once_whatever_becomes_of_the_process(fault_table):
+    fault_table.arm(0, Place.STEP, ArmedFault(FaultKind.EXIT))
+    with ea.spawn(
+        lambda path=fault_table.path: FaultInjectingEnv(EchoEnv, path, 1, 0), restart=ea.RestartPolicy()
+    ) as actor:
         actor.reset().result()
         with pytest.raises(ea.ActorDiedError, match="exit code 3"):
             actor.step(1).result()
-        assert not orders.waits(0, Place.STEP)
+        assert not fault_table.is_armed(0, Place.STEP)
         assert actor.step(1).result()[0][1] == 1
 
 
-def test_a_child_is_left_running_until_its_worker_is_dead(orders):
-    orders.give(0, Place.STEP, Order(FaultKind.CHILD))
-    with ea.spawn(lambda path=orders.path: Saboteur(EchoEnv, path, 1, 0)) as actor:
+def test_a_child_is_left_running_until_its_worker_is_dead(fault_table):
+    fault_table.arm(0, Place.STEP, ArmedFault(FaultKind.CHILD))
+    with ea.spawn(lambda path=fault_table.path: FaultInjectingEnv(EchoEnv, path, 1, 0)) as actor:
         actor.reset().result()
         with pytest.raises(ea.ActorDiedError):
             actor.step(1).result()
-        pid = orders.take_child(0)
+        pid = fault_table.take_child(0)
         assert pid > 0
         wait_until(lambda: is_gone(pid), 5)
-        assert orders.take_child(0) == 0
+        assert fault_table.take_child(0) == 0
 
 
-# What a storm sees ---------------------------------------------------------------------------------------
+# What a run reports ---------------------------------------------------------------------------------------
 
 
 def tampered(monkeypatch, tamper):
-    """Has something done to what `recv` hands out, from the fifth batch on, until it says that it was."""
+    """Let ``tamper`` change a batch that `recv` returns, from the fifth on, until it returns a changed one."""
     recv, calls = ea.VectorEnv.recv, []
 
     def broken(self, *args, **kwargs):
@@ -261,7 +263,7 @@ def tampered(monkeypatch, tamper):
     monkeypatch.setattr(ea.VectorEnv, "recv", broken)
 
 
-def small_storm(**options):
+def small_run(**options):
     return chaos(**{"faults": 2, "seed": 5, "num_envs": 3, "deadline": DEADLINE, "backend": FORK_SERVER, **options})
 
 
@@ -277,7 +279,7 @@ def rows(batch, order):
 
 def test_it_sees_a_result_that_comes_twice(monkeypatch):
     tampered(monkeypatch, lambda batch, plain: rows(batch, [*range(len(batch.infos)), plain[0]]))
-    report = small_storm()
+    report = small_run()
     assert only(report, duplicated=1)
     assert "nobody asked for" in report.problems[0]
 
@@ -289,7 +291,7 @@ def test_it_sees_a_result_of_another_env(monkeypatch):
         return batch
 
     tampered(monkeypatch, swap)
-    assert only(small_storm(), **{"mixed up": 1})
+    assert only(small_run(), **{"mixed up": 1})
 
 
 def relabelled(obs):
@@ -307,7 +309,7 @@ def test_it_sees_a_step_that_was_not_made_once(monkeypatch, change, what):
         return batch
 
     tampered(monkeypatch, miscount)
-    assert only(small_storm(), **{what: 1})
+    assert only(small_run(), **{what: 1})
 
 
 def test_it_sees_a_torn_observation(monkeypatch):
@@ -316,7 +318,7 @@ def test_it_sees_a_torn_observation(monkeypatch):
         return batch
 
     tampered(monkeypatch, tear)
-    assert only(small_storm(), torn=1)
+    assert only(small_run(), torn=1)
 
 
 def test_it_sees_a_reward_of_another_step(monkeypatch):
@@ -325,26 +327,26 @@ def test_it_sees_a_reward_of_another_step(monkeypatch):
         return batch
 
     tampered(monkeypatch, change)
-    assert only(small_storm(), **{"mixed up": 1})
+    assert only(small_run(), **{"mixed up": 1})
 
 
 def test_it_sees_a_result_that_never_comes(monkeypatch):
-    monkeypatch.setattr(storm, "_PATIENCE", 0.5)
+    monkeypatch.setattr(runner, "_PATIENCE", 0.5)
     tampered(monkeypatch, lambda batch, plain: rows(batch, [i for i in range(len(batch.infos)) if i != plain[0]]))
-    report = small_storm()
+    report = small_run()
     assert report.lost == 1
     assert "owe results" in report.problems[-1]
 
 
 def test_it_sees_a_stall(monkeypatch):
-    monkeypatch.setattr(storms, "STALL_MARGIN", 0.0)
+    monkeypatch.setattr(chaos_module, "STALL_MARGIN", 0.0)
 
     def wait(batch, plain):
         time.sleep(2 * DEADLINE)
         return batch
 
     tampered(monkeypatch, wait)
-    report = small_storm(faults=1)
+    report = small_run(faults=1)
     assert report.stalls >= 1
     assert report.longest_stall >= 2 * DEADLINE
 
@@ -359,9 +361,9 @@ def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):
                 os._exit(5)
             return super().step(action)
 
-    for module in (storms, rehearsal):
+    for module in (chaos_module, oracle):
         monkeypatch.setattr(module, "LargeEcho", Frail)
-    report = small_storm(deadline=2 * DEADLINE)  # none shall be lost to a busy machine
+    report = small_run(deadline=2 * DEADLINE)  # none shall be lost to a busy machine
     assert report.unexplained == 1
     assert "exit code 5" in report.problems[-1]
 
@@ -423,9 +425,9 @@ def test_it_sees_what_is_left_behind(monkeypatch):
         return batch
 
     tampered(monkeypatch, leave)
-    for module in (storms, census):
+    for module in (chaos_module, process_watch):
         monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
-    report = small_storm()
+    report = small_run()
     file, process, thread = left
     file.close()
     process.kill()
@@ -438,7 +440,7 @@ def test_it_sees_what_is_left_behind(monkeypatch):
 
 
 def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
-    class Escaping(Saboteur):
+    class Escaping(FaultInjectingEnv):
         """Leaves a process running that nobody can tell was its own."""
 
         def _leave_a_child(self):
@@ -447,20 +449,20 @@ def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
                 "print(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(1000)', sys.argv[1]],\n"
                 "      env={}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)\n"
             )
-            command = [sys.executable, "-S", "-c", script, self._orders.path]
+            command = [sys.executable, "-S", "-c", script, self._fault_table.path]
             done = subprocess.run(command, stdout=subprocess.PIPE, env={}, check=True)
-            self._orders.left_running(self._env_id, int(done.stdout))
+            self._fault_table.record_child(self._env_id, int(done.stdout))
 
     (fault,) = [fault for fault in plan_faults(ALL_KINDS, 5, 3) if fault.kind is FaultKind.CHILD]
-    monkeypatch.setattr(storms, "plan_faults", lambda *_: [fault])
-    monkeypatch.setattr(storms, "Saboteur", Escaping)
-    for module in (storms, census):
+    monkeypatch.setattr(chaos_module, "plan_faults", lambda *_: [fault])
+    monkeypatch.setattr(chaos_module, "FaultInjectingEnv", Escaping)
+    for module in (chaos_module, process_watch):
         monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
-    report = small_storm(faults=1, deadline=5.0)
+    report = small_run(faults=1, deadline=5.0)
     assert only(report, leaks=1)
     assert "time.sleep(1000)" in report.leaks[0]
     pid = int(report.leaks[0].split(":")[0].split()[1])
-    wait_until(lambda: is_gone(pid))  # the storm has ended it
+    wait_until(lambda: is_gone(pid))  # the run has ended it
 
 
 # The command ---------------------------------------------------------------------------------------------
@@ -486,7 +488,7 @@ def test_the_command(tmp_path):
     assert (report["planned"], report["seed"], set(report["faults"])) == (20, 1, KINDS)
     assert sum(report["faults"].values()) == 20
     title, *_, verdict = done.stdout.splitlines()
-    assert title == "echo: 20 faults over 8 envs, 1 an actor, on_failure='renew', seed 1"
+    assert title == "echo: 20 faults over 8 envs, 1 per actor, on_failure='renew', seed 1"
     assert re.fullmatch(r"All zeros: 20 faults in [\d.]+ s, every result accounted for\.", verdict)
     counts = dict(re.findall(r"^([a-z ]+): ([\d,]+)$", done.stdout, re.MULTILINE))
     for name in ("lost", "duplicated", "mixed up", "torn", "stalls", "leaks"):

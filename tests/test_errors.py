@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
 import envactors as ea
 from envactors import errors
-from envactors.errors import describe_status, twin
+from envactors.errors import copy_error, describe_status
 
 TREE = {
     ea.EnvActorsError: Exception,
@@ -156,7 +157,7 @@ def test_a_twin_is_another_error_with_the_same_story():
         try:
             raise error
         except ea.ActorError:
-            other = twin(error)
+            other = copy_error(error)
         assert other is not error
         assert (type(other), str(other), vars(other)) == (kind, "the message", vars(error))
         assert other.__cause__ is error.__cause__
@@ -169,3 +170,22 @@ def test_the_end_of_a_process_in_words():
     assert describe_status(None, 11) == "signal 11 (SIGSEGV)"
     assert describe_status(None, 44) == "signal 44 (a real-time signal)"
     assert describe_status(None, None) == "an unknown status"
+
+
+def test_a_copy_of_a_timeout_keeps_its_message():
+    """OSError.__new__ drops the arguments where a subclass has an __init__ of its own."""
+    error = ea.ActorTimeoutError("late", timeout=2.0)
+    assert (str(copy_error(error)), copy_error(error).args) == ("late", ("late",))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups and no notes")
+def test_a_step_error_pickles_with_nested_failures_and_its_notes():
+    outer = ValueError("outer")
+    outer.inner = TwoArguments(1, "x")
+    group = ExceptionGroup("group", [TwoArguments(1, "x")])  # noqa: F821 # of Python 3.11
+    for failure in (outer, group):
+        arrived = pickle.loads(pickle.dumps(ea.VectorStepError("m", failures={0: failure})))
+        assert repr(arrived.failures[0]) == repr(failure)
+    error = ea.VectorStepError("m")
+    error.add_note("a note")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["a note"]

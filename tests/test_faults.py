@@ -127,7 +127,7 @@ def test_a_death_while_idle_is_noticed_and_fails_no_call():
 def test_a_call_that_comes_before_a_death_is_noticed_runs_on_the_new_incarnation():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add(5).result(SOON)
-        with actor._supervisor._lock:  # until the call is sent, nobody takes in the death
+        with actor._supervisor.core.lock:  # until the call is sent, nobody takes in the death
             pid = actor.pid
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: is_gone(pid))
@@ -486,3 +486,14 @@ def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
             assert renewal.result(SOON) == 1
         for actor in actors:
             actor.close()
+
+
+def test_calls_that_wait_behind_a_deadline_say_so_too():
+    class Env:
+        def hang(self):
+            time.sleep(60)
+
+    with ea.spawn(Env, deadlines=ea.Deadlines(call=0.3)) as actor:
+        first, queued = actor.hang(), actor.hang()
+        assert "deadline" in str(first.exception())
+        assert "deadline" in str(queued.exception())

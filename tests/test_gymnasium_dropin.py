@@ -126,7 +126,7 @@ def test_arguments_that_make_no_sense_are_refused():
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_context_is_how_processes_start(context):
     envs = ActorVectorEnv([Probe], context=context)
-    assert envs.actors[0]._supervisor.plan.backend.start_method == context
+    assert envs.actors[0]._supervisor.config.backend.start_method == context
     assert envs.reset(seed=3)[0].tolist() == [[3, 1.5]]
     envs.close()
 
@@ -714,7 +714,7 @@ def test_episode_statistics_of_envs_that_are_not_in_the_mask_are_kept():
 
 
 class Loose(gymnasium.Env):
-    """Gives values that fit its spaces, though not in their dtype."""
+    """Env whose values fit its spaces but not their dtype."""
 
     action_space = spaces.Discrete(2)
     values = (3, (4, 1), np.full(2, 0.5), [0.5, 0.25], {"a": 1})

@@ -72,7 +72,7 @@ class Bench:
                 self._sent[env_id].append(action)
 
     def receive(self) -> list[int]:
-        """Takes in results; those of the eighth go to `arrived`. Returns which of the seven it had."""
+        """Receive results; collect those of the eighth env in `arrived`. Return which of the seven others had one."""
         batch = self.envs.recv(min_envs=1, timeout=SOON)
         assert len(batch.env_ids) > 0, "nothing came"
         for row, env_id in enumerate(batch.env_ids.tolist()):

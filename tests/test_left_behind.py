@@ -15,9 +15,15 @@ from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
 from helpers import SOON, wait_until
 
 import envactors as ea
+from envactors.testing import EchoEnv
+from envactors.testing.leaks import inventory, settled_inventory
 
 METHODS = ["loky", "spawn", "forkserver", "fork"]
-KINDS = 10  # processes that `Breeder.of_all_kinds` starts
+KINDS = 8  # processes that `Breeder.of_all_kinds` starts, and two more that are hidden
+HIDDEN = 2
+# In these, /proc shows the environment that each worker was started with. A forked worker has its original's there, the
+# fork server's or the caller's, and so have its own forked copies; what they execute shows the worker's own.
+FRESH = {"loky", "spawn"}
 SHM = Path("/dev/shm")
 
 CALLER = """
@@ -25,10 +31,10 @@ import sys
 import envactors as ea
 from breeder import Breeder
 
-method = sys.argv[1]
+method, hidden = sys.argv[1], sys.argv[1] != "fork"  # the fork server's environment tells whose server it is
 backend = ea.ProcessBackend(start_method=method)
 idle, hung, breeder, nested = (ea.spawn(Breeder, backend=backend) for _ in range(4))
-calls = hung.plain(), breeder.of_all_kinds(), nested.nest(method)
+calls = hung.plain(), breeder.of_all_kinds(hidden), nested.nest(method, hidden)
 pids = [pid for call in calls for pid in call.result(30)]
 memory = idle.share_memory().result(30)
 hung.hang_in_c()
@@ -56,7 +62,7 @@ def running(code: str, *args: str):
 @pytest.mark.parametrize("method", METHODS)
 def test_everything_ends_with_a_caller_that_is_killed(method):
     with running(CALLER, method) as (caller, everybody):
-        assert len(everybody) > 2 * KINDS + 6
+        assert len(everybody) > 2 * (KINDS + (HIDDEN if method != "fork" else 0)) + 6
         memory = SHM / caller.stdout.readline().decode().strip()
         assert memory.exists()
         caller.kill()
@@ -77,16 +83,16 @@ WAYS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_worker_has_started_ends_with_it_and_with_no_other(method):
-    backend = ea.ProcessBackend(start_method=method)
+    backend, hidden = ea.ProcessBackend(start_method=method), method in FRESH
     restart = ea.RestartPolicy(max_restarts=10, backoff=0.0)
     with (
         ea.spawn(Breeder, backend=backend, restart=restart) as actor,
         ea.spawn(Breeder, backend=backend) as sibling,
     ):
-        others = [psutil.Process(pid) for pid in sibling.of_all_kinds().result(SOON)]
+        others = [psutil.Process(pid) for pid in sibling.of_all_kinds(hidden).result(SOON)]
         for way in WAYS if method == "forkserver" else ("killed from outside", "close"):
-            children = [psutil.Process(pid) for pid in actor.of_all_kinds().result(SOON)]
-            assert len(children) == KINDS
+            children = [psutil.Process(pid) for pid in actor.of_all_kinds(hidden).result(SOON)]
+            assert len(children) == KINDS + (HIDDEN if hidden else 0)
             WAYS[way](actor)
             assert_gone(children)
             assert all(map(is_there, others)), way
@@ -96,7 +102,7 @@ def test_what_a_worker_has_started_ends_with_it_and_with_no_other(method):
 def test_an_inner_actors_children_end_with_it_and_with_the_outer_worker():
     backend = ea.ProcessBackend(start_method="forkserver")
     with ea.spawn(Breeder, backend=backend) as outer:
-        inner = [psutil.Process(pid) for pid in outer.nest("fork").result(SOON)]
+        inner = [psutil.Process(pid) for pid in outer.nest("fork", hidden=False).result(SOON)]
         everybody = {*inner, *psutil.Process(outer.pid).children(recursive=True)}
         assert len(reapers_of(outer.pid)) == 1
         os.kill(outer.pid, signal.SIGKILL)
@@ -147,7 +153,7 @@ wait_until(lambda: (os.listdir("/proc/self/fd"), me.children()) == before, AT_MO
 
 # One that is lost before a death.
 actor, second = (ea.spawn(Breeder, backend=backend) for _ in range(2))
-children = [psutil.Process(pid) for pid in actor.of_all_kinds().result(30)]
+children = [psutil.Process(pid) for pid in actor.of_all_kinds(hidden=False).result(30)]
 (reaper,) = reapers_of(os.getpid())
 reaper.kill()
 assert_gone([reaper])
@@ -189,8 +195,46 @@ sys.stdin.read()
 """
 
 
+HIDDEN_COPIES = """
+import os, signal, sys
+import envactors as ea
+from breeder import Breeder
+
+backend = ea.ProcessBackend(start_method="forkserver")
+actor, sibling = (ea.spawn(Breeder, backend=backend) for _ in range(2))
+print(*(pid for each in (actor, sibling) for pid in each.hidden_copies().result(30)), flush=True)
+os.kill(actor.pid, signal.SIGKILL)
+sys.stdin.readline()
+sibling.close()
+actor.close()
+sys.stdin.read()
+"""
+
+
+def test_hidden_copies_of_a_fork_servers_workers_end_with_the_callers_last_actor():
+    with running(HIDDEN_COPIES) as (caller, everybody):
+        caller.stdin.write(b"close\n")
+        caller.stdin.flush()
+        assert_gone([process for process in everybody if process.pid != caller.pid])
+
+
 def test_reapers_come_and_go():
     with running(LOSSES) as (caller, everybody):
         assert len(reapers_of(caller.pid)) == 1
         caller.kill()
         assert_gone(everybody)
+
+
+def test_a_closed_vector_that_is_held_holds_no_descriptors():
+    def make():
+        with ea.VectorEnv([EchoEnv] * 2) as envs:
+            envs.reset(seed=0)
+            envs.step([1, 1])
+        return envs
+
+    make()
+    before = inventory()
+    held = [make() for _ in range(3)]
+    after = settled_inventory(before, 2.0)
+    assert after.descriptors == before.descriptors
+    assert held

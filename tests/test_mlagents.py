@@ -45,7 +45,7 @@ HANGING = ea.Deadlines(step=2.0, reset=2.0)
 
 
 class Policy:
-    """Gives each action a number of its own, within what the behavior takes; notes what it was asked."""
+    """Policy that numbers its actions within the behavior's range and records its requests."""
 
     def __init__(self, name):
         self.name, self.numbers, self.asked = name, itertools.count(1), []
@@ -111,7 +111,7 @@ def make(tmp_path):
 
 @pytest.fixture
 def arm(tmp_path):
-    """Has a worker misbehave."""
+    """Make a worker misbehave."""
 
     def arm_one(worker, when, what, always=False):
         (tmp_path / f"{worker}.{when}.{what}").write_text("always" if always else "")
@@ -249,7 +249,7 @@ def test_get_steps_is_fair_to_all_workers(make):
     manager.reset()
     taken = dict.fromkeys(range(4), 0)
     while max(taken.values()) < 60:
-        # Whoever is done is taken: nobody who is can be passed over a second time.
+        # Every finished worker is returned: none can be passed over a second time.
         ready = {
             worker.worker_id for worker in manager.env_workers if worker.future is not None and worker.future.done()
         }
@@ -443,7 +443,7 @@ def test_restarts_when_the_new_process_dies_in_its_start(make, arm):
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-def test_restarts_in_a_storm_mix_nothing_up(make, arm):
+def test_many_restarts_mix_nothing_up(make, arm):
     deadlines = ea.Deadlines(start=5.0, step=1.0, reset=1.0)
     manager = make(3, deadlines=deadlines, restart=ea.RestartPolicy(math.inf, backoff=0.0))
     manager.reset({"gravity": 9.75})
@@ -485,7 +485,7 @@ def options(lifetime=10, count=1, period=60):
 
 
 def restarts_until_it_ends(manager, arm, what, most):
-    """Has a worker fail again and again; gives how often it came back, and what it ended with."""
+    """Let a worker fail repeatedly; return the number of restarts and the final error."""
     manager.reset()
     for count in range(most):
         arm(0, "step", what)
@@ -605,7 +605,7 @@ def test_real_run_options_are_read(make):
     given.engine_settings.width, given.engine_settings.height = 40, 30
     given.env_settings.max_lifetime_restarts = 2
     manager = make(1, run_options=given, restart=None)
-    policy = manager.env_workers[0].actor._supervisor.plan.restart
+    policy = manager.env_workers[0].actor._supervisor.config.restart
     assert (policy.max_restarts, policy.window, policy.max_lifetime_restarts) == (1, 60, 2)
     manager.reset({"mass": settings.ConstantSettings(value=4.0), "size": settings.GaussianSettings(mean=1.0)})
     assert ask(manager, "engine")[0]["SCREEN_RESOLUTION"] == (40, 30)

@@ -1,4 +1,4 @@
-"""The promises of single actors hold with three envs an actor too (1, 2, 3, 8, 10, 11, 12, 14, 16, 17, 23)."""
+"""The promises of single actors hold with three envs per actor too (1, 2, 3, 8, 10, 11, 12, 14, 16, 17, 23)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ pytestmark = pytest.mark.usefixtures("both_planes")
 def packed(count=3, **options):
     options = {"backend": FORK_SERVER, **options}
     return ea.VectorEnv([lambda i=i: FaultyEcho(EchoEnv(i)) for i in range(count)], envs_per_actor=3, **options)
+
+
+class Verbose(EchoEnv):
+    """Has a large info at action 1, raises at 2, and dies at 3."""
+
+    def step(self, action):
+        if action == 2:
+            raise KeyError("raised")
+        if action == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return *super().step(action)[:4], {"long": "x" * 100_000}
 
 
 @pytest.mark.parametrize(("fault", "status"), [("crash", (None, 9)), ("segfault", (None, 11)), ("exit", (3, None))])
@@ -106,6 +117,23 @@ def test_exceptions_and_what_cannot_travel_fail_their_own_call():
             envs.step([1, 2])
 
 
+def test_an_env_is_announced_as_lost_whichever_process_held_its_episode():
+    """Two envs ask at once, and the processes that held their episodes were another one each."""
+    with packed(2, on_failure="renew", autoreset="same_step", restart=FAST) as envs:
+        envs.reset(seed=0)
+        envs[1].arm("crash").result(SOON)
+        envs.send([1, 1])
+        batch = envs.recv()
+        assert sorted(zip(batch.env_ids.tolist(), batch.incarnations.tolist(), strict=True)) == [(0, 0), (1, 1)]
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        wait_until(lambda: envs.actors[0].incarnation == 2 and envs.actors[0].state is ea.ActorState.IDLE)
+        envs.send([2, 2])
+        batch = envs.recv()
+        assert batch.incarnations.tolist() == [2, 2]
+        assert ["failure" in info for info in batch.infos] == [True, True]
+        assert batch.obs[:, 1].tolist() == [0, 0], "both were reset"
+
+
 def test_an_idle_worker_lives_on_and_deliberate_ends_are_not_counted():
     with packed(deadlines=ea.Deadlines(call=0.2, step=0.2, reset=0.2)) as envs:
         envs.reset(seed=0)
@@ -177,3 +205,17 @@ def test_when_the_caller_is_killed_everything_is_gone():
     os.kill(caller.pid, signal.SIGKILL)
     caller.communicate(timeout=20)
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), patience=5.0)
+
+
+@pytest.mark.parametrize("kind", ["info", "exception"])
+def test_what_does_not_fit_into_a_row_is_not_lost_with_a_later_env(kind):
+    with ea.VectorEnv([Verbose, Verbose], envs_per_actor=2, restart=FAST, backend=FORK_SERVER) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([1 if kind == "info" else 2, 3])
+        assert isinstance(caught.value.failures[1], ea.ActorDiedError)
+        if kind == "info":
+            assert caught.value.failures.keys() == {1}
+            assert caught.value.batch.infos == [{"long": "x" * 100_000}]
+        else:
+            assert isinstance(caught.value.failures[0], KeyError)

@@ -105,6 +105,21 @@ def test_a_process_that_was_lost_begins_to_count_anew():
         assert [one == pid for one in pids] == [True] * 9 + [False]
 
 
+def test_a_process_that_was_lost_before_it_was_replaced_is_not_replaced_again():
+    policy = ea.RecyclePolicy(max_steps=4)
+    with ea.VectorEnv(
+        [Leaky], autoreset="same_step", on_failure="renew", restart=ea.RestartPolicy(9, backoff=0.0), recycle=policy
+    ) as envs:
+        envs.reset(seed=0)
+        for _ in range(5):
+            envs.step([0])  # the next end of an episode shall replace the process
+        envs[0].kill(restart=True)
+        assert "failure" in envs.step([0])[4][0]
+        pids = [envs.step([0])[4][0]["pid"] for _ in range(4)]
+        assert len(set(pids)) == 1
+        assert envs[0].incarnation == 1
+
+
 def test_by_send_and_by_futures_as_well():
     policy = ea.RecyclePolicy(max_steps=1)
     with ea.VectorEnv([Leaky] * 2, recycle=policy) as envs:

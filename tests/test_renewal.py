@@ -243,7 +243,7 @@ def test_with_three_envs_an_actor_the_innocent_are_named_as_such(fault):
                 continue
             # Env 0 had done its step; it reports its loss with the next one. Env 2 was waiting behind env 1, and an
             # exception in shared memory has not kept it from doing its own step.
-            done = {0, 2} if fault == "raise" and envs._plane is not None else {0}
+            done = {0, 2} if fault == "raise" and envs._stepper is not None else {0}
             assert failures.keys() == {1, 2} - done
             obs, *_, infos = envs.step([3] * 4) if on_failure == "renew" else (None, [{}] * 4)
             failures |= {i: info["failure"] for i, info in enumerate(infos) if "failure" in info}
@@ -336,3 +336,30 @@ def test_seeds_of_renewed_envs_are_distinct_and_reproducible():
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 6
     assert runs[0] == [derived(100 + i, k) for k in (1, 2, 3) for i in (0, 1)]
+
+
+def test_a_denied_restart_is_no_restart():
+    """The supervisor counts the loss that was refused: after a renewal it bars a restart the window has room for."""
+
+    class Env:
+        def die(self):
+            import os
+
+            os._exit(1)
+
+        def ok(self):
+            return 1
+
+    window = 3.0
+    with ea.spawn(Env, restart=ea.RestartPolicy(max_restarts=1, window=window, backoff=0.0)) as actor:
+        actor.ok().result()
+        begin = time.monotonic()
+        actor.die().exception()  # granted
+        actor.ok().result()
+        time.sleep(max(0.0, begin + 2.0 - time.monotonic()))
+        actor.die().exception()  # refused: two within the window
+        assert actor.ok().exception() is not None
+        actor.renew().result()
+        time.sleep(max(0.0, begin + window + 0.3 - time.monotonic()))
+        actor.die().exception()  # the only restart granted is older than the window
+        assert actor.ok().result() == 1

@@ -440,33 +440,154 @@ def test_two_deaths_at_different_points_are_not_the_same_inputs(tmp_path):
     assert run(True) == run(False)
 
 
-def test_a_process_that_is_lost_in_the_middle_of_the_replay_is_replaced_once_more(tmp_path):
-    class Marks(Walk):
-        """Says in each step that it has got there, and waits where it is told to."""
+# Whose fault it was -------------------------------------------------------------------------------------
 
-        def step(self, action):
-            if (tmp_path / "wait").exists():
-                (tmp_path / f"there-{os.getpid()}").touch()
-                while (tmp_path / "wait").exists():
-                    time.sleep(0.001)
-            return super().step(action)
 
-    for losses in (1, 2):
-        with Replaying([Marks]) as envs:
-            envs.reset(seed=5)
-            for _ in range(4):
-                envs.step([1])
-            (tmp_path / "wait").touch()
-            kill(envs[0].pid)
-            envs.send([1])
-            for loss in range(losses):
-                wait_until(lambda: list(tmp_path.glob("there-*")))
-                (there,) = tmp_path.glob("there-*")
-                there.unlink()
-                if loss == losses - 1:
-                    (tmp_path / "wait").unlink()
-                kill(int(there.name.split("-")[1]))
-            assert bool(envs.recv().truncated[0]) is (losses == 2)
+class Gates(Walk):
+    """Waits in the steps whose gates are closed, and says which process does: it can be killed there from outside."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def reset(self, *, seed=None, options=None):
+        self.pass_gate("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.pass_gate(self.count + 1)
+        return super().step(action)
+
+    def pass_gate(self, name):
+        gate = self.path / f"closed {name}"
+        if gate.exists():
+            (self.path / f"there {os.getpid()}").touch()
+            while gate.exists():
+                time.sleep(0.001)
+
+
+def kill_at_gate(path):
+    wait_until(lambda: list(path.glob("there *")))
+    (there,) = path.glob("there *")
+    there.unlink()
+    kill(int(there.name.split()[1]))
+
+
+@PLANES
+def test_two_kills_from_outside_in_the_same_step_count_against_its_inputs(tmp_path, shared_memory):
+    with Replaying([functools.partial(Gates, tmp_path)], shared_memory=shared_memory) as envs:
+        envs.reset(seed=5)
+        for _ in range(3):
+            last = envs.step([1])
+        (tmp_path / "closed 4").touch()
+        envs.send([2])
+        kill_at_gate(tmp_path)
+        kill_at_gate(tmp_path)
+        batch = envs.recv()
+        failure = batch.infos[0]["failure"]
+        assert isinstance(failure, ea.ActorDiedError)
+        assert failure.signal == signal.SIGKILL
+        assert "not tried again" in str(failure)
+        assert failure.inputs == [("reset", 5, None), *[("step", 1)] * 3, ("step", 2)]
+        assert batch.truncated.tolist() == [True]
+        assert batch.obs.tolist() == last[0].tolist()
+        wait_until(lambda: envs.stats().actors[0].restarts == 2)
+
+
+@pytest.mark.parametrize("end", ["kill", "exit", "raise"])
+def test_a_reset_that_fails_twice_is_not_tried_a_third_time(tmp_path, end):
+    log = tmp_path / "log"
+
+    class Unlucky(Gates):
+        def reset(self, *, seed=None, options=None):
+            if seed == 11:
+                with log.open("a") as file:
+                    file.write("x")
+                if end == "raise":
+                    raise ValueError("eleven")
+                if end == "exit":
+                    os._exit(9)
+                self.pass_gate("at eleven")
+            return super().reset(seed=seed, options=options)
+
+    with Replaying([functools.partial(Unlucky, tmp_path)]) as envs:
+        if end == "kill":
+            (tmp_path / "closed at eleven").touch()
+            future = threading.Thread(target=lambda: [kill_at_gate(tmp_path) for _ in range(2)])
+            future.start()
+        obs, infos = envs.reset(seed=11, options={"offset": 1})
+        assert log.read_text() == "xx"
+        failure, k = infos[0]["failure"], envs[0].incarnation
+        if end == "raise":
+            assert isinstance(failure, ValueError)
+        else:
+            assert failure.inputs == [("reset", 11, {"offset": 1})]
+        seed = int(np.random.SeedSequence(11, spawn_key=(k,)).generate_state(1)[0])
+        assert obs[0].tolist() == Walk().reset(seed=seed, options={"offset": 1})[0].tolist()
+        if end == "kill":
+            future.join(SOON)
+
+
+def test_deaths_between_steps_do_not_count_against_the_inputs():
+    with Replaying([Walk]) as envs, ea.VectorEnv([Walk]) as others:
+        envs.reset(seed=5)
+        others.reset(seed=5)
+        for turn in range(4):
+            for _ in range(3):
+                incarnation = envs[0].incarnation
+                kill(envs[0].pid)
+                wait_until(
+                    lambda: envs[0].incarnation > incarnation and envs[0].state is ea.ActorState.IDLE  # noqa: B023
+                )
+            assert flat(envs.step([turn])) == flat(others.step([turn]))
+        assert envs.stats().actors[0].restarts == 12
+
+
+@PLANES
+@pytest.mark.parametrize("losses", [1, 2, 3])
+def test_deaths_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses, shared_memory):
+    """The steps that are replayed had succeeded before."""
+    with Replaying([functools.partial(Gates, tmp_path)], shared_memory=shared_memory) as envs:
+        envs.reset(seed=5)
+        for _ in range(4):
+            envs.step([1])
+        (tmp_path / "closed 2").touch()
+        kill(envs[0].pid)
+        envs.send([1])
+        for _ in range(losses):
+            kill_at_gate(tmp_path)
+        (tmp_path / "closed 2").unlink()
+        batch = envs.recv()
+        assert not batch.truncated[0]
+        assert "failure" not in batch.infos[0]
+        assert envs.stats().actors[0].restarts == 1 + losses
+
+
+def test_one_death_in_a_step_and_others_during_its_replay_are_not_two_in_the_step(tmp_path):
+    with Replaying([functools.partial(Gates, tmp_path)]) as envs, ea.VectorEnv([Walk]) as others:
+        envs.reset(seed=5)
+        others.reset(seed=5)
+        for _ in range(3):
+            envs.step([1])
+            others.step([1])
+        (tmp_path / "closed 4").touch()
+        envs.send([2])
+        wait_until(lambda: list(tmp_path.glob("there *")))
+        (tmp_path / "closed 2").touch()
+        kill_at_gate(tmp_path)  # in the step
+        for _ in range(3):
+            kill_at_gate(tmp_path)  # while the steps before it are replayed
+        (tmp_path / "closed 4").unlink()
+        (tmp_path / "closed 2").unlink()
+        batch = envs.recv()
+        assert flat(batch[1:6]) == flat(others.step([2]))
+        # A death in the step after it is the first one in that step.
+        (tmp_path / "closed 5").touch()
+        envs.send([3])
+        kill_at_gate(tmp_path)
+        (tmp_path / "closed 5").unlink()
+        assert flat(envs.recv()[1:6]) == flat(others.step([3]))
+        assert envs.stats().actors[0].restarts == 5
 
 
 # Any order of things --------------------------------------------------------------------------------------

@@ -2,199 +2,227 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
+from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from envactors.actor.requests import Request, RequestTable
+from envactors.actor.batch_step import FrameBatchStep, StepRequest
+from envactors.actor.future import ActorFuture
+from envactors.actor.requests import CallRequest, RequestTable
+from envactors.wire.messages import Kind, Step
 
 
-def make_request(method: str = "work", bound: int | None = None) -> Request:
+def make_call(bound: int | None = None) -> CallRequest:
     # The table looks at a future's identity and at nothing else.
-    return Request(2, b"", method, 0, None, 0, object(), bound)
+    return CallRequest(Kind.CALL, b"", "work", 0, None, ActorFuture(None, None), bound=bound)
+
+
+class SubmittedStep(StepRequest):
+    """A step that a future waits for."""
+
+    __slots__ = ("own_future",)
+
+    @property
+    def future(self):
+        return self.own_future
+
+
+def make_batch(envs) -> FrameBatchStep:
+    requests = []
+    for env in range(envs):
+        request = SubmittedStep(Step(env, 0, False, None), env, lambda *_: None, 0, pickled=False)
+        request.own_future = ActorFuture(None, None)
+        requests.append(request)
+    return FrameBatchStep(requests, 0, stream=True)
+
+
+class PipeliningStep:
+    """As a batch step in shared memory: no future waits for it, and any number may run."""
+
+    pipelines = True
+    parts = ()
+
+    def __init__(self):
+        self.call_id = 0
+        self.started = 0.0
+
+    def withdraw(self, future):
+        return None
 
 
 class Tables(RuleBasedStateMachine):
-    """The model: one that runs, a list that waits, and the set of those that were taken out."""
+    """The model: a list of what runs, a list of what waits, and what was taken out."""
 
-    requests = Bundle("requests")
+    entries = Bundle("entries")
 
     def __init__(self) -> None:
         super().__init__()
         self.table = RequestTable()
-        self.running: Request | None = None
-        self.waiting: list[Request] = []
-        self.taken: list[Request] = []
+        self.running: list[object] = []
+        self.waiting: list[object] = []
+        self.taken: list[object] = []
         self.last_id = 0
 
-    @rule(target=requests, bound=st.none() | st.integers(0, 1))
-    def add(self, bound):
-        request = make_request(bound=bound)
-        self.table.add(request)
-        assert request.call_id == self.last_id + 1
-        self.last_id = request.call_id
-        self.waiting.append(request)
-        return request
+    @rule(
+        target=entries,
+        entry=st.one_of(
+            st.builds(make_call, st.none() | st.integers(0, 1)),
+            st.builds(make_batch, st.integers(1, 3)),
+            st.builds(PipeliningStep),
+        ),
+        at_front=st.booleans(),
+    )
+    def add(self, entry, at_front):
+        self.table.add(entry, at_front=at_front)
+        self.last_id += 1
+        assert entry.call_id == self.last_id
+        assert all(part.call_id == self.last_id for part in entry.parts)
+        self.waiting.insert(0 if at_front else len(self.waiting), entry)
+        return entry
 
     @rule()
-    def start(self):
-        started = self.table.start()
-        if self.running is not None or not self.waiting:
+    def start_next(self):
+        """At most one call runs at a time; batch steps that pipeline run behind others that do, and behind no call."""
+        may_run = bool(self.waiting) and (
+            not self.running or (self.waiting[0].pipelines and all(entry.pipelines for entry in self.running))
+        )
+        if self.waiting:
+            assert self.table.accepts(self.waiting[0]) is may_run
+        started = self.table.start_next()
+        if not may_run:
             assert started is None
             return
-        self.running = self.waiting.pop(0)
-        assert started is self.running
-        started.started += 1.0  # as the supervisor notes it when it sends the request
+        self.running.append(self.waiting.pop(0))
+        assert started is self.running[-1]
+        started.started += 1.0  # as is noted when it is sent
 
     @rule()
-    def finish(self):
-        call_id = 0 if self.running is None else self.running.call_id
-        finished = self.table.finish(call_id)
-        assert finished is self.running
-        self.take(finished)
+    def the_oldest_ends(self):
+        if self.running:
+            self.table.running.remove(self.running[0])
+            self.taken.append(self.running.pop(0))
 
-    @rule(request=requests)
-    def a_late_reply_takes_nothing_out(self, request):
-        if request is not self.running:
-            assert self.table.finish(request.call_id) is None
+    @rule(entry=entries)
+    def a_reply_finds_the_running_entry_and_no_other(self, entry):
+        found = self.table.find_running(entry.call_id)
+        assert found is (entry if entry in self.running else None)
 
     @rule(beyond=st.integers(1, 1000))
-    def a_reply_to_nothing_takes_nothing_out(self, beyond):
-        assert self.table.finish(self.last_id + beyond) is None
-        assert self.table.finish(-beyond) is None
+    def a_reply_to_nothing_finds_nothing(self, beyond):
+        assert self.table.find_running(self.last_id + beyond) is None
+        assert self.table.find_running(-beyond) is None
 
     @rule()
     def interrupt(self):
-        interrupted = self.table.interrupt()
-        assert interrupted is self.running
-        self.take(interrupted)
+        assert self.table.interrupt() == self.running
+        self.taken += self.running
+        self.running = []
 
     @rule()
     def interrupt_and_put_back(self):
-        request = self.table.interrupt()
-        assert request is self.running
-        self.running = None
-        if request is not None:
-            self.table.put_back(request)
-            self.waiting.insert(0, request)
+        """As after a death: what ran comes before all that waits, in its order, under the numbers that it has."""
+        interrupted = self.table.interrupt()
+        assert interrupted == self.running
+        numbers = [entry.call_id for entry in interrupted]
+        for entry in reversed(interrupted):
+            self.table.put_back(entry)
+        assert [entry.call_id for entry in interrupted] == numbers
+        self.waiting[:0] = self.running
+        self.running = []
 
-    @rule(request=requests, retry=st.booleans())
-    def withdraw(self, request, retry):
+    @rule(entry=entries, part=st.integers(0, 2), retry=st.booleans())
+    def withdraw(self, entry, part, retry):
+        if not entry.parts:
+            return
+        request = entry.parts[part % len(entry.parts)]
         withdrawn = self.table.withdraw(request.future, retry=retry)
-        if request in self.waiting and (request.started > 0.0) is retry:
+        if entry in self.waiting and (entry.started > 0.0) is retry:
             assert withdrawn is request
-            self.waiting.remove(request)
-            self.taken.append(request)
+            if isinstance(entry, CallRequest) or not entry.parts:
+                self.waiting.remove(entry)
+                self.taken.append(entry)
+            else:
+                assert request not in entry.parts, "the others of its batch still wait"
         else:
             assert withdrawn is None
 
-    @rule()
-    def withdraw_a_stranger(self):
-        assert self.table.withdraw(object()) is None
-        assert self.table.withdraw(object(), retry=True) is None
-
-    @rule(kept=st.lists(st.booleans(), max_size=8))
-    def drain_and_restore(self, kept):
-        drained = self.table.drain()
-        assert drained == self.waiting
-        assert len(self.table.queue) == 0
-        self.waiting = []
-        for i, request in enumerate(drained):
-            if i < len(kept) and kept[i]:
-                self.table.restore(request)
-                self.waiting.append(request)
-            else:
-                self.taken.append(request)
-
-    @rule(target=requests, bound=st.sampled_from([None, 0, 1]))
-    def add_first(self, bound):
-        request = make_request(bound=bound)
-        self.table.add_first(request)
-        assert request.call_id == self.last_id + 1
-        self.last_id = request.call_id
-        self.waiting.insert(0, request)
-        return request
-
-    @rule(target=requests)
-    def add_two(self):
-        return multiple(self.add(None), self.add(1))
+    @rule(retry=st.booleans())
+    def withdraw_a_stranger(self, retry):
+        assert self.table.withdraw(ActorFuture(None, None), retry=retry) is None
 
     @rule(incarnation=st.integers(0, 2))
     def withdraw_all(self, incarnation):
-        bound = [request for request in self.waiting if request.bound == incarnation]
-        assert self.table.withdraw_all(lambda request: request.bound == incarnation) == bound
-        self.waiting = [request for request in self.waiting if request not in bound]
-        self.taken += bound
+        def unwanted(entry):
+            return any(part.bound == incarnation for part in entry.parts)
 
-    def take(self, request):
-        self.running = None
-        if request is not None:
-            self.taken.append(request)
+        expected = [entry for entry in self.waiting if unwanted(entry)]
+        assert self.table.withdraw_all(unwanted) == expected
+        self.waiting = [entry for entry in self.waiting if entry not in expected]
+        self.taken += expected
+
+    @rule(kept=st.lists(st.booleans(), max_size=8))
+    def drain(self, kept):
+        """Drained requests may be queued again while the rest is handled, as a dead actor does after a renewal."""
+        drained = self.table.drain()
+        assert list(self.table.queue) == []
+        expected, self.waiting = self.waiting, []
+        for i, entry in enumerate(drained):
+            assert entry is expected[i]
+            if i < len(kept) and kept[i]:
+                self.table.queue.append(entry)
+                self.waiting.append(entry)
+            else:
+                self.taken.append(entry)
 
     @invariant()
     def the_table_is_as_the_model(self):
-        assert self.table.running is self.running
-        assert len(self.table.queue) == len(self.waiting)
+        assert self.table.running == self.running
+        assert list(self.table.queue) == self.waiting
 
     @invariant()
-    def every_request_is_in_one_place(self):
-        places = [*self.waiting, *self.taken, *([] if self.running is None else [self.running])]
-        assert sorted(request.call_id for request in places) == list(range(1, self.last_id + 1))
+    def every_entry_is_in_one_place(self):
+        places = [*self.waiting, *self.taken, *self.running]
+        assert sorted(entry.call_id for entry in places) == list(range(1, self.last_id + 1))
 
-    def teardown(self):
-        # What is left comes out in the order of the model.
-        assert self.table.interrupt() is self.running
-        while self.waiting:
-            assert self.table.start() is self.waiting[0]
-            assert self.table.finish(self.waiting.pop(0).call_id) is not None
-        assert self.table.start() is None
+    @invariant()
+    def at_most_one_entry_runs_unless_all_pipeline(self):
+        assert len(self.running) <= 1 or all(entry.pipelines for entry in self.running)
 
 
 Tables.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_tables = Tables.TestCase
 
 
-def test_an_interrupt_at_any_line_of_start_loses_nothing():
-    """Ctrl-C may come between any two lines; afterwards the request is there, once."""
-    for line in itertools.count():
-        table = RequestTable()
-        first, second = make_request("first"), make_request("second")
-        table.add(first)
-        table.add(second)
+class Interrupted(deque):
+    """A queue whose next `popleft` is interrupted, before or after it has taken the entry out."""
 
-        interrupted = interrupt_at_line(line, table.start)
+    when: str | None = None
 
-        if table.interrupt() is None:
-            assert table.start() is first
-            assert table.interrupt() is first
-        assert table.start() is second
-        assert table.finish(second.call_id) is second
-        assert table.start() is None
-        if not interrupted:
-            break
-    assert line > 1, "the interrupts came"
-
-
-def interrupt_at_line(line: int, method) -> bool:
-    """Calls a method with a KeyboardInterrupt before its line number ``line``; False when it has no such line."""
-    lines = itertools.count()
-
-    def trace(frame, event, _arg):
-        if frame.f_code is not method.__func__.__code__:
-            return None
-        if event == "line" and next(lines) == line:
+    def popleft(self):
+        when, self.when = self.when, None
+        if when == "before":
             raise KeyboardInterrupt
-        return trace
+        entry = super().popleft()
+        if when == "after":
+            raise KeyboardInterrupt
+        return entry
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        method()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupt_in_the_middle_of_a_start_loses_nothing(when):
+    """What interrupts a change takes out what runs; the entry is there then, once."""
+    table = RequestTable()
+    first, second = make_call(), make_call()
+    table.queue = Interrupted()
+    table.add(first)
+    table.add(second)
+    table.queue.when = when
+    with pytest.raises(KeyboardInterrupt):
+        table.start_next()
+    assert table.interrupt() == [first]
+    assert table.start_next() is second
+    assert table.interrupt() == [second]
+    assert table.start_next() is None

@@ -77,7 +77,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("name", ["forkserver", "spawn", "fork"])
 def test_start_methods_by_name(make, name, monkeypatch):
     def method(envs):
-        return envs._envs.actors[0]._supervisor.plan.backend.start_method
+        return envs._envs.actors[0]._supervisor.config.backend.start_method
 
     envs = make(tellers(1), name)
     assert method(envs) == name
@@ -131,7 +131,7 @@ def test_an_ended_episode_is_reset_in_the_step_that_ends_it(make, terminates):
 
 
 class Counts(gymnasium.Env):
-    """Gives plain numbers for observations."""
+    """Env whose observations are plain numbers."""
 
     observation_space, action_space = spaces.Discrete(9), spaces.Discrete(2)
 
@@ -405,7 +405,7 @@ def test_make_vec_env_and_evaluation():
     try:
         model = PPO("MlpPolicy", envs, n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
         rewards, lengths = evaluate_policy(model, envs, n_eval_episodes=2, return_episode_rewards=True)
-        assert rewards == lengths  # one a step
+        assert rewards == lengths  # 1.0 per step
     finally:
         envs.close()
 
@@ -500,7 +500,7 @@ class Killer(threading.Thread):
         self.join()
 
 
-def storm(make, pause, train):
+def train_with_kills(make, pause, train):
     restart = ea.RestartPolicy(max_restarts=10_000, backoff=0.01, backoff_max=0.1)
     envs = make([cartpole] * 8, "forkserver", on_failure="replay", restart=restart)
     with Killer(envs, pause) as killer:
@@ -510,7 +510,7 @@ def storm(make, pause, train):
 
 def test_training_through_kills_is_bit_for_bit_the_same(make):
     train = functools.partial(ppo, steps=2048, n_steps=64, batch_size=128)
-    result, kills = storm(make, 0.1, train)
+    result, kills = train_with_kills(make, 0.1, train)
     assert kills > 0
     assert result == train(DummyVecEnv([cartpole] * 8))
 
@@ -521,6 +521,6 @@ def test_twenty_thousand_steps_are_bit_for_bit_the_same(make):
     train = functools.partial(ppo, steps=20_000, n_steps=128, batch_size=256)
     expected = train(DummyVecEnv([cartpole] * 8))
     assert train(make([cartpole] * 8)) == expected
-    result, kills = storm(make, 0.5, train)
+    result, kills = train_with_kills(make, 0.5, train)
     assert kills > 2
     assert result == expected

@@ -286,7 +286,7 @@ def test_the_number_is_named_with_the_leaf():
     spec = {"a": (ea.ArraySpec((2,), np.float32),)}
     with pytest.raises(ea.SpaceMismatchError) as caught:
         split_batch(spec, {"a": (np.zeros((4, 2), np.float32),)}, 3, "actions")
-    assert str(caught.value) == "4 actions['a'][0] for 3 envs: expected one an env"
+    assert str(caught.value) == "4 actions['a'][0] for 3 envs: expected one per env"
 
 
 @quick
@@ -358,17 +358,17 @@ def test_another_structure_is_refused():
 def test_another_structure_of_a_batch_is_refused():
     number = ea.ArraySpec((), np.int64)
     for spec, values, given_text, expected_text in [
-        (number, 3, "actions are 3", "2 of shape (), one an env"),
-        (number, "01", "actions are '01'", "2 of shape (), one an env"),
-        (number, {0: 1, 1: 0}, "actions are {0: 1, 1: 0}", "2 of shape (), one an env"),
+        (number, 3, "actions are 3", "2 of shape (), one per env"),
+        (number, "01", "actions are '01'", "2 of shape (), one per env"),
+        (number, {0: 1, 1: 0}, "actions are {0: 1, 1: 0}", "2 of shape (), one per env"),
         ({"a": OBJECT}, {"b": [1, 2]}, "actions have the keys ['b']", "['a']"),
         ({"a": OBJECT}, {"a": [1, 2], "b": [1, 2]}, "actions have the keys ['a', 'b']", "['a']"),
         ((OBJECT, OBJECT), ([1, 2],), "actions are a tuple of 1", "2 arrays"),
         ((OBJECT,), ([1, 2], [3, 4]), "actions are a tuple of 2", "1 arrays"),
-        (OBJECT, {"a": 1, "b": 2}, "actions are dict", "a sequence of 2, one an env"),
-        (None, "ab", "actions are str", "a sequence of 2, one an env"),
-        (None, iter([1, 2]), "actions are list_iterator", "a sequence of 2, one an env"),
-        (None, 5, "actions are int", "a sequence of 2, one an env"),
+        (OBJECT, {"a": 1, "b": 2}, "actions are dict", "a sequence of 2, one per env"),
+        (None, "ab", "actions are str", "a sequence of 2, one per env"),
+        (None, iter([1, 2]), "actions are list_iterator", "a sequence of 2, one per env"),
+        (None, 5, "actions are int", "a sequence of 2, one per env"),
     ]:
         assert refusal_of(split_batch, spec, values, 2, "actions") == (given_text, expected_text)
 
@@ -439,3 +439,24 @@ def test_bounds_do_not_matter_for_a_batch():
     assert not batches_alike((wide,), {"a": wide})
     assert not batches_alike(wide, None)
     assert batches_alike(None, None)
+
+
+def test_arrays_without_axes_are_refused_in_words():
+    for spec in (None, OBJECT, ea.ArraySpec((), np.int64)):
+        with pytest.raises(ea.SpaceMismatchError):
+            split_batch(spec, np.array(3), 2, "actions")  # TypeError: len() of unsized object
+    with pytest.raises(ea.SpaceMismatchError):
+        split_batch(OBJECT, {1, 2}, 2, "actions")  # TypeError: 'set' object is not subscriptable
+
+
+def test_no_value_changes_silently():
+    """Same kind, and another number: 300 becomes 44."""
+    with pytest.raises(ea.SpaceMismatchError):
+        conform(ea.ArraySpec((), np.int8), 300, "the action")
+    with pytest.raises(ea.SpaceMismatchError):
+        conform(ea.ArraySpec((), np.int64), 2**63, "the action")
+
+
+def test_a_list_of_small_ints_goes_into_uint8():
+    """Python's ints have no dtype: [1, 2, 3] for Box(0, 255, (3,), uint8)."""
+    assert conform(ea.ArraySpec((3,), np.uint8), [1, 2, 3], "the action").dtype == np.uint8

@@ -201,7 +201,7 @@ def test_call_get_set_render_and_handles(envs):
     [
         (lambda e: e.step([1, 2, 3]), "3 actions for 4 envs"),
         (lambda e: e.step([1, 2, 3, 4, 5]), "5 actions for 4 envs"),
-        (lambda e: e.step(3), "one an env"),
+        (lambda e: e.step(3), "one per env"),
         (lambda e: e.step([1], env_ids=[4]), "env_ids has 4: expected ids from 0 to 3"),
         (lambda e: e.step([1], env_ids=[-1]), "env_ids has -1"),
         (lambda e: e.step([1, 1], env_ids=[2, 2]), "expected each id once"),
@@ -478,3 +478,31 @@ def test_a_vector_that_is_dropped_ends_its_processes():
     del envs
     gc.collect()
     wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+class Plain:
+    def reset(self, seed=None, options=None):
+        return np.zeros(2), {}
+
+    def step(self, action):
+        return np.zeros(2), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda envs: envs.reset(seed=[1.5]),
+        lambda envs: envs.reset(seed=[[1]]),
+        lambda envs: envs.reset(env_ids=5),
+    ],
+)
+def test_wrong_input_is_a_vector_input_error(call):
+    with ea.VectorEnv([Plain]) as envs, pytest.raises(ea.VectorInputError):
+        call(envs)
+
+
+def test_a_number_of_envs_may_be_numpys():
+    with ea.VectorEnv([Plain]) as envs:
+        envs.reset()
+        envs.send([0])
+        assert len(envs.recv(min_envs=np.int64(1)).env_ids) == 1

@@ -5,19 +5,37 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from envactors.actor.supervisor import Supervisor
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
+
+
+class CallOwner(Protocol):
+    """What a future asks of the actor that runs its call."""
+
+    def cancel(self, future: ActorFuture) -> bool:
+        """Take a queued call out of the queue; return whether the future is cancelled."""
+
+    def abort(self, future: ActorFuture) -> bool:
+        """Cancel a queued call, or end a running one by replacing its process."""
+
+    def wait(self, future: ActorFuture, deadline: float | None) -> None:
+        """Wait until the future is settled or the deadline (`time.monotonic`) passes."""
+
+    def run_callback(self, callback: Callable[[], None]) -> None:
+        """Run a callback in a thread where it may block."""
 
 
 class ActorFuture(concurrent.futures.Future[Any]):
     """The result of one call, a real `concurrent.futures.Future`.
 
-    Waiting for it with a timeout ends the waiting, never the call. Its callbacks run in a thread of the
-    library's own, where they may wait for other calls.
+    Waiting with a timeout ends the waiting, never the call. Callbacks run in a thread of the library's own, where
+    they may wait for other calls.
+
+    Args:
+        owner: The actor that runs the call.
+        keep_alive: Held until the future is settled: an actor lives while a future of it is unfinished.
 
     Attributes:
         incarnation: The process that the outcome comes from; None before.
@@ -25,34 +43,33 @@ class ActorFuture(concurrent.futures.Future[Any]):
 
     incarnation: int | None = None
 
-    def __init__(self, supervisor: Supervisor, keep: object) -> None:
-        # What the standard library's sets, but for its condition, which takes longer to make than all else and which
-        # few ask for.
+    def __init__(self, owner: CallOwner, keep_alive: object) -> None:
+        # What the standard library's constructor sets, without its condition: making one takes longer than all else,
+        # and few futures need it.
         self._state = "PENDING"
         self._result: Any = None
         self._exception: BaseException | None = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
-        # Who first settles it or asks for its condition leaves a word here: the outcome, or None. No lock, since the
-        # garbage collector may run what takes others while this thread has it.
+        # The first thread that settles the future or needs its condition adds an entry: the outcome, or None. A
+        # dict's setdefault is atomic, and unlike a lock it cannot deadlock with a finalizer.
         self._claim: dict[None, tuple[Any, BaseException | None] | None] = {}
         self._made: dict[None, threading.Condition] = {}
-        self._supervisor = supervisor
-        # An actor lives while a future of it is unfinished: this is what keeps its handle.
-        self._keep: object | None = keep
+        self._owner = owner
+        self._keep_alive: object | None = keep_alive
 
-    if not TYPE_CHECKING:  # to whom it is the plain attribute that it looks like
+    if not TYPE_CHECKING:  # typeshed has a plain attribute
 
         @property
         def _condition(self) -> threading.Condition:
-            """What the standard library takes before it looks at a future, or changes it."""
+            """The condition that the standard library takes before it reads or changes a future; made when needed."""
             outcome = self._claim.setdefault(None, None)
             if outcome is not None:
-                self._finish(*outcome)  # perhaps whoever settles it is only about to
+                self._finish(*outcome)  # the thread that settles it may be only about to
             return self._made.get(None) or self._made.setdefault(None, threading.Condition())
 
     def result(self, timeout: float | None = None) -> Any:
-        """The call's result.
+        """Return the call's result.
 
         Args:
             timeout: How long to wait, in seconds; None waits until the call ends.
@@ -72,73 +89,69 @@ class ActorFuture(concurrent.futures.Future[Any]):
             del self, error  # the traceback refers to this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The exception that the call ended with, None where it did not; waits like `result`."""
+        """Return the exception that the call ended with, None if it has a result; wait like `result`."""
         self._await(timeout)
         return self._ended_with()
 
     def cancel(self) -> bool:
-        """Takes the call out of the queue; False once it runs or has ended."""
-        return self._supervisor.cancel(self)
+        """Take the call out of the queue; return False once it runs or has ended."""
+        return self._owner.cancel(self)
 
     def abort(self) -> bool:
-        """Ends the call: a queued one is cancelled, a running one ended by replacing its process.
+        """End the call: cancel a queued one, end a running one by replacing its process.
 
         The replacement is not counted as a restart. A call that was running raises
         ``ActorDiedError(aborted=True)``, whatever retries it had.
 
         Returns:
-            False when the call has ended already.
+            False if the call has ended already.
         """
-        return self._supervisor.abort(self)
+        return self._owner.abort(self)
 
     def settled(self) -> bool:
-        """Like ``done``, without taking a lock."""
+        """Return what ``done`` returns, without taking a lock."""
         return self._state in _SETTLED
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        """Gives the future its outcome, once; a second outcome is left out.
+        """Set the outcome, once; ignore a second one.
 
         Args:
             value: The call's result.
             error: What it ended with instead, or None.
-            incarnation: Where the outcome comes from.
+            incarnation: The process that the outcome comes from.
         """
         if self.settled():
             return
         self.incarnation = incarnation
         outcome = self._claim.setdefault(None, (value, error))
-        if outcome is not None:  # nobody waits for it, nor has left a callback
+        if outcome is not None:  # nobody has asked for the condition: nobody waits, and there is no callback
             self._finish(*outcome)
         elif error is None:
             self.set_result(value)
         else:
             self.set_exception(error)
-        self._keep = None
+        self._keep_alive = None
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         self._result, self._exception = value, error
         self._state = "FINISHED"
 
-    def begin(self) -> None:
-        """Marks the call as running; one that runs again does already."""
+    def mark_running(self) -> None:
+        """Mark the call as running; one that runs again already is."""
         if self._state == "PENDING":
-            # As `set_running_or_notify_cancel` does, without the future's lock: nobody is told of it, and no other
-            # change comes in between, since each is made under the actor's.
+            # As `set_running_or_notify_cancel` does, without the future's lock: nobody is notified of this change,
+            # and no other one can come in between, since each is made under the actor's lock.
             self._state = "RUNNING"
 
-    def discard(self) -> None:
-        """Marks a call that was taken out of the queue as cancelled, for those that wait too."""
+    def mark_cancelled(self) -> None:
+        """Mark a call that was taken out of the queue as cancelled, and notify its waiters."""
         super().cancel()
         self.set_running_or_notify_cancel()
-        self._keep = None
+        self._keep_alive = None
 
     def _await(self, timeout: float | None) -> None:
         if self._state not in _SETTLED:
-            self._supervisor.check_owner()
-            if self._supervisor.spin_for(self) and self._state in _SETTLED:
-                return
-            deadline = None if timeout is None else time.monotonic() + timeout
-            self._supervisor.reactor.wait(self.settled, self, deadline)
+            self._owner.wait(self, None if timeout is None else time.monotonic() + timeout)
 
     def _ended_with(self) -> BaseException | None:
         # Without the future's lock, which an interrupt could leave taken.
@@ -150,6 +163,6 @@ class ActorFuture(concurrent.futures.Future[Any]):
         return self._exception
 
     def _invoke_callbacks(self) -> None:
-        # A callback may wait for another call: never in the thread that reads the replies.
+        # A callback may wait for another call, so never in the thread that reads the replies.
         if self._done_callbacks:
-            self._supervisor.reactor.callbacks.submit(super()._invoke_callbacks)  # type: ignore[misc]
+            self._owner.run_callback(super()._invoke_callbacks)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What users hold: `spawn` gives a handle, a handle's methods give futures."""
+"""What users hold: `spawn` returns a handle, a handle's methods return futures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envactors import backends
+from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
-from envactors.actor.incarnation import Incarnation
-from envactors.actor.interrupts import SHIELD
-from envactors.actor.states import ActorState, ActorStats, Plan
+from envactors.actor.process import ActorProcess
+from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
-from envactors.backends.base import Backend
+from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
 from envactors.options import Deadlines, RestartPolicy, check_timeout
-from envactors.system import SharedFile
 from envactors.wire import registry
 from envactors.wire.messages import Call, Get, Kind, Set, Start
 from envactors.wire.pickling import dumps_by_value
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class Lifeline:
-    """What keeps an actor alive: every handle and every unfinished future holds it."""
+    """Keeps an actor alive: every handle and every unfinished future holds it; its end closes the actor."""
 
     __slots__ = ("__weakref__",)
 
@@ -35,9 +35,16 @@ class Lifeline:
 
 
 class Caller:
-    """Calls the methods of an env: ``caller.method(*args, **kwargs)`` gives a future.
+    """Calls the methods of an env: ``caller.method(*args, **kwargs)`` returns a future.
 
     Names that begin with an underscore are never sent.
+
+    Args:
+        supervisor: The actor.
+        lifeline: Keeps the actor alive.
+        env: The position of the env within the actor.
+        timeout: A deadline in seconds in place of that of `Deadlines`; None for that one.
+        retries: How many deaths and deadlines each call survives.
     """
 
     __slots__ = ("_env", "_lifeline", "_retries", "_supervisor", "_timeout")
@@ -62,7 +69,7 @@ class Caller:
         return _Method(self, name)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
-        """Calls a method of the env, also one whose name the handle itself uses.
+        """Call a method of the env, also one whose name the handle itself uses.
 
         Args:
             method: The method's name.
@@ -76,22 +83,15 @@ class Caller:
             AttributeError: The name begins with an underscore.
             ActorClosedError: The actor was closed.
         """
-        return self._ask(Kind.CALL, Call(self._env, _public(method), args, kwargs), method)
-
-    def _call_or_get(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture:
-        """Calls a method of the env, or reads an attribute that is none, whichever it is there."""
-        return self._ask(Kind.CALL, Call(self._env, _public(name), args, kwargs, or_get=True), name)
-
-    def _refuse(self, method: str) -> None:
-        """Raises where a method is not to be called through this handle."""
+        return self._submit(Kind.CALL, Call(self._env, _public(method), args, kwargs), method)
 
     def get(self, name: str) -> ActorFuture:
-        """Reads an attribute of the env, also one that Gymnasium's wrappers hide."""
-        return self._ask(Kind.GET, Get(self._env, _public(name)), "get")
+        """Read an attribute of the env, also one that Gymnasium's wrappers hide."""
+        return self._submit(Kind.GET, Get(self._env, _public(name)), "get")
 
     def set(self, name: str, value: Any) -> ActorFuture:
-        """Writes an attribute of the env, through ``set_wrapper_attr`` where it exists."""
-        return self._ask(Kind.SET, Set(self._env, _public(name), value), "set")
+        """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
+        return self._submit(Kind.SET, Set(self._env, _public(name), value), "set")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -99,28 +99,27 @@ class Caller:
             "send its results, or make another actor where it is needed"
         )
 
-    def _call_in(self, incarnation: int | None, method: str, *args: Any) -> ActorFuture:
-        """Calls a method in one process or in none: where that is lost, so is the call."""
-        return self._ask(Kind.CALL, Call(self._env, method, args, {}), method, incarnation)
+    def _check_method(self, method: str) -> None:
+        """Raise if a method must not be called through this handle."""
 
-    def _ask(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
         if kind == Kind.CALL:
-            self._refuse(method)
+            self._check_method(method)
         future = ActorFuture(self._supervisor, self._lifeline)
-        self._supervisor.ask(kind, message, future, method, self._env, self._timeout, self._retries, bound)
+        self._supervisor.submit_call(kind, message, future, method, self._env, self._timeout, self._retries, bound)
         return future
 
 
-class ActorHandle(Caller):
-    """An actor. Usable from any thread of the process that made it; also a context manager."""
+class ActorView(Caller):
+    """A caller that also says how its actor stands."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
     _caller_type: type[Caller] = Caller
 
     @property
     def name(self) -> str:
         """The actor's name."""
-        return self._supervisor.plan.name
+        return self._supervisor.config.name
 
     @property
     def pid(self) -> int | None:
@@ -138,11 +137,11 @@ class ActorHandle(Caller):
         return self._supervisor.incarnation
 
     def stats(self) -> ActorStats:
-        """Counts over the actor's life."""
+        """Return counts over the actor's life."""
         return self._supervisor.stats()
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Caller:
-        """The same methods with a deadline of their own, and leave to run again on a new incarnation.
+        """Return the same methods with a deadline of their own, and leave to run again on a new incarnation.
 
         Args:
             timeout: A deadline in seconds, in place of that of `Deadlines`.
@@ -156,18 +155,27 @@ class ActorHandle(Caller):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         return self._caller_type(self._supervisor, self._lifeline, self._env, timeout, retries)
 
+    def __repr__(self) -> str:
+        return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"
+
+
+class ActorHandle(ActorView):
+    """An actor. Usable from any thread of the process that made it; also a context manager."""
+
+    __slots__ = ("__weakref__",)
+
     def renew(self) -> ActorFuture:
-        """Replaces the process when the calls before are done; never counted, revives a dead actor.
+        """Replace the process after the calls before; never counted as a restart, revives a dead actor.
 
         Returns:
-            A future of the new incarnation's number, there once its env is made.
+            A future of the new incarnation's number, settled once its env is made.
         """
         future = ActorFuture(self._supervisor, self._lifeline)
         self._supervisor.renew(future)
         return future
 
     def kill(self, *, restart: bool = False) -> None:
-        """Ends the process with SIGKILL, now.
+        """End the process with SIGKILL, now.
 
         Args:
             restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, later ones raise
@@ -176,22 +184,19 @@ class ActorHandle(Caller):
         self._supervisor.kill(restart)
 
     def close(self, timeout: float | None = None) -> None:
-        """Lets the queued calls run and the env close, ends the process; may be called again.
+        """Let the queued calls run and the env close, then end the process; may be called again.
 
         Args:
             timeout: How long that may take before the process is killed, in seconds; None: the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        close_all([self._supervisor], timeout)
+        close_all([self], timeout)
 
     def __enter__(self) -> ActorHandle:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"
 
 
 class _Method:
@@ -205,7 +210,7 @@ class _Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> ActorFuture:
         caller = self._caller
-        return caller._ask(Kind.CALL, Call(caller._env, self._name, args, kwargs), self._name)
+        return caller._submit(Kind.CALL, Call(caller._env, self._name, args, kwargs), self._name)
 
 
 def spawn(
@@ -217,7 +222,7 @@ def spawn(
     restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
     env_vars: Mapping[str, str] | None = None,
 ) -> ActorHandle:
-    """Makes an actor; returns at once, the env is made in the background.
+    """Make an actor; return at once, the env is made in the background.
 
     Args:
         factory: Makes the env, in the worker; any callable without arguments, lambdas and local classes too.
@@ -239,7 +244,7 @@ def spawn(
 
 
 def spawn_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """Completes options of `spawn` with its defaults.
+    """Complete options of `spawn` with its defaults.
 
     Raises:
         TypeError: An option that `spawn` does not have.
@@ -258,40 +263,56 @@ def launch(
     deadlines: Deadlines,
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
-    shared: SharedFile | None = None,
+    memory: RowMemory | None = None,
     max_journal: int | None = None,
-    take_standby: Callable[[float], Incarnation | None] | None = None,
-    make: Callable[[Plan], Supervisor] = Supervisor,
+    take_standby: Callable[[float], ActorProcess | None] | None = None,
+    make_supervisor: Callable[[ActorConfig], Supervisor] = Supervisor,
 ) -> ActorHandle:
-    """Makes an actor of several envs, numbered from ``first``; for the rest see `Plan` and `spawn`."""
+    """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
-    plan = Plan(
+    config = ActorConfig(
         name,
         resolved,
         Start(name, first, pickled, registry.collect(), journal=max_journal is not None),
         deadlines,
         restart,
         _checked_env_vars(env_vars),
-        shared,
+        memory,
         max_journal,
         take_standby,
     )
-    with SHIELD:
-        supervisor = make(plan)
+    with defer_signals:
+        supervisor = make_supervisor(config)
         return ActorHandle(supervisor, Lifeline(supervisor))
 
 
-def close_all(supervisors: list[Supervisor], timeout: float | None) -> None:
-    """Closes actors side by side; see `ActorHandle.close`."""
+def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
+    """Close actors side by side; see `ActorHandle.close`."""
+    supervisors = [actor._supervisor for actor in actors]
     for supervisor in supervisors:
         supervisor.check_owner()
     for supervisor in supervisors:
         supervisor.begin_close(timeout)
     for supervisor in supervisors:
         supervisor.wait_closed(timeout)
+
+
+def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture:
+    """Call a method of the env, or read an attribute that is no method; for drop-ins whose ``call`` does either."""
+    return caller._submit(Kind.CALL, Call(caller._env, _public(name), args, kwargs, or_get=True), name)
+
+
+def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *args: Any) -> ActorFuture:
+    """Call a method in one process or in none: if that process is lost, so is the call."""
+    return caller._submit(Kind.CALL, Call(caller._env, method, args, {}), method, incarnation)
+
+
+def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:
+    """End a process whose env is not fit to be used any more; counts as a restart. See `Lifecycle.discard`."""
+    handle._supervisor.discard_process(incarnation, index, method, error)
 
 
 def _pickle_factory(factory: Callable[[], Any], name: str) -> bytes:

@@ -9,43 +9,46 @@ from collections.abc import Callable, Hashable
 
 
 class Launcher:
-    """Starts workers one after the other, in a thread that lasts as long as any of them.
+    """Starts workers one after the other, in a thread that outlives all of them.
 
-    Only so many may be on their way at a time, from the launch until they are ready; the others wait for their turn.
-    Hundreds of interpreters that import side by side would all be late.
+    A limited number of workers start at a time, from the launch until they are ready; the others are queued. If
+    hundreds of interpreters imported side by side, all of them would miss their start deadlines.
 
-    The kernel ends a worker when the *thread* that started it ends, so this one outlives them all. It blocks
-    Ctrl-C, and its children inherit that until they have a group of their own: none is interrupted half-way
-    through its imports.
+    The kernel ends a worker when the *thread* that started it ends, so this thread must outlive all workers. It blocks
+    Ctrl-C, and its children inherit that until they have a process group of their own: none is interrupted in the
+    middle of its imports.
     """
 
     def __init__(self) -> None:
+        # Guards the queue and is notified of each change.
         self._changed = threading.Condition()
+        # (owner, job, limit) as submitted.
         self._waiting: deque[tuple[Hashable, Callable[[], None], int | None]] = deque()
+        # The owners of the workers that were launched under a limit and are not ready yet.
         self._starting: set[Hashable] = set()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="envactors-launcher", daemon=True)
         self._thread.start()
 
     def submit(self, owner: Hashable, job: Callable[[], None], limit: int | None) -> None:
-        """Queues a function that starts a worker and handles its own errors.
+        """Queue a function that starts a worker and handles its own errors.
 
         Args:
-            owner: Whose worker it is; `finish` is to be called for it.
+            owner: The worker's owner, for whom `finish` must be called later.
             job: The function.
-            limit: How many workers may be on their way, this one included; None if it does not count.
+            limit: How many workers may be starting, this one included; None if it does not count.
         """
         with self._changed:
             self._waiting.append((owner, job, limit))
             self._changed.notify()
 
     def waits(self, owner: Hashable) -> bool:
-        """Whether the turn of an owner has not come yet."""
+        """Return whether a job of an owner is still queued."""
         with self._changed:
             return any(waiting is owner for waiting, _, _ in self._waiting)
 
     def withdraw(self, owner: Hashable) -> bool:
-        """Takes out what waits for its turn; False where it has come, or nothing waits."""
+        """Remove an owner's jobs from the queue; return False if none was queued."""
         with self._changed:
             kept = [entry for entry in self._waiting if entry[0] is not owner]
             withdrawn = len(kept) < len(self._waiting)
@@ -54,19 +57,19 @@ class Launcher:
         return withdrawn
 
     def finish(self, owner: Hashable) -> None:
-        """Says that the worker of an owner is ready, or will never be."""
+        """Report that the worker of an owner is ready, or will never be."""
         with self._changed:
             self._starting.discard(owner)
             self._changed.notify()
 
     def stop(self) -> None:
-        """Makes the thread end after what is queued; returns at once."""
+        """Tell the thread to end after the queued jobs; do not wait for it."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def join(self, timeout: float) -> None:
-        """Waits up to ``timeout`` seconds for the thread's end; not in the thread itself."""
+        """Wait up to ``timeout`` seconds for the thread to end, unless it is the calling one."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -77,7 +80,7 @@ class Launcher:
             del job
 
     def _next(self) -> Callable[[], None] | None:
-        """Waits for a turn to come."""
+        """Wait for a job that may start now, and return it; None once the thread must end."""
         with self._changed:
             while True:
                 if self._waiting:

@@ -1,4 +1,4 @@
-"""What a worker prints: passed on line by line under the actor's name, the last lines kept for errors."""
+"""The output of workers: printed line by line under the actor's name; the last lines are stored for errors."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from envactors.backends.base import Stream
 
 _KEPT_LINES = 50
-# A line without an end is passed on in pieces of about this size, in bytes, rather than held back for ever.
+# A line without an end is printed in pieces of about this size, in bytes, rather than buffered for ever.
 _LONGEST_LINE = 1 << 16
-# How much is read at once, and how often in a row: a worker that never stops printing must not keep the reader from
-# everything else. The most that a pipe can hold, unless root has made it larger.
+# How much is read at once, in bytes, and how often in a row: a worker that never stops printing must not occupy the
+# reader's thread. Their product is the most that a pipe can hold, unless root has raised that limit.
 _CHUNK = 1 << 16
 _CHUNKS = 16
-# How much may wait for a caller's stream that takes nothing, in characters, before lines are left out: a worker never
-# waits for whoever reads what it prints.
+# How much may be buffered for a caller's stream that blocks, in characters. Further lines are left out, so that the
+# worker never waits for the reader of its output.
 _MOST_WAITING = 1 << 24
 
 
 class Output:
-    """One stream of one worker.
+    """One output stream of one worker.
 
     Args:
-        fd: Where to read; does not block.
-        name: The actor's name, put before each line.
-        stream: Which of the caller's streams the lines go to.
+        fd: The descriptor to read from; it must not block.
+        name: The actor's name, printed before each line.
+        stream: The caller's stream that the lines are printed to.
         run: Runs a function in a thread where writing may block.
 
     Attributes:
-        name: The actor's name; what comes from now on is passed on under it.
+        name: The actor's name; may be changed for the lines that are read from now on.
     """
 
     def __init__(self, fd: int, name: str, stream: Stream, run: Callable[[Callable[[], None]], None]) -> None:
@@ -41,18 +41,20 @@ class Output:
         self.name = name
         self._run = run
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        # The last line as far as it was read, without its end.
         self._partial = b""
-        # Each counted in one thread, in characters; the difference waits.
-        self._handed_on = self._written = 0
+        # How many characters were submitted to `run`, and how many of them were written. Each is counted in one thread.
+        self._submitted = self._written = 0
+        # How many lines were left out since the last printed one.
         self._left_out = 0
 
     @property
     def tail(self) -> str:
-        """The last lines, at most fifty."""
+        """The last lines of the stream, at most fifty."""
         return "\n".join(self._lines)
 
     def read(self) -> bool:
-        """Takes in some of what is there; False once the stream has ended."""
+        """Read some of the output; return False once the stream has ended."""
         try:
             data = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -61,25 +63,25 @@ class Output:
             return False
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _LONGEST_LINE:
-            # Not within a character, where these are UTF-8.
+            # Split between characters, if the line is UTF-8.
             _, used = codecs.utf_8_decode(self._partial, "replace", False)
             lines.append(self._partial[:used])
             self._partial = self._partial[used:]
-        self._pass_on(lines)
+        self._print(lines)
         return True
 
     def finish(self) -> None:
-        """Takes in what is left, an unfinished line too; of what others still print into it, nothing more."""
+        """Read the rest, also an unfinished line. What other processes write to the stream later is not read."""
         for _ in range(_CHUNKS):
             if not self.read():
                 break
-        self._pass_on([self._partial] if self._partial else [], last=True)
+        self._print([self._partial] if self._partial else [], last=True)
         self._partial = b""
 
-    def _pass_on(self, lines: list[bytes], *, last: bool = False) -> None:
+    def _print(self, lines: list[bytes], *, last: bool = False) -> None:
         texts = [line.decode(errors="replace") for line in lines]
         self._lines.extend(texts)
-        if self._handed_on - self._written > _MOST_WAITING and not last:
+        if self._submitted - self._written > _MOST_WAITING and not last:
             self._left_out += len(texts)
             return
         if self._left_out:
@@ -88,7 +90,7 @@ class Output:
         if not texts:
             return
         block = "".join(f"[{self.name}] {text}\n" for text in texts)
-        self._handed_on += len(block)
+        self._submitted += len(block)
         self._run(lambda: self._write(block))
 
     def _write(self, block: str) -> None:
@@ -109,5 +111,5 @@ def _write(name: Stream, block: str) -> None:
             stream.write(block.encode("ascii", "backslashreplace").decode())
         stream.flush()
     except (OSError, ValueError):
-        # The caller's stream is closed or full; its loss must not be the actors'.
+        # The caller's stream is closed or full; the actors must not fail because of it.
         return

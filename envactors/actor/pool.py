@@ -1,4 +1,4 @@
-"""Many equal actors, and calls for whichever of them is idle."""
+"""Many equal actors that share a queue of calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from envactors.wire.messages import Call, Kind
 
 
 class PoolFuture(ActorFuture):
-    """The future of a call that waits for an idle actor, or runs in one."""
+    """The future of a call that waits for an idle actor, or was assigned to one.
+
+    Attributes:
+        call: The call.
+        actor: The actor that it was assigned to; None while it waits.
+    """
 
     def __init__(self, pool: ActorPool, call: Call) -> None:
         super().__init__(pool.actors[0]._supervisor, pool)
@@ -26,40 +31,40 @@ class PoolFuture(ActorFuture):
         self._pool = pool
 
     def assign(self, actor: ActorHandle) -> None:
-        """Gives the call to an actor."""
+        """Send the call to an actor."""
         self.actor = actor
-        self._supervisor = actor._supervisor
+        self._owner = actor._supervisor
         try:
-            actor._supervisor.ask(Kind.CALL, self.call, self, self.call.method)
+            actor._supervisor.submit_call(Kind.CALL, self.call, self, self.call.method)
         except ActorClosedError as error:
             self.settle(None, error, actor.incarnation)
 
     def cancel(self) -> bool:
         if self._pool.withdraw(self):
-            self.discard()
-            self._supervisor.reactor.wake(self)
+            self.mark_cancelled()
+            self._pool.wake(self)
             return True
         return super().cancel()
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        first = not self.settled()
+        is_new = not self.settled()
         super().settle(value, error, incarnation)
-        if first and self.actor is not None:
-            self._pool.idle(self.actor)
+        if is_new and self.actor is not None:
+            self._pool.on_idle(self.actor)
 
-    def discard(self) -> None:
-        super().discard()
+    def mark_cancelled(self) -> None:
+        super().mark_cancelled()
         if self.actor is not None:
-            self._pool.idle(self.actor)
+            self._pool.on_idle(self.actor)
 
 
 class ActorPool:
     """Equal actors that share their work; also a context manager.
 
     Args:
-        factory: Makes the env of each, in its worker; `envactors.current_actor` says there which one it is.
-        n: How many actors.
-        **spawn_options: As for `envactors.spawn`; ``name`` is the prefix of the actors' names.
+        factory: Makes the env of each actor, in its worker, where `envactors.current_actor` returns the actor.
+        n: The number of actors.
+        **spawn_options: Options of `envactors.spawn`; ``name`` is the prefix of the actors' names.
 
     Raises:
         ValueError: ``n`` is less than 1.
@@ -70,23 +75,25 @@ class ActorPool:
             raise ValueError(f"a pool of {n!r} actors: expected an int >= 1")
         options = spawn_defaults(spawn_options)
         name = options.pop("name") or "pool"
+        # Guards what follows.
         self._lock = threading.Lock()
+        # Calls that no actor was assigned yet, oldest first.
         self._waiting: deque[PoolFuture] = deque()
         self._is_closed = False
         self.actors = [launch([factory], name=f"{name}-{i}", first=i, **options) for i in range(n)]
         self._idle = deque(self.actors)
 
     def submit(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
-        """Calls a method of whichever actor is idle first.
+        """Call a method of the first actor that becomes idle.
 
         Raises:
             ActorClosedError: The pool was closed.
         """
-        if self._is_closed:
-            raise ActorClosedError(f"{method} was asked of a pool that is closed")
         future = PoolFuture(self, Call(0, method, args, kwargs))
         with self._lock:
-            actor = self._take()
+            if self._is_closed:
+                raise ActorClosedError(f"{method} was asked of a pool that is closed")
+            actor = self._pop_idle()
             if actor is None:
                 self._waiting.append(future)
         if actor is not None:
@@ -94,7 +101,7 @@ class ActorPool:
         return future
 
     def map(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-        """Calls a method with each item as its argument; gives the results in the order of the items.
+        """Call a method with each item as its argument; return the results in the order of the items.
 
         Args:
             method: The method's name.
@@ -106,52 +113,63 @@ class ActorPool:
         return (future.result(timeout) for future in futures)
 
     def map_unordered(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-        """Like `map`, with the results in the order in which they come; ``timeout`` is for all of them together."""
+        """Like `map`, but return the results in the order in which they come; ``timeout`` is for all of them."""
         check_timeout(timeout, "map_unordered(timeout=...)")
         futures = [self.submit(method, item) for item in iterable]
         return (future.result() for future in as_completed(futures, timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """Closes all actors; calls that no actor has begun with are cancelled.
+        """Close all actors, and cancel the calls that were not assigned yet.
 
         Args:
-            timeout: How long that may take before what is left is killed, in seconds; None: the close deadline.
+            timeout: How long closing may take before the remaining workers are killed, in seconds; None for the close
+                deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        self._is_closed = True
-        while self._waiting:
-            self._waiting.popleft().discard()
-        close_all([actor._supervisor for actor in self.actors], timeout)
+        with self._lock:
+            self._is_closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for future in waiting:
+            future.mark_cancelled()
+            self.wake(future)
+        close_all(self.actors, timeout)
 
     def __enter__(self) -> ActorPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is None:
-            wait(list(self._waiting))
+            with self._lock:
+                waiting = list(self._waiting)
+            wait(waiting)
         self.close()
 
     def __len__(self) -> int:
         return len(self.actors)
 
-    def idle(self, actor: ActorHandle) -> None:
-        """Gives an actor that has become idle its next call."""
+    def on_idle(self, actor: ActorHandle) -> None:
+        """Send an actor that has become idle its next call."""
         with self._lock:
             self._idle.append(actor)
-            pair = (self._take(), self._waiting.popleft()) if self._waiting else None
+            pair = (self._pop_idle(), self._waiting.popleft()) if self._waiting else None
         if pair is not None and pair[0] is not None:
             pair[1].assign(pair[0])
 
     def withdraw(self, future: PoolFuture) -> bool:
-        """Takes back a call that no actor was given yet."""
+        """Remove a call from the queue; return False if it was assigned to an actor already."""
         with self._lock:
             if future in self._waiting:
                 self._waiting.remove(future)
                 return True
             return False
 
-    def _take(self) -> ActorHandle | None:
-        # One that can run calls, as long as there is any.
+    def wake(self, future: PoolFuture) -> None:
+        """Wake the threads that wait for a future of the pool."""
+        self.actors[0]._supervisor.reactor.wake(future)
+
+    def _pop_idle(self) -> ActorHandle | None:
+        # If no idle actor can run calls any more, a dead one is returned, whose error the call then gets.
         for _ in range(len(self._idle)):
             actor = self._idle.popleft()
             if actor.state not in (ActorState.DEAD, ActorState.CLOSED):

@@ -1,152 +1,268 @@
-"""The calls of one actor: which one runs, which ones wait, in which order. No processes, no clock."""
+"""The requests of one actor: which run, which wait, in which order. No processes, no clock."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from envactors.actor.future import ActorFuture
+from envactors.options import Deadlines
+from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, NOT_BEGUN, ControlPage
+from envactors.wire.messages import Frame, Kind
 
-if TYPE_CHECKING:
-    from envactors.actor.turn import Turn
+_METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset"}
 
 
 class Request:
-    """One call on its way.
+    """What one future, or one env's step, asks of a worker; it ends with one outcome.
 
     Attributes:
-        kind: The kind of its frame; None for a renewal, which sends none.
-        payload: The pickled message.
-        method: What is called, for errors.
+        method: What is called, for errors and deadlines.
         index: The index of the env that is called, for errors.
         timeout: Its deadline in seconds, None for none.
         bound: The only incarnation that may run it; None for any.
         retries: How many deaths and deadlines it still survives.
-        future: Whoever waits for it.
-        call_id: Its number, from when it was added.
-        started: When it was last sent (`time.monotonic`), 0 when it never was.
+        call_id: Its number, or that of the batch step it is part of; 0 before it has one.
+        started: When it was last sent (`time.monotonic`), 0 if it never was.
     """
 
-    __slots__ = (
-        "bound",
-        "call_id",
-        "future",
-        "index",
-        "kind",
-        "method",
-        "payload",
-        "retries",
-        "started",
-        "timeout",
-    )
+    __slots__ = ("bound", "call_id", "index", "method", "retries", "started", "timeout")
+
+    def __init__(
+        self, method: str, index: int, timeout: float | None, retries: int = 0, bound: int | None = None
+    ) -> None:
+        self.method = method
+        self.index = index
+        self.timeout = timeout
+        self.bound = bound
+        self.retries = retries
+        self.call_id = 0
+        self.started = 0.0
+
+    @property
+    def future(self) -> ActorFuture | None:
+        """The future that waits for it, if any."""
+        return None
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        """Hand out the outcome; runs without the actor's lock, and may run twice."""
+        raise NotImplementedError
+
+
+class Answer(NamedTuple):
+    """The end of one request, as the worker sent it: what `ErrorFactory.outcome` reads.
+
+    Attributes:
+        request: The request.
+        failed: Whether ``content`` is a `Failure`.
+        content: Pickled, or a tuple from a worker of the same process.
+        check: The checksum over the env's observations after a step, where it is kept.
+    """
+
+    request: Request
+    failed: bool
+    content: Any
+    check: int = 0
+
+
+class Entry(Protocol):
+    """What the table holds: one call, or a batch step of several envs."""
+
+    call_id: int
+    started: float
+
+    @property
+    def parts(self) -> Sequence[Request]:
+        """The requests in it that have not ended."""
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether it may be posted while another one that does runs."""
+
+    def mark_running(self) -> None:
+        """Mark its futures as running."""
+
+    def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
+        """Return what a reply ends, and whether the entry has ended with it."""
+
+    def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
+        """Return when its deadline passes at the earliest (infinity for never), None if it has passed."""
+
+    def split(self, page: ControlPage | None, *, blame: bool) -> tuple[Request | None, list[Request]]:
+        """Take it apart after the end of its process.
+
+        Args:
+            page: The control page of that process.
+            blame: Whether the process was ended for what it ran, begun or not.
+
+        Returns:
+            The request that was running, if one was, and those that had not begun.
+        """
+
+    def withdraw(self, future: ActorFuture) -> Request | None:
+        """Take out the request of a future."""
+
+
+class CallRequest(Request):
+    """One call.
+
+    Attributes:
+        kind: The kind of its frame; None for a renewal, which sends none.
+        payload: The pickled message.
+    """
+
+    __slots__ = ("_future", "kind", "payload")
+    pipelines = False
 
     def __init__(
         self,
-        kind: int | None,
+        kind: Kind | None,
         payload: bytes | bytearray,
         method: str,
         index: int,
         timeout: float | None,
-        retries: int,
         future: ActorFuture,
+        retries: int = 0,
         bound: int | None = None,
     ) -> None:
-        self.bound = bound
+        super().__init__(method, index, timeout, retries, bound)
         self.kind = kind
         self.payload = payload
-        self.method = method
-        self.index = index
-        self.timeout = timeout
-        self.retries = retries
-        self.future = future
-        self.call_id = 0
-        self.started = 0.0
+        self._future = future
+
+    @property
+    def future(self) -> ActorFuture:
+        return self._future
+
+    @property
+    def parts(self) -> Sequence[Request]:
+        return (self,)
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        self._future.settle(value, error, incarnation)
+
+    def mark_running(self) -> None:
+        self._future.mark_running()
+
+    def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
+        return [Answer(self, frame.kind == Kind.FAILED, frame.payload)], True
+
+    def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
+        if self.kind == Kind.REPLAY:
+            when, method = next_look(self, page, deadlines, now)
+            if when is None:
+                self.timeout = deadlines.of(method)
+            return when
+        if self.timeout is None:
+            return float("inf")
+        when = self.started + self.timeout
+        return when if when > now else None
+
+    def split(self, page: ControlPage | None, *, blame: bool) -> tuple[Request | None, list[Request]]:
+        if blame or self.kind is None or page is None or page.progress().call_id == self.call_id:
+            return self, []
+        return None, [self]
+
+    def withdraw(self, future: ActorFuture) -> Request | None:
+        return self if self._future is future else None
+
+
+def next_look(entry: Entry, page: ControlPage | None, deadlines: Deadlines, now: float) -> tuple[float | None, str]:
+    """Return when the deadline of what the worker is at passes, None if it has, and the method that it is at."""
+    progress = NOT_BEGUN if page is None else page.progress()
+    # A scan for one batch step also runs what was posted behind it.
+    begun = progress.call_id >= entry.call_id if entry.pipelines else progress.call_id == entry.call_id
+    method = _METHOD_NAMES[progress.method] if begun else "step"
+    limit = deadlines.of(method)
+    if limit is None:
+        return now + first_look(deadlines), method
+    when = (progress.since if begun else entry.started) + limit
+    return (when if when > now else None), method
+
+
+def first_look(deadlines: Deadlines) -> float:
+    """Return the shortest deadline of a step, a reset or a call, in seconds; infinity if there is none."""
+    limits = (deadlines.of(method) for method in _METHOD_NAMES.values())
+    return min((limit for limit in limits if limit is not None), default=float("inf"))
 
 
 class RequestTable:
-    """At most one running request or turn, the others in order.
+    """What runs and what waits, in order.
 
     Attributes:
-        running: What runs.
-        queue: What waits; to be looked at only.
+        running: What the worker was sent and has not ended, oldest first: one call, or any number of batch steps that
+            pipeline.
+        queue: What waits, next one first.
+        last_id: The number of the entry that was numbered last.
     """
 
     def __init__(self) -> None:
-        self.running: Request | Turn | None = None
-        self.queue: deque[Request] = deque()
-        self._last_id = 0
+        self.running: list[Entry] = []
+        self.queue: deque[Entry] = deque()
+        self.last_id = 0
 
-    def add(self, request: Request) -> None:
-        """Queues a request and numbers it."""
-        self._last_id += 1
-        request.call_id = self._last_id
-        self.queue.append(request)
+    def add(self, entry: Entry, *, at_front: bool = False) -> None:
+        """Number an entry and queue it."""
+        self.last_id += 1
+        entry.call_id = self.last_id
+        for request in entry.parts:
+            request.call_id = entry.call_id
+        if at_front:
+            self.queue.appendleft(entry)
+        else:
+            self.queue.append(entry)
 
-    def start(self) -> Request | None:
-        """Makes the first in the queue the running one; None when nothing waits or something runs."""
-        if self.running is not None or not self.queue:
+    def accepts(self, entry: Entry) -> bool:
+        """Return whether an entry that heads the queue may be sent to the worker now."""
+        return not self.running or (entry.pipelines and self.running[-1].pipelines)
+
+    def start_next(self) -> Entry | None:
+        """Move the head of the queue to the running ones; return None if there is none or it has to wait."""
+        if not self.queue or not self.accepts(self.queue[0]):
             return None
-        # Marked first and unqueued second: an interrupt in between leaves it in both, never in none.
-        request = self.running = self.queue[0]
+        # Listed as running before it leaves the queue: an interrupt in between leaves it in both, never in none.
+        entry = self.queue[0]
+        self.running.append(entry)
         self.queue.popleft()
-        return request
+        return entry
 
-    def take(self, turn: Turn, now: float) -> bool:
-        """Numbers a turn and makes it the running one; False when something runs or waits."""
-        if self.running is not None or self.queue:
-            return False
-        self._last_id += 1
-        turn.begin(self._last_id, now)
-        self.running = turn
-        return True
+    def find_running(self, call_id: int) -> Entry | None:
+        """Return the running entry with this number; None says that a reply is stale."""
+        for entry in self.running:
+            if entry.call_id == call_id:
+                return entry
+        return None
 
-    def finish(self, call_id: int) -> Request | Turn | None:
-        """Takes out what runs if it has this number; None says that the reply is stale."""
-        request = self.running
-        if request is None or request.call_id != call_id:
-            return None
-        self.running = None
-        return request
-
-    def interrupt(self) -> Request | Turn | None:
-        """Takes out what runs, whatever it is."""
-        request, self.running = self.running, None
-        if request is not None and self.queue and self.queue[0] is request:
+    def interrupt(self) -> list[Entry]:
+        """Take out what runs, whatever it is."""
+        running, self.running = self.running, []
+        while running and self.queue and any(self.queue[0] is entry for entry in running):
             self.queue.popleft()
-        return request
+        return running
 
-    def put_back(self, request: Request) -> None:
-        """Puts a request that shall run again before all others."""
-        self.queue.appendleft(request)
-
-    def add_first(self, request: Request) -> None:
-        """Queues a request before all others, and numbers it."""
-        self._last_id += 1
-        request.call_id = self._last_id
-        self.queue.appendleft(request)
-
-    def restore(self, request: Request) -> None:
-        """Puts a request that `drain` gave out back where it was."""
-        self.queue.append(request)
+    def put_back(self, entry: Entry) -> None:
+        """Queue an entry that shall run again before all others, under the number that it has."""
+        self.queue.appendleft(entry)
 
     def withdraw(self, future: ActorFuture, *, retry: bool = False) -> Request | None:
-        """Takes out a request that waits and never ran, or with ``retry`` one that waits to run again."""
-        for request in self.queue:
-            if request.future is future and (request.started > 0.0) is retry:
-                self.queue.remove(request)
+        """Take out the request of a future that waits and never ran, or with ``retry`` one that waits to run again."""
+        for entry in self.queue:
+            if (entry.started > 0.0) is retry and (request := entry.withdraw(future)) is not None:
+                if entry.parts == (request,) or not entry.parts:
+                    self.queue.remove(entry)
                 return request
         return None
 
-    def withdraw_all(self, unwanted: Callable[[Request], bool]) -> list[Request]:
-        """Takes out all of a kind that wait."""
-        taken = [request for request in self.queue if unwanted(request)]
-        for request in taken:
-            self.queue.remove(request)
+    def withdraw_all(self, unwanted: Callable[[Entry], bool]) -> list[Entry]:
+        """Take out all entries of a kind that wait."""
+        taken = [entry for entry in self.queue if unwanted(entry)]
+        for entry in taken:
+            self.queue.remove(entry)
         return taken
 
-    def drain(self) -> list[Request]:
-        """Empties the queue and gives what was in it."""
+    def drain(self) -> Iterator[Entry]:
+        """Empty the queue and return what was in it, in order."""
         waiting = list(self.queue)
         self.queue.clear()
-        return waiting
+        return iter(waiting)

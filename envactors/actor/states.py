@@ -1,18 +1,11 @@
-"""What an actor is made of, and the states that it goes through."""
+"""The states of an actor, and what is counted of it."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
-from collections.abc import Callable, Mapping
 
-from envactors.actor.incarnation import Incarnation
-from envactors.backends.base import Backend
 from envactors.errors import ActorError
-from envactors.options import Deadlines, RestartPolicy
-from envactors.system import STORES_IN_ORDER, SharedFile
-from envactors.wire.messages import Start
 
 
 class ActorState(enum.Enum):
@@ -36,7 +29,7 @@ class ActorStats:
         restarts: Processes that replaced a lost one.
         stale_replies: Replies that matched no running call and were dropped.
         queued: Calls that wait now.
-        last_failure: The last process's death or the last failed start, None where there was none.
+        last_failure: The last process's death or the last failed start, None if there was none.
     """
 
     completed: int
@@ -48,50 +41,26 @@ class ActorStats:
 
 
 class Phase(enum.Enum):
-    """Where an actor stands; drawn in `envactors.actor.supervisor`."""
+    """Where an actor stands in its life cycle, drawn in `envactors.actor.lifecycle`."""
 
-    LAUNCHING = enum.auto()
-    LIVE = enum.auto()
-    STOPPING = enum.auto()
-    ENDING = enum.auto()
-    BACKOFF = enum.auto()
-    DEAD = enum.auto()
-    CLOSED = enum.auto()
+    LAUNCHING = enum.auto()  # a process is being started, or waits for its turn to be
+    LIVE = enum.auto()  # the process answers requests
+    STOPPING = enum.auto()  # CLOSE has been sent
+    ENDING = enum.auto()  # the process is being killed
+    BACKOFF = enum.auto()  # waits before the next start
+    DEAD = enum.auto()  # the restart allowance is spent; a renewal revives it
+    CLOSED = enum.auto()  # for good
 
 
-# Before Python 3.12 an enum takes as long as a call to look a member up: on the way of every step it is done once.
+# Before Python 3.12 looking up an enum's member costs as much as a call; these are read several times per step.
 LAUNCHING, LIVE, STOPPING, ENDING, BACKOFF, DEAD, CLOSED = Phase
 
 
-class Verdict(enum.Enum):
+class EndReason(enum.Enum):
     """Why the parent itself ends a process."""
 
-    TIMEOUT = enum.auto()
-    ABORT = enum.auto()
-    RENEW = enum.auto()
-    CONDEMNED = enum.auto()
-    CLOSE = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What an actor is made of.
-
-    ``max_journal`` is how many steps of each env are kept to be replayed, None where nothing is; ``take_standby``
-    gives a process that was started for whoever loses its own (`envactors.actor.standbys.Standbys.take`).
-    """
-
-    name: str
-    backend: Backend
-    start: Start
-    deadlines: Deadlines
-    restart: RestartPolicy
-    env_vars: Mapping[str, str]
-    shared: SharedFile | None = None
-    max_journal: int | None = None
-    take_standby: Callable[[float], Incarnation | None] | None = None
-
-    @functools.cached_property
-    def spin(self) -> bool:
-        """Whether to look with open eyes before sleeping: where stores keep their order."""
-        return self.backend.spin and STORES_IN_ORDER
+    TIMEOUT = enum.auto()  # a deadline passed
+    ABORT = enum.auto()  # a call was aborted, or the user killed it
+    RENEW = enum.auto()  # a renewal is running
+    DISCARDED = enum.auto()  # an env of it raised, and on_failure wants a fresh process
+    CLOSE = enum.auto()  # the actor is closed

@@ -1,8 +1,8 @@
-"""The memory that a vector env shares with its workers: observations, actions and flags, a row an env.
+"""The memory that a vector env shares with its workers: observations, actions and flags, one row per env.
 
-Every array has one writer a row: the parent for what is asked, the env's worker for what has come of it. An env's
-observations are written into two rows in turn, so that the last complete one outlives a writer that is killed in the
-middle of the next.
+Each row of an array has one writer: the parent writes requests, the env's worker writes results. An env's observations
+are written into two rows in turn, so that the last complete one survives a writer that is killed in the middle of the
+next.
 """
 
 from __future__ import annotations
@@ -16,30 +16,25 @@ import numpy.typing as npt
 
 from envactors.arrays.specs import ArraySpec, Spec, leaves
 
-# What is asked of an env, and what comes with its result.
+# The operations of `Slab.ops`.
 STEP: Final = 0
 RESET: Final = 1
-PLAIN: Final = 0
-RECORDED: Final = 1
-NOTED: Final = 2
-WITH_MAIL: Final = 3
-FAILED: Final = 4
 
-# What an env may note beside its result, in bytes: most infos are a fraction of it.
-NOTE_ROOM: Final = 4096
+# Room per env for its info and object leaves, in bytes: most infos take a fraction of it.
+INLINE_INFO_ROOM: Final = 4096
 
-# Processors fetch pairs of cache lines.
+# In bytes. Processors fetch cache lines in pairs: arrays with different writers must not share one.
 _ALIGNMENT = 128
 
 
 class Layout(NamedTuple):
-    """What a slab holds; the same on both sides.
+    """The contents of a slab, the same in the parent and the workers.
 
     Attributes:
         observation: One env's observation; leaves that cannot be batched are not in the slab.
         action: One env's action, all of whose leaves can be batched.
         reward: One env's reward.
-        envs: How many there are.
+        envs: The number of envs.
     """
 
     observation: Spec
@@ -49,8 +44,8 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
-        *_, (start, shape, dtype) = _places(self)
+        """The slab's size in bytes."""
+        *_, (start, shape, dtype) = _rows_of_envs(self)
         return start + _bytes(shape, dtype)
 
 
@@ -62,37 +57,38 @@ class Slab:
         memory: At least ``layout.size`` bytes, zeros at first.
 
     Attributes:
-        asked: int64, shape (n,): the number of the last transition that was asked for. Its last bit says into which of
-            an env's two rows the observation goes.
-        done: int64, shape (n,): the number of the last one that is complete.
-        when: float64, shape (n,): when it was (`time.monotonic`), where results are wanted one by one.
-        what: uint8, shape (n,): `STEP` or `RESET`.
-        extras: uint8, shape (n,): `PLAIN`, `RECORDED` for an info that stands in the notes as a record, `NOTED` for
-            what stands there pickled, `WITH_MAIL` for what follows through the channel, or `FAILED`.
-        notes: uint8, shape (n, `NOTE_ROOM`): what comes with a result besides arrays.
-        note_rooms: The rows of ``notes``.
-        noted: uint32, shape (n,): how many bytes of it there are.
-        checks: uint32, shape (2, n): the checksum over an env's observations, where it is kept, in two rows as these.
+        requested: int64, shape (n,): the number of the last requested transition. Its last bit selects the one of the
+            env's two rows that the observation is written to.
+        completed: int64, shape (n,): the number of the last complete transition.
+        when: float64, shape (n,): when that was completed (`time.monotonic`); written only if results are streamed.
+        ops: uint8, shape (n,): `STEP` or `RESET`.
+        info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for
+            an empty info. The codes are those of `envactors.wire.info_codec`.
+        inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
+        inline_info_rooms: The rows of ``inline_infos``.
+        inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.
+        checks: uint32, shape (2, n): the checksums over the envs' observations, in two rows as the observations. Used
+            only if the envs have a journal.
         terminated: bool, shape (n,).
         truncated: bool, shape (n,).
         rewards: float64, shape (n,) and the reward's.
         actions: An array of shape (n, ...) for each leaf of the action spec.
-        observations: An array of shape (2, n, ...) for each leaf of the observation spec, None for those that are
-            not in the slab.
+        observations: An array of shape (2, n, ...) for each leaf of the observation spec, None for a leaf that cannot
+            be batched.
     """
 
-    def __init__(self, layout: Layout, memory: mmap.mmap) -> None:
+    def __init__(self, layout: Layout, memory: mmap.mmap | bytearray) -> None:
         self.layout = layout
         arrays: Iterator[npt.NDArray[Any]] = (
-            np.ndarray(shape, dtype, memory, start) for start, shape, dtype in _places(layout)
+            np.ndarray(shape, dtype, memory, start) for start, shape, dtype in _rows_of_envs(layout)
         )
-        self.asked: npt.NDArray[np.int64] = next(arrays)
-        self.done: npt.NDArray[np.int64] = next(arrays)
+        self.requested: npt.NDArray[np.int64] = next(arrays)
+        self.completed: npt.NDArray[np.int64] = next(arrays)
         self.when: npt.NDArray[np.float64] = next(arrays)
-        self.what: npt.NDArray[np.uint8] = next(arrays)
-        self.extras: npt.NDArray[np.uint8] = next(arrays)
-        self.notes: npt.NDArray[np.uint8] = next(arrays)
-        self.noted: npt.NDArray[np.uint32] = next(arrays)
+        self.ops: npt.NDArray[np.uint8] = next(arrays)
+        self.info_encoding: npt.NDArray[np.uint8] = next(arrays)
+        self.inline_infos: npt.NDArray[np.uint8] = next(arrays)
+        self.inline_info_sizes: npt.NDArray[np.uint32] = next(arrays)
         self.checks: npt.NDArray[np.uint32] = next(arrays)
         self.terminated: npt.NDArray[np.bool_] = next(arrays)
         self.truncated: npt.NDArray[np.bool_] = next(arrays)
@@ -101,23 +97,24 @@ class Slab:
         self.observations: list[npt.NDArray[Any] | None] = [
             next(arrays) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
-        # A row of an array takes four times as long to come by as one of these.
-        self.note_rooms: list[memoryview] = [row.data for row in self.notes]
-        self._noted = self.noted.data
+        # Indexing an array takes four times as long as indexing this list.
+        self.inline_info_rooms: list[memoryview] = [row.data for row in self.inline_infos]
+        self._inline_info_sizes = self.inline_info_sizes.data
 
-    def note(self, env: int) -> memoryview:
-        """What an env has noted beside its result."""
-        return self.note_rooms[env][: self._noted[env]]
+    def inline_info(self, env: int) -> memoryview:
+        """Return the used part of an env's room."""
+        return self.inline_info_rooms[env][: self._inline_info_sizes[env]]
 
 
 def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
+    # In the order in which `Slab` declares them.
     n = layout.envs
     yield (n,), np.dtype(np.int64)
     yield (n,), np.dtype(np.int64)
     yield (n,), np.dtype(np.float64)
     yield (n,), np.dtype(np.uint8)
     yield (n,), np.dtype(np.uint8)
-    yield (n, NOTE_ROOM), np.dtype(np.uint8)
+    yield (n, INLINE_INFO_ROOM), np.dtype(np.uint8)
     yield (n,), np.dtype(np.uint32)
     yield (2, n), np.dtype(np.uint32)
     yield (n,), np.dtype(np.bool_)
@@ -130,8 +127,8 @@ def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
             yield (2, n, *leaf.shape), leaf.dtype
 
 
-def _places(layout: Layout) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
-    """Where each array begins."""
+def _rows_of_envs(layout: Layout) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
+    """Yield the offset, the shape and the dtype of each array."""
     start = 0
     for shape, dtype in _fields(layout):
         start = _aligned(start)

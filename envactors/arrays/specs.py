@@ -1,12 +1,14 @@
-"""What values look like: `ArraySpec`, nested in dicts and tuples.
+"""Specs of values: `ArraySpec`, nested in dicts and tuples.
 
-A space of Gymnasium (or of anything alike) becomes a spec by its shape and its class's name; neither
-Gymnasium nor any other framework is imported for it.
+The spec of a Gymnasium space, or of a similar one, is made from its shape and the name of its class, so that neither
+Gymnasium nor any other framework has to be imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
 
+# Of dtypes that can be batched: bool, int, uint, float, complex (`numpy.dtype.kind`).
 _ARRAY_KINDS = "biufc"
 
 
@@ -23,11 +26,11 @@ class ArraySpec:
     """The shape and dtype of an array.
 
     Attributes:
-        shape: Of one env's value, without the axis of the envs.
-        dtype: ``object`` stands for values that cannot be batched; a batch of them is a list.
-        low: The least value, or None.
-        high: The greatest value, or None.
-        batchable: Whether values of it can be put into one array.
+        shape: The shape of one env's value, without the axis of the envs.
+        dtype: The dtype; ``object`` for values that cannot be batched, whose batches are lists.
+        low: The smallest value, or None.
+        high: The largest value, or None.
+        batchable: Whether values of this spec can be put into one array.
     """
 
     shape: tuple[int, ...]
@@ -38,8 +41,11 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
-        object.__setattr__(self, "batchable", self.dtype.kind in _ARRAY_KINDS)
+        dtype = np.dtype(self.dtype)
+        # An unpickled dtype is another object than NumPy's own. With NumPy's own, a comparison by `is` suffices.
+        canonical = np.dtype(dtype.type) if dtype.kind in _ARRAY_KINDS and dtype.isnative else dtype
+        object.__setattr__(self, "dtype", canonical)
+        object.__setattr__(self, "batchable", dtype.kind in _ARRAY_KINDS)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArraySpec):
@@ -61,9 +67,9 @@ OBJECT = ArraySpec((), np.dtype(object))
 
 
 def spec_of_space(space: Any) -> Spec:
-    """Makes the spec of a space: Dict and Tuple nest, what has a shape and a number's dtype is an array.
+    """Return the spec of a space, or the argument itself if it is a spec.
 
-    What is a spec already is given back.
+    Dict and Tuple spaces become dicts and tuples; a space with a shape and a numeric dtype becomes an `ArraySpec`.
     """
     if isinstance(space, (ArraySpec, dict, tuple)):
         return space
@@ -92,7 +98,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 
 def leaves(spec: Spec) -> list[ArraySpec]:
-    """The leaves of a spec in the order of `flatten`."""
+    """Return the leaves of a spec in the order of `flatten`."""
     if isinstance(spec, dict):
         return [leaf for inner in spec.values() for leaf in leaves(inner)]
     if isinstance(spec, tuple):
@@ -101,7 +107,7 @@ def leaves(spec: Spec) -> list[ArraySpec]:
 
 
 def flatten(spec: Spec, value: Any) -> list[Any]:
-    """The leaves of a conforming value."""
+    """Return the leaves of a conforming value."""
     if isinstance(spec, dict):
         return [leaf for key, inner in spec.items() for leaf in flatten(inner, value[key])]
     if isinstance(spec, tuple):
@@ -110,7 +116,7 @@ def flatten(spec: Spec, value: Any) -> list[Any]:
 
 
 def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
-    """Makes a value of its leaves."""
+    """Build a value from its leaves."""
     if isinstance(spec, dict):
         return {key: unflatten(inner, flat) for key, inner in spec.items()}
     if isinstance(spec, tuple):
@@ -119,10 +125,11 @@ def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
 
 
 def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callable[[], Any]:
-    """Makes what reads a row of batched leaves: values of the reader's own, that a later write does not change."""
+    """Return a function that reads a row of batched leaves; a later write does not change the values it returns."""
     if isinstance(spec, ArraySpec):
         (array,) = arrays
-        return array[index].copy if spec.shape else lambda: array[index]
+        # Both are C code: the function is called in every step.
+        return array[index].copy if spec.shape else functools.partial(operator.getitem, array, index)
     shapes = [leaf.shape for leaf in leaves(spec)]
     return lambda: unflatten(
         spec, (array[index].copy() if shape else array[index] for array, shape in zip(arrays, shapes, strict=True))
@@ -130,7 +137,7 @@ def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callab
 
 
 def spec_of_value(value: Any) -> Spec:
-    """Makes the spec of a value that came without a space."""
+    """Return the spec of a value whose space is not known."""
     if isinstance(value, Mapping):
         return {key: spec_of_value(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
@@ -143,16 +150,16 @@ def spec_of_value(value: Any) -> Spec:
 
 
 def conform(spec: Spec, value: Any, what: str) -> Any:
-    """Gives a value the dtype of its spec.
+    """Convert a value to the dtype of its spec.
 
     Args:
         spec: The spec.
-        value: The value; what already fits is not copied.
-        what: What the value is, for the error.
+        value: The value; one that fits already is not copied.
+        what: What the value is, for the error message.
 
     Raises:
-        SpaceMismatchError: Another structure, another shape, or a dtype that does not cast to the spec's within
-            its kind (floats never become integers).
+        SpaceMismatchError: The structure or the shape differs, or the dtype does not cast to the spec's within its kind
+            (floats never become integers).
     """
     if isinstance(spec, ArraySpec):
         if not spec.batchable:
@@ -172,19 +179,19 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
 
 
 def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
-    """Splits a batch into one value an env, checked against the spec.
+    """Split a batch into one value per env, and check each against the spec.
 
     A batch is an array with the envs along axis 0 in each leaf (a dict of arrays for a dict spec, a tuple of
-    arrays for a tuple spec), or a list with one value an env.
+    arrays for a tuple spec), or a list with one value per env.
 
     Args:
-        spec: The spec of one env's value; None where it is not known, then anything with a length will do.
+        spec: The spec of one env's value. If None, it is not known, and any sequence is accepted.
         values: The batch.
-        count: How many envs it is for.
-        what: What the values are, for the error.
+        count: The number of envs.
+        what: What the values are, for the error message.
 
     Raises:
-        SpaceMismatchError: Another number, structure, shape or dtype than expected.
+        SpaceMismatchError: The number, structure, shape or dtype is not the expected one.
     """
     if isinstance(spec, ArraySpec) and spec.batchable:
         return _split_array(spec, values, count, what)
@@ -224,9 +231,9 @@ def _check_length(values: Any, count: int, what: str, shape: tuple[int, ...] | N
     except TypeError:
         given = type(values).__name__ if shape is None else repr(values)
         expected = f"a sequence of {count}" if shape is None else f"{count} of shape {shape}"
-        raise SpaceMismatchError(f"{what} are {given}: expected {expected}, one an env") from None
+        raise SpaceMismatchError(f"{what} are {given}: expected {expected}, one per env") from None
     if length != count:
-        raise SpaceMismatchError(f"{length} {what} for {count} envs: expected one an env")
+        raise SpaceMismatchError(f"{length} {what} for {count} envs: expected one per env")
 
 
 def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) -> npt.NDArray[Any]:
@@ -238,7 +245,7 @@ def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) ->
         raise SpaceMismatchError(f"{what} has shape {array.shape}: expected {shape}, dtype {spec.dtype}")
     if array.dtype != spec.dtype:
         array = _cast(array, spec, what)
-    scalar_or_array: npt.NDArray[Any] = array[()]  # envs know NumPy's scalars, and few expect arrays of no axes
+    scalar_or_array: npt.NDArray[Any] = array[()]  # envs expect NumPy's scalars rather than arrays without axes
     return scalar_or_array
 
 
@@ -254,7 +261,7 @@ def _cast(array: npt.NDArray[Any], spec: ArraySpec, what: str) -> npt.NDArray[An
 
 
 def stack(spec: Spec, values: Sequence[Any]) -> Any:
-    """Batches conforming values leaf by leaf, along a new axis 0; values that cannot be batched become a list."""
+    """Batch conforming values leaf by leaf, along a new axis 0; values that cannot be batched become a list."""
     if isinstance(spec, dict):
         return {key: stack(inner, [value[key] for value in values]) for key, inner in spec.items()}
     if isinstance(spec, tuple):
@@ -268,7 +275,7 @@ def stack(spec: Spec, values: Sequence[Any]) -> Any:
 
 
 def batches_alike(one: Spec | None, other: Spec | None) -> bool:
-    """Whether values of two specs go into one batch: same structure, shapes and dtypes, whatever the bounds."""
+    """Return whether values of two specs fit into one batch: same structure, shapes and dtypes, whatever the bounds."""
     return bool(_outline(one) == _outline(other))
 
 

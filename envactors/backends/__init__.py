@@ -1,4 +1,4 @@
-"""How a worker comes to be."""
+"""Backends: how workers start and end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _NAMES = "process", "thread", "inline"
 
 
 def resolve(backend: str | Backend) -> Backend:
-    """Gives the backend that a name stands for.
+    """Return the backend of a name, or the argument itself if it is a backend.
 
     Raises:
-        ValueError: No such name.
+        ValueError: There is no backend of that name.
     """
     if not isinstance(backend, str):
         return backend

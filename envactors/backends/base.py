@@ -1,18 +1,20 @@
-"""What an actor needs of a backend, and of a worker."""
+"""The interfaces of backends and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-from envactors.wire.board import Board
+from envactors.arrays.slab import Layout, Slab
+from envactors.wire.control_page import ControlPage
+from envactors.wire.info_codec import InfoReader
 from envactors.wire.messages import Frame
 
 Stream = Literal["stdout", "stderr"]
 
 
 class ExitStatus(NamedTuple):
-    """How a worker ended; both None where nobody can tell."""
+    """How a worker ended: its exit code or the signal that ended it; both None if that is not known."""
 
     exitcode: int | None
     signal: int | None
@@ -22,23 +24,40 @@ class ParentChannel(Protocol):
     """The parent's end of a channel; see `envactors.wire.channel.Channel`."""
 
     def fileno(self) -> int:
-        """Something to wait for."""
+        """Return the descriptor that becomes readable when replies come."""
 
     @property
     def backlog(self) -> bool:
-        """Whether something still waits to be written."""
-
-    def unread(self) -> bool:
-        """Whether the worker has left something unread that was sent to it."""
+        """Whether parts of frames are still to be written."""
 
     def send(self, frame: Frame) -> None:
-        """Writes a frame, or as much of it as fits."""
+        """Write a frame, or as much of it as fits."""
 
     def flush(self) -> None:
-        """Writes what is left."""
+        """Write as much of the backlog as fits."""
 
     def receive(self) -> list[Frame] | None:
-        """Reads once and gives what is complete; None at the end, BlockingIOError when nothing is there."""
+        """Read once and return the frames that are complete; None at the end.
+
+        Raises:
+            BlockingIOError: There is nothing to read.
+        """
+
+
+class RowMemory(Protocol):
+    """The memory of a vector's slab: created once by the parent, opened by each of the workers."""
+
+    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+        """Allocate the memory and return the slab in it, all zeros.
+
+        Raises:
+            OSError: There is not enough memory.
+            ValueError: The size is more than the system can address.
+            OverflowError: Likewise.
+        """
+
+    def close(self) -> None:
+        """Close the memory for further workers; slabs that are open stay usable."""
 
 
 class Worker(Protocol):
@@ -46,38 +65,38 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process that it runs in."""
+        """The id of the process that it runs in."""
 
     @property
     def channel(self) -> ParentChannel:
         """The parent's end of its channel."""
 
     @property
-    def board(self) -> Board | None:
-        """What it shares with the parent beside its channel, where its process is another."""
+    def page(self) -> ControlPage:
+        """Its control page; the doorbells are closed when the worker is reaped."""
 
     @property
     def outputs(self) -> list[tuple[Stream, int]]:
-        """Descriptors to read what it prints, where that needs passing on; they do not block."""
+        """Non-blocking descriptors of its output streams; empty if it prints to the caller's streams itself."""
 
     @property
     def sentinel(self) -> int:
         """A descriptor that becomes readable once the worker has ended."""
 
     def kill(self) -> None:
-        """Ends it now, or where that cannot be, after the call that it runs."""
+        """End it now or, if the backend cannot kill, after the call that it runs."""
 
     def ask_stacks(self) -> None:
-        """Asks for the stacks of its threads; the answer takes a moment, or never comes."""
+        """Request the stacks of its threads; the answer takes a moment, or never comes."""
 
     def stacks(self) -> str:
-        """What it has told of its stacks so far."""
+        """Return the stacks that it has reported so far."""
 
     def work(self) -> bool:
-        """Runs one request in the calling thread, if that is how it works and there is one."""
+        """Run the posted requests in the calling thread, if the backend is in line; return whether any were run."""
 
     def reap(self) -> ExitStatus:
-        """Takes leave of it once the sentinel is readable, and frees all descriptors."""
+        """Reap it after the sentinel became readable, close all descriptors and return how it ended."""
 
 
 class Backend(Protocol):
@@ -85,34 +104,41 @@ class Backend(Protocol):
 
     @property
     def kills(self) -> bool:
-        """Whether a worker can be ended in the middle of a call."""
+        """Whether a worker can be ended while it runs a call."""
 
     @property
     def spin(self) -> bool:
-        """Whether to look with open eyes for a moment before sleeping."""
+        """Whether callers and workers may spin before they sleep."""
 
     @property
     def inline(self) -> bool:
-        """Whether workers run in the threads that call them."""
+        """Whether workers run in the threads of their callers."""
+
+    @property
+    def pickles(self) -> bool:
+        """Whether steps are pickled; otherwise they are passed as objects (`envactors.wire.steps.pack_steps`)."""
 
     @property
     def max_starting(self) -> int | None:
-        """How many workers may be on their way at a time, from the launch until they are ready; None for any number."""
+        """How many workers may be starting at a time, from the launch until they are ready; None for no limit."""
 
-    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> Worker:
-        """Starts a worker; called from a thread that lasts as long as any actor does.
+    def make_memory(self) -> RowMemory:
+        """Return memory that workers can share with the parent."""
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: Any) -> Worker:
+        """Start a worker. Called in a thread that outlives all actors.
 
         Args:
             name: The actor's name.
             env_vars: Environment variables to set before anything is imported.
-            slab: The descriptor of a file that the worker may share with the parent, where there is one.
+            memory: The memory from `make_memory` that steps may go through, or None.
 
         Raises:
-            OSError: The system refused.
+            OSError: The system could not start it.
         """
 
     def retain(self) -> None:
-        """An actor has begun to use it."""
+        """Count an actor that uses the backend."""
 
     def release(self) -> None:
-        """An actor uses it no more; after the last one nothing of it may be left."""
+        """Uncount an actor; after the last one, free everything that the backend has started."""

@@ -1,48 +1,38 @@
-"""Workers that run in the threads that call them: for debugging, where nothing shall stand in between."""
+"""Workers that run in the threads of their callers: as fast as a plain loop, and for debugging."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping
 
-from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.base import ExitStatus
+from envactors.backends.local import LocalBackend, LocalDoorbell, LocalMemory, LocalWorker
 from envactors.system import Doorbell
+from envactors.wire.control_page import POSTED
 from envactors.wire.messages import Frame
-from envactors.worker.context import restored
+from envactors.worker.context import enter
 from envactors.worker.main import Server
 
 
-class InlineBackend:
-    """No process and no thread: a call has run when its future is returned.
+class InlineBackend(LocalBackend):
+    """A backend without processes and threads: a call has run when its future is returned.
 
-    Arguments and results are pickled as for a process, so that nothing is shared by accident. Nothing can be
-    killed: deadlines are not enforced, ``kill`` and ``abort`` of a running call are refused.
+    Arguments and results of calls are pickled as for a process; those of steps are copied, so that nothing is shared by
+    accident. Nothing can be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse to end a running
+    call.
     """
 
-    kills = False
-    spin = False
     inline = True
-    max_starting = None
 
-    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> InlineWorker:
-        """Makes a worker; see `envactors.backends.base.Backend.launch`."""
-        del name, env_vars, slab
-        return InlineWorker()
-
-    def retain(self) -> None:
-        """Nothing to keep."""
-
-    def release(self) -> None:
-        """Nothing to let go."""
-
-    def __repr__(self) -> str:
-        return "InlineBackend()"
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> InlineWorker:
+        """Make a worker; see `envactors.backends.base.Backend.launch`."""
+        del name, env_vars
+        return InlineWorker(memory)
 
 
 class InlineChannel:
-    """Both ends of a channel at once; see `envactors.backends.base.ParentChannel`."""
+    """The parent's end of a channel; see `envactors.backends.base.ParentChannel`."""
 
     def __init__(self) -> None:
         self.requests: deque[Frame] = deque()
@@ -53,63 +43,87 @@ class InlineChannel:
     def fileno(self) -> int:
         return self._bell.fileno()
 
-    def unread(self) -> bool:
-        return bool(self.requests)
-
     def send(self, frame: Frame) -> None:
         self.requests.append(frame)
 
     def flush(self) -> None:
-        """Nothing is ever left."""
+        """Do nothing: there is never a backlog."""
 
     def receive(self) -> list[Frame]:
-        frames = []
-        while self.replies:
-            frames.append(self.replies.popleft())
-        if not frames:
-            raise BlockingIOError
-        return frames
+        return _pop_all(self.replies)
 
     def close(self) -> None:
         self._bell.close()
 
 
-class InlineWorker:
-    """A worker that runs when it is told to; see `envactors.backends.base.Worker`."""
+class _WorkerEnd:
+    """The worker's end; see `envactors.worker.main.WorkerChannel`."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.board = None
-        self.outputs: list[tuple[Stream, int]] = []
+    def __init__(self, channel: InlineChannel) -> None:
+        self._channel = channel
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def send(self, frame: Frame) -> None:
+        self._channel.replies.append(frame)
+
+    def receive(self) -> list[Frame]:
+        return _pop_all(self._channel.requests)
+
+
+def _pop_all(frames: deque[Frame]) -> list[Frame]:
+    popped = []
+    while frames:
+        popped.append(frames.popleft())
+    if not popped:
+        raise BlockingIOError
+    return popped
+
+
+class _NoDoorbell(LocalDoorbell):
+    """The doorbell of a worker that is called and so never waits."""
+
+    def ring_open(self) -> None:
+        """Do nothing: no thread waits for it."""
+
+
+class InlineWorker(LocalWorker):
+    """A worker that runs in `work`; see `envactors.backends.base.Worker`."""
+
+    def __init__(self, memory: LocalMemory | None) -> None:
+        super().__init__(_NoDoorbell())
         self.channel = InlineChannel()
-        self._ended = Doorbell()
-        self.sentinel = self._ended.fileno()
-        self._server = Server(self.channel.replies.append)
-        self._turn = threading.Lock()
+        self._counters = self.page.counters
+        self._server = Server(_WorkerEnd(self.channel), self.page, None if memory is None else memory.open, self.guard)
+        self._run_lock = threading.Lock()
 
     def work(self) -> bool:
-        # One thread at a time; another one's request is run by the thread that is at it.
-        if not self.channel.requests or not self._turn.acquire(blocking=False):
-            return False
-        try:
-            with restored():
-                if not self._server.handle(self.channel.requests.popleft()):
-                    self._ended.ring()
-        finally:
-            self._turn.release()
-        return True
+        # One thread at a time runs requests, also those that other threads post meanwhile. A frame comes after the
+        # counter that announces it, so both are checked.
+        server, channel = self._server, self.channel
+        while (self._counters[POSTED] != server.handled or channel.requests) and not server.closed:
+            if not self._run_lock.acquire(blocking=False):
+                return False
+            before = enter(server.envs)
+            try:
+                server.run_posted()
+            except BlockingIOError:
+                break  # the frame is announced but not there yet; its sender calls this method afterwards
+            except OSError:
+                server.closed = True  # the parent has abandoned this worker
+            finally:
+                enter(before)
+                self._run_lock.release()
+            if server.closed:
+                self._ended.ring()
+        return bool(channel.replies)
 
     def kill(self) -> None:
+        self.guard.close()
         self.channel.requests.clear()
         self._ended.ring()
 
-    def ask_stacks(self) -> None:
-        """Nobody would act on them."""
-
-    def stacks(self) -> str:
-        return ""
-
     def reap(self) -> ExitStatus:
         self.channel.close()
-        self._ended.close()
-        return ExitStatus(None, None)
+        return super().reap()

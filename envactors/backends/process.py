@@ -9,51 +9,70 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from envactors import system
+from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.environment import thread_caps
 from envactors.backends.reaping import REAPER
 from envactors.backends.starting import Starter, StartMethod, make_starter
-from envactors.wire.board import PAGE, Board
 from envactors.wire.channel import Channel
+from envactors.wire.control_page import PAGE, ControlPage
+from envactors.wire.info_codec import InfoDecoder, InfoReader
 from envactors.worker.bootstrap import Descriptors
 
-# How numerical libraries are told their number of threads.
-THREAD_CAPS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
-
-# While some load their imports, others are computing.
+# More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
 _STARTING_AT_LEAST = 8
 
 
+class MappedMemory:
+    """An anonymous file that workers map; see `envactors.backends.base.RowMemory`."""
+
+    def __init__(self) -> None:
+        self._file = system.SharedFile("envactors-slab")
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+        slab = Slab(layout, self._file.allocate(layout.size))
+        return slab, InfoDecoder(slab)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class ProcessBackend:
-    """One process an actor.
+    """A backend with one process per actor.
 
     Args:
-        start_method: ``"loky"`` and ``"spawn"``: a fresh interpreter, by loky's process context or directly.
-            ``"forkserver"``: forked from a fresh process that has imported NumPy and, where installed, Gymnasium;
-            a worker in milliseconds. ``"fork"``: forked from the caller itself with all that its other threads
-            may be in the middle of; only here the caller is ever forked. None needs a ``__main__`` guard.
-        spin: Whether caller and workers look with open eyes for some tens of microseconds before they sleep, where
-            there are cores to spare for it.
-        max_starting: How many processes may be starting at a time, from the launch until the env is made; further ones
-            wait, and their start deadlines with them. None: four a core, and at least eight. Worth raising for envs
-            that mostly wait while they start.
-        preload: Modules that the fork server imports too, where they are installed: those that take their time in every
-            worker, and start no threads. Only with ``"forkserver"``.
+        start_method: How processes start; none of the methods needs a ``__main__`` guard. ``"loky"`` and ``"spawn"``
+            start a fresh interpreter, by loky's process context or directly. ``"forkserver"`` forks a fresh process
+            that has imported NumPy and, if installed, Gymnasium, so that a worker starts in milliseconds. ``"fork"``
+            forks the caller itself, in whatever state its other threads are; no other method forks the caller.
+        spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
+            spare cores.
+        max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
+            are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
+            for envs that mostly wait while they start.
+        preload: Modules that the fork server also imports, if they are installed: those that every worker would spend
+            time importing, and that start no threads. Only with ``"forkserver"``.
+        randomize_layout: Whether the kernel places the code and heap of each worker at random addresses, as it does
+            with any program. If False, all workers of ``"loky"`` and ``"spawn"`` have the same addresses. Processors
+            predict branches by address, so that light steps of more workers than cores may take half the time; but an
+            attacker who can corrupt an env's C code then knows the addresses. Programs that env code starts have random
+            addresses either way. The option has no effect with ``"forkserver"`` and ``"fork"``, whose workers all have
+            the (random) layout of the process that they are copies of, nor if the kernel refuses, as in some
+            containers.
 
     Raises:
-        ValueError: No such start method; ``max_starting`` is no int >= 1; ``preload`` without a fork server.
-        TypeError: ``spin`` is no bool.
+        ValueError: There is no such start method, ``max_starting`` is no int >= 1, or ``preload`` is used without a
+            fork server.
+        TypeError: ``spin`` or ``randomize_layout`` is no bool.
     """
 
     kills = True
     inline = False
+    pickles = True
 
     def __init__(
         self,
@@ -61,11 +80,14 @@ class ProcessBackend:
         spin: bool = True,
         max_starting: int | None = None,
         preload: Sequence[str] = (),
+        randomize_layout: bool = True,
     ) -> None:
         if start_method not in get_args(StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
         if not isinstance(spin, bool):
             raise TypeError(f"spin is {spin!r}: expected True or False")
+        if not isinstance(randomize_layout, bool):
+            raise TypeError(f"randomize_layout is {randomize_layout!r}: expected True or False")
         if max_starting is None:
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * system.cores())
         if isinstance(max_starting, bool) or not isinstance(max_starting, int) or max_starting < 1:
@@ -73,15 +95,20 @@ class ProcessBackend:
         self.max_starting: int | None = max_starting
         self.start_method = start_method
         self.spin = spin
+        self.randomize_layout = randomize_layout
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
-        self._starter: Starter = make_starter(start_method, preload)
+        self._starter: Starter = make_starter(start_method, preload, randomize_layout)
 
     def __repr__(self) -> str:
         return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
 
-    def launch(self, name: str, env_vars: Mapping[str, str], slab: int | None) -> ProcessWorker:
-        """Starts a worker process; see `envactors.backends.base.Backend.launch`."""
+    def make_memory(self) -> MappedMemory:
+        """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
+        return MappedMemory()
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None) -> ProcessWorker:
+        """Start a worker process; see `envactors.backends.base.Backend.launch`."""
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as undo:
             sock, their_sock = socket.socketpair()
             undo.enter_context(sock)
@@ -90,24 +117,24 @@ class ProcessBackend:
             err_r, err_w = _pipe(undo, theirs)
             stacks = system.anonymous_file("envactors-stacks")
             undo.callback(os.close, stacks)
-            page = theirs.enter_context(contextlib.closing(system.SharedFile("envactors-page")))
+            file = theirs.enter_context(contextlib.closing(system.SharedFile("envactors-page")))
             to_worker = undo.enter_context(contextlib.closing(system.Doorbell()))
             to_parent = undo.enter_context(contextlib.closing(system.Doorbell()))
-            board = Board(page.allocate(PAGE), to_worker, to_parent)
+            page = ControlPage(file.allocate(PAGE), to_worker, to_parent)
             descriptors = Descriptors(
                 channel=their_sock.fileno(),
                 stdout=out_w,
                 stderr=err_w,
                 stacks=stacks,
-                page=page.fileno(),
+                page=file.fileno(),
                 to_worker=to_worker.fileno(),
                 to_parent=to_parent.fileno(),
-                slab=slab,
+                slab=None if memory is None else memory.fileno(),
             )
             number, mark = REAPER.enlist()
             process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars, **mark})
             REAPER.watch(number, process.pid)
-            worker = ProcessWorker(process, sock, board, [("stdout", out_r), ("stderr", err_r)], stacks, number)
+            worker = ProcessWorker(process, sock, page, [("stdout", out_r), ("stderr", err_r)], stacks, number)
             undo.pop_all()
         return worker
 
@@ -127,7 +154,7 @@ class ProcessWorker:
         self,
         process: system.Process,
         sock: socket.socket,
-        board: Board,
+        page: ControlPage,
         outputs: list[tuple[Stream, int]],
         stacks: int,
         number: int,
@@ -136,7 +163,7 @@ class ProcessWorker:
         self.sentinel = process.fileno()
         sock.setblocking(False)
         self.channel = Channel(sock)
-        self.board = board
+        self.page = page
         self.outputs = outputs
         self._process = process
         self._stacks = stacks
@@ -145,10 +172,10 @@ class ProcessWorker:
             os.set_blocking(fd, False)
 
     def kill(self) -> None:
-        self._process.send(system.SIGKILL)
+        self._process.send_signal(system.SIGKILL)
 
     def ask_stacks(self) -> None:
-        self._process.send(system.STACKS_SIGNAL)
+        self._process.send_signal(system.STACKS_SIGNAL)
 
     def stacks(self) -> str:
         size = os.fstat(self._stacks).st_size
@@ -158,10 +185,10 @@ class ProcessWorker:
         return False
 
     def reap(self) -> ExitStatus:
-        REAPER.dismiss(self._number)  # what env code has started goes with it
+        REAPER.dismiss(self._number)  # ends the processes that env code has started
         code = self._process.reap()
         self.channel.close()
-        self.board.close_bells()
+        self.page.close_bells()
         for _, fd in self.outputs:
             os.close(fd)
         os.close(self._stacks)
@@ -175,10 +202,3 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int
     ours.callback(os.close, reader)
     theirs.callback(os.close, writer)
     return reader, writer
-
-
-def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """One thread for every numerical library, unless the caller's environment or ``env_vars`` say otherwise."""
-    if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
-        return {}
-    return {name: "1" for name in THREAD_CAPS if name not in os.environ}

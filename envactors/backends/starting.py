@@ -13,17 +13,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, Protocol
 
+from envactors.backends.environment import THREAD_CAPS, difference
 from envactors.backends.reaping import REAPER
-from envactors.system import SIGKILL, Process, await_exit, one_layout
+from envactors.system import SIGKILL, Process, await_exit, fixed_layout, packet_pair
 from envactors.worker.bootstrap import Descriptors, Passage, run, run_forked
 
 StartMethod = Literal["loky", "spawn", "forkserver", "fork"]
 
-# How long the fork server may take over an answer, in seconds; the first one includes its imports.
+# How long the fork server may take to answer, in seconds; the first answer includes its imports.
 _FORK_SERVER_PATIENCE = 60.0
+# How long it may take to reap a worker, and to end, in seconds.
 _REAP_PATIENCE = 1.0
+# The processes that multiprocessing reaps by itself.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
@@ -31,73 +35,89 @@ class Starter(Protocol):
     """A way to start a worker process."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        """Starts a worker with these descriptors and these additions to the environment."""
+        """Start a worker with these descriptors and these additions to the environment."""
 
     def retain(self) -> None:
-        """An actor has begun to use it."""
+        """Count an actor that uses the starter."""
 
     def release(self) -> None:
-        """An actor uses it no more."""
+        """Uncount an actor; after the last one, end what the starter has started."""
 
 
-def make_starter(method: StartMethod, preload: Sequence[str] = ()) -> Starter:
-    """Gives the starter of a start method; see `ProcessBackend`."""
-    if method == "forkserver":
-        return ForkServerStarter(preload)
-    starters: dict[str, type[Starter]] = {"loky": LokyStarter, "spawn": SpawnStarter, "fork": ForkStarter}
-    return starters[method]()
+def make_starter(method: StartMethod, preload: Sequence[str] = (), randomize_layout: bool = True) -> Starter:
+    """Return the starter of a start method; see `ProcessBackend`."""
+    if method == "loky":
+        return LokyStarter(randomize_layout)
+    if method == "spawn":
+        return SpawnStarter(randomize_layout)
+    return ForkServerStarter(preload) if method == "forkserver" else ForkStarter()
 
 
 class _Stateless:
     def retain(self) -> None:
-        """Nothing to keep."""
+        """Do nothing: the starter has no resources."""
 
     def release(self) -> None:
-        """Nothing to let go."""
+        """Do nothing: the starter has no resources."""
 
 
-class LokyStarter(_Stateless):
-    """A fresh interpreter by loky's process context."""
+class _Fresh(_Stateless):
+    """Starts fresh interpreters.
+
+    Args:
+        randomize_layout: Whether they have random addresses; see `ProcessBackend`.
+    """
+
+    def __init__(self, randomize_layout: bool) -> None:
+        self._randomize_layout = randomize_layout
+
+    def _layout(self) -> AbstractContextManager[bool]:
+        """Return the context to start a worker in; its value says whether the worker must restore a random layout."""
+        return nullcontext(False) if self._randomize_layout else fixed_layout()
+
+
+class LokyStarter(_Fresh):
+    """Starts a fresh interpreter by loky's process context."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         from multiprocessing import resource_tracker
 
         from loky.backend.context import get_context
 
-        # Where it has to be started, by the first worker, SIGINT is unblocked in this thread behind our back; Ctrl-C
-        # would then reach workers that are still starting.
+        # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread; Ctrl-C
+        # would reach workers that are still starting.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        process = get_context("loky").Process(
-            target=run, name=name, args=(Passage(descriptors), os.getpid()), env=dict(environment)
-        )
-        with one_layout():
+        with self._layout() as fixed:
+            process = get_context("loky").Process(
+                target=run, name=name, args=(Passage(descriptors), os.getpid(), fixed), env=dict(environment)
+            )
             process.start()
-        # This backend reaps its processes itself; multiprocessing's own clean-up must not come in between.
+        # This backend reaps its processes itself: multiprocessing must not do it before.
         _children.discard(process)
         return _watched(process.pid, lambda: process.exitcode)
 
 
-class SpawnStarter(_Stateless):
-    """A fresh interpreter, directly."""
+class SpawnStarter(_Fresh):
+    """Starts a fresh interpreter directly."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        boot = {"descriptors": descriptors, "parent_pid": os.getpid()}
-        with one_layout():
-            process = _python("bootstrap", "run_fresh", boot, descriptors.present(), environment)
+        with self._layout() as fixed:
+            boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
+            process = _python("bootstrap", "run_fresh", boot, descriptors.present(), {**os.environ, **environment})
         del name  # only loky's processes have one
         return _watched(process.pid, process.poll)
 
 
 class ForkStarter(_Stateless):
-    """A copy of the caller."""
+    """Forks the caller."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         del name
         parent_pid = os.getpid()
         with warnings.catch_warnings():
-            # Python warns of forking a process with threads; who asks for it has been told.
+            # Python warns of forking a process with threads; the documentation of this start method says so already.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -106,19 +126,22 @@ class ForkStarter(_Stateless):
 
 
 class ForkServerStarter:
-    """A copy of a fresh process that has imported what envs need; it ends with the last actor that uses it.
+    """Forks a fresh process that has imported what envs need, and that ends with the last actor.
+
+    Numerical libraries read their number of threads when they are imported, so there is one server for each choice of
+    these numbers; usually there is only one.
 
     Args:
-        preload: What it imports besides.
+        preload: Further modules that the servers import.
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self._preload = list(preload)
         self._lock = threading.RLock()
+        # How many actors use it.
         self._users = 0
-        self._number = 0
-        self._server: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        # The servers by the values of the variables of `THREAD_CAPS`, such as ("1", "1", None, ...).
+        self._servers: dict[tuple[str | None, ...], ForkServer] = {}
 
     def retain(self) -> None:
         with self._lock:
@@ -128,39 +151,92 @@ class ForkServerStarter:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                self._stop()
+                while self._servers:
+                    self._servers.popitem()[1].stop()
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         del name
-        request = "fork", (os.getpid(), dict(environment))
+        wanted = {**os.environ, **environment}
         with self._lock:
             try:
-                pid, fds = self._ask(request, descriptors.present(), environment)
+                return self._fork(descriptors, wanted)
             except OSError:
-                self._stop()  # the server was lost, and its workers with it: another one
-                pid, fds = self._ask(request, descriptors.present(), environment)
-        return Process(pid, fds[0], lambda: self._reap(pid))
+                lost = self._servers.pop(_thread_numbers(wanted), None)
+                if lost is not None:
+                    lost.stop()  # its workers end with it
+                return self._fork(descriptors, wanted)
 
-    def _reap(self, pid: int) -> int | None:
+    def _fork(self, descriptors: Descriptors, wanted: Mapping[str, str]) -> Process:
+        numbers = _thread_numbers(wanted)
+        server = self._servers.get(numbers)
+        if server is None:
+            server = self._servers[numbers] = ForkServer(self._preload, wanted)
+        pid, fd = server.fork(descriptors, wanted)
+        return Process(pid, fd, lambda: self._reap(server, pid))
+
+    def _reap(self, server: ForkServer, pid: int) -> int | None:
         with self._lock:
-            try:
-                return None if self._socket is None else self._ask(("reap", pid), (), {}, _REAP_PATIENCE)[0]
-            except OSError:
-                return None
+            return server.reap(pid)
 
-    def _ask(
-        self,
-        request: tuple[str, Any],
-        fds: Sequence[int],
-        environment: Mapping[str, str],
-        patience: float = _FORK_SERVER_PATIENCE,
-    ) -> tuple[Any, list[int]]:
-        if self._socket is None:
-            self._start(environment)
-        assert self._socket is not None, "just started"
+
+class ForkServer:
+    """The parent's half of one fork server. It is not thread-safe.
+
+    The server's environment is the caller's, except for the numbers of threads and its own mark. The variables of the
+    first actor are not in it, since the server outlives that actor.
+
+    Args:
+        preload: Modules that it imports besides NumPy and Gymnasium.
+        wanted: The environment of its first worker, from which it gets the numbers of threads.
+
+    Raises:
+        OSError: The server could not be started.
+    """
+
+    def __init__(self, preload: Sequence[str], wanted: Mapping[str, str]) -> None:
+        own = {name: value for name, value in os.environ.items() if name not in THREAD_CAPS}
+        own.update((name, wanted[name]) for name in THREAD_CAPS if name in wanted)
+        own.update(REAPER.mark("server"))
+        self._environment = own
+        self._number = 0  # of the last request
+        with ExitStack() as undo:
+            self._socket, theirs = packet_pair()
+            undo.enter_context(self._socket)
+            with theirs:
+                boot = {"channel": theirs.fileno(), "parent_pid": os.getpid(), "preload": list(preload)}
+                self.process = _python("forkserver", "serve_forks", boot, (theirs.fileno(),), own)
+            undo.pop_all()
+
+    def fork(self, descriptors: Descriptors, wanted: Mapping[str, str]) -> tuple[int, int]:
+        """Fork a worker with these descriptors and this environment; return its process id and a pidfd of it.
+
+        Raises:
+            OSError: The server has ended, or does not answer.
+        """
+        changes = difference(self._environment, wanted)
+        pid, fds = self._request("fork", changes, descriptors.present(), _FORK_SERVER_PATIENCE)
+        return pid, fds[0]
+
+    def reap(self, pid: int) -> int | None:
+        """Reap an ended worker; return its exit code, or minus the signal's number, or None if neither is known."""
+        try:
+            code: int | None = self._request("reap", pid, (), _REAP_PATIENCE)[0]
+        except OSError:
+            return None
+        return code
+
+    def stop(self) -> None:
+        self._socket.close()
+        try:
+            self.process.wait(_REAP_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _request(self, kind: str, content: object, fds: Sequence[int], patience: float) -> tuple[Any, list[int]]:
         self._socket.settimeout(patience)
         self._number += 1
-        socket.send_fds(self._socket, [pickle.dumps((self._number, *request))], list(fds))
+        socket.send_fds(self._socket, [pickle.dumps((self._number, kind, content))], list(fds))
         while True:
             answer, received, _, _ = socket.recv_fds(self._socket, 1 << 16, 1)
             if not answer:
@@ -169,32 +245,15 @@ class ForkServerStarter:
             if number == self._number:
                 return content, received
 
-    def _start(self, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            boot = {"channel": theirs.fileno(), "parent_pid": os.getpid(), "preload": self._preload}
-            # The thread caps of the first worker: what the server imports reads them once, for all. But its own mark.
-            environment = {**environment, **REAPER.mark("server")}
-            self._server = _python("forkserver", "serve_forks", boot, (theirs.fileno(),), environment)
-        self._socket = ours
 
-    def _stop(self) -> None:
-        server, sock = self._server, self._socket
-        self._server = self._socket = None
-        if sock is not None:
-            sock.close()
-        if server is not None:
-            try:
-                server.wait(_REAP_PATIENCE)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+def _thread_numbers(environment: Mapping[str, str]) -> tuple[str | None, ...]:
+    return tuple(environment.get(name) for name in THREAD_CAPS)
 
 
 def _python(
     module: str, function: str, boot: dict[str, Any], fds: Sequence[int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a fresh interpreter that runs a function of one of the worker's modules."""
+    """Start a fresh interpreter with this environment; it runs a function of a module of `envactors.worker`."""
     boot = {**boot, "path": [entry or os.getcwd() for entry in sys.path], "argv": sys.argv}  # noqa: PTH109
     code = (
         "import json, sys; boot = json.loads(sys.argv.pop()); sys.path[:] = boot.pop('path'); "
@@ -204,7 +263,7 @@ def _python(
         [sys.executable, "-c", code, json.dumps(boot)],
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
-        env={**os.environ, **environment},
+        env=environment,
     )
 
 

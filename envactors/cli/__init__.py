@@ -1,7 +1,7 @@
 """The command line: ``envactors COMMAND``.
 
-Each command is a module with ``register``, which describes it to the parser, and a function that runs it. They
-are imported without what they need, so that ``envactors --help`` is quick and works without any extra.
+Each command is a module with ``register``, which adds it to the parser, and ``run``. The modules import their
+dependencies when they run, so that ``envactors --help`` is fast and works without any extra.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable
 import envactors
 from envactors.cli import bench, chaos, demo
 
-_INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
-_READER_GONE = 141  # and for one whose output nobody reads any more
+_INTERRUPTED = 130  # exit status that shells report after Ctrl-C
+_READER_GONE = 141  # exit status that shells report after SIGPIPE
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command.
+    """Run the command line.
 
     Args:
-        argv: The arguments; None takes those of the process.
+        argv: Arguments; None: those of the process.
 
     Returns:
         The exit status.
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         print("envactors: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes stdout once more at its end, and would complain there.
+        # The interpreter flushes stdout again at exit, which would raise once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
 

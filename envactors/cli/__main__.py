@@ -1,4 +1,4 @@
-"""``python -m envactors.cli``, the same as the command ``envactors``."""
+"""``python -m envactors.cli``: the same as the command ``envactors``."""
 
 from __future__ import annotations
 

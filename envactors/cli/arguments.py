@@ -1,4 +1,4 @@
-"""Types of arguments that commands share."""
+"""Argument types shared by the commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of an integer that is not less than another."""
+    """Return an argument type for integers of at least ``least``."""
 
     def integer(text: str) -> int:
         value = int(text)
@@ -19,7 +19,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The type of a positive number of seconds."""
+    """Parse a positive number of seconds."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")

@@ -1,8 +1,9 @@
-"""``envactors bench``: steps an env on actors, in a loop, and with other libraries, side by side."""
+"""``envactors bench``: measure an env on actors, in a loop, and with other libraries, side by side."""
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import datetime as dt
 import importlib.util
@@ -19,31 +20,31 @@ from envactors.cli.arguments import at_least, seconds
 from envactors.cli.reports import count
 
 if TYPE_CHECKING:
-    from envactors.cli.contenders import Contender
     from envactors.cli.figures import Comparison, Finding
     from envactors.cli.jobs import Job
     from envactors.cli.scoreboard import Scoreboard
-    from envactors.cli.sides import Side
+    from envactors.cli.subject_base import Subject
+    from envactors.cli.subjects import SubjectProcess
 
 _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 _NEEDED = ("psutil", "rich")
 _LOOP = "loop"
-# What one tries first where a process an env is too much.
+_PR_SET_CHILD_SUBREAPER = 36
+# Default packing to measure, if there are enough envs for it.
 _PACKED, _LEAST_ENVS_TO_PACK = 4, 8
 
 _DESCRIPTION = """\
 Measures env-steps per second of one env with envactors, with Gymnasium's loop in
-one process, and with whatever else is installed: gymnasium (AsyncVectorEnv),
-stable-baselines3 (SubprocVecEnv), tianshou (ShmemVectorEnv), ray and dask (an actor
-an env), loky (an executor an env), and pipe (a bare multiprocessing.Pipe an env).
-All sides begin with the same seeds and execute the same actions, and each has a
-process of its own. They are started once and then take turns, round by round;
-ratios are those within a round, and the table shows medians. Resets between
-episodes take time, but do not count as steps.
+one process, and with every other library that is installed: gymnasium
+(AsyncVectorEnv), stable-baselines3 (SubprocVecEnv), tianshou (ShmemVectorEnv), ray
+and dask (one actor per env), loky (one executor per env), and pipe (one bare
+multiprocessing.Pipe per env). All sides start from the same seeds and execute the
+same actions, each in a process of its own. They are started once and then take
+turns, round by round; ratios are formed within a round, and the table shows
+medians. Resets between episodes take time, but do not count as steps.
 
 ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
-an env; envactors.testing.workloads has some, such as
-envactors.testing.workloads:nothing.
+an env, such as envactors.testing.workloads:nothing.
 """
 _EPILOG = f"""\
 exit status:
@@ -55,7 +56,7 @@ exit status:
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describes the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "bench",
         help="measure steps per second of an env, side by side with other libraries",
@@ -65,77 +66,78 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or MODULE:FACTORY")
     parser.add_argument(
-        "--num-envs", type=at_least(1), default=8, metavar="N", help="how many envs each side has (default: 8)"
+        "--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs of each side (default: 8)"
     )
     parser.add_argument(
         "--envs-per-actor",
         type=at_least(1),
         metavar="K",
-        help=f"also measure envactors with K envs a process (default: {_PACKED}, from {_LEAST_ENVS_TO_PACK} envs on)",
+        help=f"also measure envactors with K envs per process (default: {_PACKED}, from {_LEAST_ENVS_TO_PACK} envs on)",
     )
     parser.add_argument(
         "--against",
         type=_names,
         metavar="NAMES",
-        help="compare with these only, separated by commas (default: all that are installed); the loop is always there",
+        help="compare only with these, separated by commas (default: all installed ones); the loop is always measured",
     )
-    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write all that was measured to a file")
+    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write all measurements to a file")
     parser.add_argument(
-        "--seconds", type=seconds, default=0.5, metavar="S", help="how long a side steps in a round (default: 0.5)"
+        "--seconds", type=seconds, default=0.5, metavar="S", help="duration of a side's turn in a round (default: 0.5)"
     )
-    parser.add_argument("--rounds", type=at_least(1), default=7, metavar="N", help="how many rounds (default: 7)")
+    parser.add_argument("--rounds", type=at_least(1), default=7, metavar="N", help="number of rounds (default: 7)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: As `register` describes them.
 
     Returns:
-        The exit status: 0 only where all of our own sides ran.
+        The exit status: 0 only if all envactors subjects ran.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(f"envactors bench needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
         return _NOT_RUN
     from envactors.cli.jobs import BenchInputError, make_job
-    from envactors.cli.lineup import choose
+    from envactors.cli.registry import choose_subjects
 
-    # As for `python -m`: a factory may be in the current directory.
+    # As with `python -m`, a factory may be in the current directory.
     sys.path.insert(0, str(Path.cwd()))
     try:
         job = make_job(arguments.env, arguments.num_envs, _envs_per_actor(arguments))
-        contenders, skipped = choose(arguments.against, job)
+        subject_types, skipped = choose_subjects(arguments.against, job)
     except BenchInputError as error:
         print(f"envactors bench: {error}", file=sys.stderr)
         return _NOT_RUN
-    return _bench(arguments, job, contenders, skipped)
+    return _bench(arguments, job, subject_types, skipped)
 
 
 def _bench(
-    arguments: argparse.Namespace, job: Job, contenders: Sequence[type[Contender]], skipped: Mapping[str, str]
+    arguments: argparse.Namespace, job: Job, subject_types: Sequence[type[Subject]], skipped: Mapping[str, str]
 ) -> int:
     import psutil
 
     from envactors.cli.figures import in_words
     from envactors.cli.scoreboard import Scoreboard
-    from envactors.cli.sides import Side, close_all
-    from envactors.system import adopt_orphans
+    from envactors.cli.subjects import SubjectProcess, close_all
 
     load_before = os.getloadavg()
-    adopt_orphans()
+    _adopt_orphans()
     spared = [child.pid for child in psutil.Process().children()]
     with tempfile.TemporaryDirectory(prefix="envactors-", ignore_cleanup_errors=True) as directory:
-        sides = [Side(contender, job, Path(directory, contender.name)) for contender in contenders]
+        subjects = [SubjectProcess(subject, job, Path(directory, subject.name)) for subject in subject_types]
         try:
-            with Scoreboard(len(sides) + (len(sides) + 1) * arguments.rounds) as board:
-                _measure(sides, arguments, skipped, board)
+            with Scoreboard(len(subjects) + (len(subjects) + 1) * arguments.rounds) as board:
+                _measure(subjects, arguments, skipped, board)
         finally:
-            close_all(sides, spared)
-    comparisons = _compare(sides)
-    board.table(comparisons, {side.title: str(side.failure) for side in sides if side.failure is not None})
+            close_all(subjects, spared)
+    comparisons = _compare(subjects)
+    board.table(
+        comparisons, {subject.title: str(subject.failure) for subject in subjects if subject.failure is not None}
+    )
     finding = _find(comparisons, job, load_before[0])
     words = [] if finding is None else in_words(finding)
     for sentence in words:
@@ -143,88 +145,101 @@ def _bench(
     if arguments.json is not None:
         record = {
             "arguments": {name: value for name, value in vars(arguments).items() if name not in ("run", "json")},
-            "environment": _environment(contenders, load_before),
-            "sides": [_record(side, comparisons) for side in sides],
+            "environment": _environment(subject_types, load_before),
+            "sides": [_record(subject, comparisons) for subject in subjects],
             "skipped": skipped,
             "in_words": words,
         }
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
-    return _FAILED if any(side.failure is not None for side in sides if side.contender.ours) else _RAN
+    return _FAILED if any(one.failure is not None for one in subjects if one.subject_type.is_envactors) else _RAN
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent ends, so that `close_all` finds them all.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _measure(
-    sides: Sequence[Side], arguments: argparse.Namespace, skipped: Mapping[str, str], board: Scoreboard
+    subjects: Sequence[SubjectProcess], arguments: argparse.Namespace, skipped: Mapping[str, str], board: Scoreboard
 ) -> None:
     envs, rounds = count(arguments.num_envs, "env"), count(arguments.rounds, "round")
-    board.line(f"{arguments.env}, {envs}, {len(sides)} sides: {rounds} of {arguments.seconds:g} s each", "bold")
+    board.line(f"{arguments.env}, {envs}, {len(subjects)} sides: {rounds} of {arguments.seconds:g} s each", "bold")
     for name, why in skipped.items():
         board.line(f"{name}: skipped, {why}")
-    for side in sides:
-        board.doing(f"starting {side.title}")
-        side.start(arguments.seconds)
-        if side.failure is None:
-            board.done(f"{side.title}: started in {side.start_seconds:.1f} s")
+    for subject in subjects:
+        board.doing(f"starting {subject.title}")
+        subject.start(arguments.seconds)
+        if subject.failure is None:
+            board.done(f"{subject.title}: started in {subject.start_seconds:.1f} s")
         else:
-            board.done(f"{side.title}: failed, {side.failure}")
+            board.done(f"{subject.title}: failed, {subject.failure}")
     for number in range(1, arguments.rounds + 1):
-        # Nobody always comes after the same other.
-        for side in sides if number % 2 else reversed(sides):
-            board.doing(f"round {number} of {arguments.rounds}: {side.title}")
-            if side.failure is None:
-                side.play(arguments.seconds)
+        # Alternate the order, so that no subject always follows the same one.
+        for subject in subjects if number % 2 else reversed(subjects):
+            board.doing(f"round {number} of {arguments.rounds}: {subject.title}")
+            if subject.failure is None:
+                subject.play(arguments.seconds)
             board.done()
         board.done(f"round {number} of {arguments.rounds} done")
 
 
-def _compare(sides: Sequence[Side]) -> list[Comparison]:
+def _compare(subjects: Sequence[SubjectProcess]) -> list[Comparison]:
+    from envactors.cli.envactors_subject import EnvactorsSubject
     from envactors.cli.figures import Comparison, rates, ratios
-    from envactors.cli.ours import Ours
 
-    ran = [side for side in sides if side.failure is None]
-    loop = next((side for side in ran if side.name == _LOOP), None)
-    ours = next((side for side in ran if side.name == Ours.name), None)
+    ran = [subject for subject in subjects if subject.failure is None]
+    loop = next((subject for subject in ran if subject.name == _LOOP), None)
+    default = next((subject for subject in ran if subject.name == EnvactorsSubject.name), None)
     return [
         Comparison(
-            side.name,
-            side.title,
-            side.contender.ours,
-            rates(side.rounds),
-            None if loop is None else ratios(side.rounds, loop.rounds),
-            None if ours is None else ratios(ours.rounds, side.rounds),
+            subject.name,
+            subject.title,
+            subject.subject_type.is_envactors,
+            rates(subject.rounds),
+            None if loop is None else ratios(subject.rounds, loop.rounds),
+            None if default is None else ratios(default.rounds, subject.rounds),
         )
-        for side in ran
+        for subject in ran
     ]
 
 
 def _find(comparisons: Sequence[Comparison], job: Job, load: float) -> Finding | None:
-    """What there is to say in words, None where the loop or our default failed."""
+    """Return the medians for the summary, or None if the loop or the default failed."""
     import psutil
 
+    from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
     from envactors.cli.figures import Finding
-    from envactors.cli.ours import Ours, OursAsynchronous, OursPacked
 
     found = {one.name: one for one in comparisons}
-    loop, default = found.get(_LOOP), found.get(Ours.name)
+    loop, default = found.get(_LOOP), found.get(EnvactorsSubject.name)
     if loop is None or default is None or default.to_loop is None:
         return None
-    packed, asynchronous = found.get(OursPacked.name), found.get(OursAsynchronous.name)
+    packed, asynchronous = found.get(EnvactorsPacked.name), found.get(EnvactorsRecv.name)
     return Finding(
         step_seconds=1 / loop.rate.median,
         default=default.to_loop.median,
         packed=packed.to_loop.median if packed is not None and packed.to_loop is not None else None,
         envs_per_actor=job.envs_per_actor,
-        asynchronous=1 / asynchronous.ours_to_it.median if asynchronous and asynchronous.ours_to_it else None,
+        asynchronous=1 / asynchronous.envactors_to_subject.median
+        if asynchronous and asynchronous.envactors_to_subject
+        else None,
         others={
-            one.title: one.ours_to_it.median
+            one.title: one.envactors_to_subject.median
             for one in comparisons
-            if one.ours_to_it is not None and not one.ours and one.name != _LOOP
+            if one.envactors_to_subject is not None and not one.is_envactors and one.name != _LOOP
         },
         cores=len(psutil.Process().cpu_affinity() or ()),
         load=load,
     )
 
 
-def _environment(contenders: Sequence[type[Contender]], load_before: Sequence[float]) -> dict[str, Any]:
+def _environment(subject_types: Sequence[type[Subject]], load_before: Sequence[float]) -> dict[str, Any]:
     import psutil
 
     return {
@@ -233,25 +248,27 @@ def _environment(contenders: Sequence[type[Contender]], load_before: Sequence[fl
         "system": platform.platform(),
         "python": platform.python_version(),
         "load_average": {"before": list(load_before), "after": list(os.getloadavg())},
-        "versions": {one.package: one.version() for one in contenders if one.package is not None},
+        "versions": {one.package: one.version() for one in subject_types if one.package is not None},
     }
 
 
-def _record(side: Side, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    comparison = next((one for one in comparisons if one.name == side.name), None)
+def _record(subject: SubjectProcess, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    comparison = next((one for one in comparisons if one.name == subject.name), None)
     return {
-        "name": side.name,
-        "title": side.title,
-        "ours": side.contender.ours,
-        "error": None if side.failure is None else {"message": str(side.failure), "details": side.failure.details},
-        "start_seconds": side.start_seconds,
-        "rounds": [{**dataclasses.asdict(one), "env_steps_per_second": one.rate} for one in side.rounds],
+        "name": subject.name,
+        "title": subject.title,
+        "ours": subject.subject_type.is_envactors,
+        "error": None
+        if subject.failure is None
+        else {"message": str(subject.failure), "details": subject.failure.details},
+        "start_seconds": subject.start_seconds,
+        "rounds": [{**dataclasses.asdict(one), "env_steps_per_second": one.rate} for one in subject.rounds],
         **{
             key: None if comparison is None or value is None else dataclasses.asdict(value)
             for key, value in (
                 ("env_steps_per_second", comparison and comparison.rate),
                 ("side_to_loop", comparison and comparison.to_loop),
-                ("envactors_to_side", comparison and comparison.ours_to_it),
+                ("envactors_to_side", comparison and comparison.envactors_to_subject),
             )
         },
     }
@@ -264,9 +281,9 @@ def _envs_per_actor(arguments: argparse.Namespace) -> int:
 
 
 def _names(text: str) -> list[str]:
-    from envactors.cli.lineup import OPPONENTS
+    from envactors.cli.registry import BASELINES
 
-    known = [_LOOP, *(opponent.name for opponent in OPPONENTS)]
+    known = [_LOOP, *(baseline.name for baseline in BASELINES)]
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""``envactors chaos``: a storm of real faults over a vector env, and an account of every result."""
+"""``envactors chaos``: run a vector env under real faults and check every result."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from envactors.cli.arguments import at_least, seconds
 from envactors.errors import EnvActorsError
 
 if TYPE_CHECKING:
-    from envactors.cli.weather import Weather
-    from envactors.testing.tally import ChaosReport
+    from envactors.cli.chaos_view import ChaosView
+    from envactors.testing.report import ChaosReport
 
 _ZEROS, _WRONG, _NOT_RUN = 0, 1, 2
 _NEEDED = ("psutil", "rich")
@@ -23,21 +23,20 @@ _EXTRA = "pip install 'envactors[demo]'"
 _START_METHODS = ("forkserver", "loky", "spawn", "fork")
 
 _DESCRIPTION = """\
-Raises a storm over a vector env: its workers are killed while idle, in steps, in
-resets, in the factory and while they write; they are stopped, hang in C, sleep
-beyond the deadline, raise, return what does not pickle, exit, crash, and leave
-children running. Every result is compared with that of the same envs without
-faults, and counted. Without a name it is an env that echoes the actions, so
-that any result that is lost, duplicated, mixed up or torn shows.
+Runs a vector env under real faults: its workers are killed while idle, in steps,
+in resets, in the factory and while they write; they are stopped, hang in C,
+sleep beyond the deadline, raise, return what cannot be pickled, exit, crash, and
+leave children running. Every result is counted and compared with that of the
+same envs without faults. The default env echoes its actions, which exposes any
+result that is lost, duplicated, mixed up or torn.
 """
 _EPILOG = f"""\
-The storm is decided by the seed. A user's own env is a Gymnasium id or
-MODULE:FACTORY; its results are compared where it gives equal ones for equal
-seeds.
+The seed decides the plan of faults. Your own env is a Gymnasium id or
+MODULE:FACTORY; its results are compared if it is deterministic.
 
 exit status:
-  {_ZEROS}    all faults happened, and there are zeros where zeros belong
-  {_WRONG}    they are not: something was lost, duplicated, mixed up, torn, late or
+  {_ZEROS}    all faults happened, and all counts that must be 0 are 0
+  {_WRONG}    some did not, or something was lost, duplicated, mixed up, torn, late or
        left behind
   {_NOT_RUN}    wrong arguments, or something to install first
   130  interrupted by Ctrl-C
@@ -45,10 +44,10 @@ exit status:
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describes the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "chaos",
-        help="raise a storm of faults over envs, and account for every result",
+        help="run envs under real faults and check every result",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,20 +55,22 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "env", nargs="?", metavar="ENV_ID|MODULE:FACTORY", help="your own env (default: an env that echoes the actions)"
     )
-    parser.add_argument("--faults", type=at_least(1), default=100, metavar="N", help="how many faults (default: 100)")
-    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="decides the storm (default: 0)")
-    parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N", help="how many envs (default: 8)")
+    parser.add_argument("--faults", type=at_least(1), default=100, metavar="N", help="number of faults (default: 100)")
     parser.add_argument(
-        "--envs-per-actor", type=at_least(1), default=1, metavar="N", help="how many share a process (default: 1)"
+        "--seed", type=at_least(0), default=0, metavar="N", help="seed of the plan of faults (default: 0)"
+    )
+    parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs (default: 8)")
+    parser.add_argument(
+        "--envs-per-actor", type=at_least(1), default=1, metavar="N", help="envs per process (default: 1)"
     )
     parser.add_argument(
         "--on-failure",
         choices=("renew", "replay"),
         default="renew",
-        help="what the vector env does about failures (default: renew)",
+        help="failure policy of the vector env (default: renew)",
     )
     parser.add_argument(
-        "--deadline", type=seconds, default=1.0, metavar="SECONDS", help="of each step and reset (default: 1)"
+        "--deadline", type=seconds, default=1.0, metavar="SECONDS", help="deadline of each step and reset (default: 1)"
     )
     parser.add_argument(
         "--start-method",
@@ -78,27 +79,30 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="how processes start (default: forkserver, which takes milliseconds)",
     )
     parser.add_argument(
-        "--no-shared-memory", dest="shared_memory", action="store_false", help="have results sent instead"
+        "--no-shared-memory",
+        dest="shared_memory",
+        action="store_false",
+        help="send results through the channel instead",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: As `register` describes them.
 
     Returns:
-        The exit status: 0 only where nothing was wrong.
+        The exit status: 0 only if nothing was wrong.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(f"envactors chaos needs {' and '.join(missing)}: {_EXTRA}", file=sys.stderr)
         return _NOT_RUN
     try:
-        report = _storm(arguments)
+        report = _run_chaos(arguments)
         if arguments.json is not None:
             arguments.json.write_text(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2) + "\n")
     except (ValueError, OSError) as error:
@@ -110,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _ZEROS if report.ok else _WRONG
 
 
-def _storm(arguments: argparse.Namespace) -> ChaosReport:
+def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
     import envactors as ea
     from envactors.cli.jobs import EnvSource
     from envactors.cli.reports import count
@@ -121,9 +125,9 @@ def _storm(arguments: argparse.Namespace) -> ChaosReport:
         raise ValueError(f"{arguments.env} is made by gymnasium: {_EXTRA}, or give MODULE:FACTORY")
     title = (
         f"{arguments.env or 'echo'}: {count(arguments.faults, 'fault')} over {count(arguments.num_envs, 'env')}, "
-        f"{arguments.envs_per_actor} an actor, on_failure={arguments.on_failure!r}, seed {arguments.seed}"
+        f"{arguments.envs_per_actor} per actor, on_failure={arguments.on_failure!r}, seed {arguments.seed}"
     )
-    with _weather(title) as weather:
+    with _make_view(title) as view:
         report = chaos(
             factory,
             faults=arguments.faults,
@@ -134,15 +138,15 @@ def _storm(arguments: argparse.Namespace) -> ChaosReport:
             deadline=arguments.deadline,
             shared_memory=arguments.shared_memory,
             backend=ea.ProcessBackend(start_method=arguments.start_method),
-            watch=weather.changed,
+            watch=view.changed,
         )
-        weather.over(report)
+        view.over(report)
     return report
 
 
-def _weather(title: str) -> Weather:
+def _make_view(title: str) -> ChaosView:
+    from envactors.cli.chaos_view import LiveChaosView, PlainChaosView
     from envactors.cli.views import terminal
-    from envactors.cli.weather import LiveWeather, PlainWeather
 
     console = terminal()
-    return PlainWeather(sys.stdout, title) if console is None else LiveWeather(console, title)
+    return PlainChaosView(sys.stdout, title) if console is None else LiveChaosView(console, title)

@@ -1,4 +1,4 @@
-"""``envactors demo``: learns to balance CartPole on actors, and shows them while they work."""
+"""``envactors demo``: learn to balance CartPole on actors, with a live view."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ EVALUATION_EPISODES = 20
 _MET, _MISSED, _NOT_RUN = 0, 1, 2
 _NEEDED = ("gymnasium", "rich")
 _LONGEST_EPISODE = 500
-# Of one actor, far more than the planned faults take.
+# Per actor; far more than the planned faults need.
 _MAX_RESTARTS = 50
-_WEIGHTS = 4  # one for each number of an observation
+_WEIGHTS = 4  # one per number of an observation
 
 _DESCRIPTION = f"""\
 Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and
-shows the actors and the learning curve while it does. The policy is linear and
-learnt from nothing, by the cross-entropy method with NumPy. In the first
+shows the actors and the learning curve meanwhile. The policy is linear and is
+learnt from scratch, by the cross-entropy method with NumPy. In the first
 generations real faults are injected: workers are killed, hang in C, raise, and
-take seconds for a reset. The actors are renewed, the broken episodes are played
-again, and the curve is the same as without. Where the output is no terminal, it
-prints one line a generation.
+take seconds for a reset. The actors are renewed, the interrupted episodes are
+played again, and the curve is the same as without faults. If the output is not a
+terminal, it prints one line per generation.
 """
 _EPILOG = f"""\
 exit status:
   {_MET}    the mean return over {EVALUATION_EPISODES} evaluation episodes is at least {GOAL:.0f},
        and no result was lost
-  {_MISSED}    it is not, or one was
+  {_MISSED}    it is less, or a result was lost
   {_NOT_RUN}    wrong arguments, or something to install first
   130  interrupted by Ctrl-C
 """
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Describes the command to the parser."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "demo",
         help="learn to balance CartPole on actors, with a live view",
@@ -54,43 +54,43 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--num-envs", type=at_least(1), default=8, metavar="N", help="how many envs, one actor each (default: 8)"
+        "--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs, one actor each (default: 8)"
     )
     parser.add_argument(
         "--seed",
         type=at_least(0),
         default=0,
         metavar="N",
-        help="decides the learning curve, whatever the number of envs up to 24 (default: 0)",
+        help="seed; decides the learning curve for any number of envs up to 24 (default: 0)",
     )
     parser.add_argument(
         "--generations",
         type=at_least(1),
         default=60,
         metavar="N",
-        help="learn for at most so many generations (default: 60); most seeds need about ten",
+        help="largest number of generations (default: 60); most seeds need about ten",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         default=50.0,
         metavar="SECONDS",
-        help="stop learning early enough to be through with the evaluation by then (default: 50)",
+        help="stop learning in time to finish the evaluation by then (default: 50)",
     )
     parser.add_argument(
-        "--no-faults", dest="faults", action="store_false", help="inject no faults; what is learnt is the same"
+        "--no-faults", dest="faults", action="store_false", help="inject no faults; the result is the same"
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command.
+    """Run the command.
 
     Args:
         arguments: As `register` describes them.
 
     Returns:
-        The exit status: 0 only where the goal was met and nothing was lost.
+        The exit status: 0 only if the goal was met and no result was lost.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_env() -> Any:
-    """Makes one env, in its worker."""
+    """Return a new env; runs in the worker."""
     import gymnasium
 
     from envactors.cli.faults import FragileEnv
@@ -137,7 +137,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     streams = Streams.of(arguments.seed)
     reporter.opened(f"{ENV_ID} on {count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
     reporter.phase("starting the actors")
-    # Every episode is begun by hand, with a seed of its own: its outcome does not depend on which env plays it.
+    # Every episode begins with an explicit seeded reset, so its outcome does not depend on the env that plays it.
     with ea.VectorEnv(
         [make_env] * arguments.num_envs,
         autoreset="disabled",
@@ -148,14 +148,14 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         ready = time.monotonic()
         injector = Injector(envs)
         monitor = Monitor(envs, injector)
-        rollouts = Rollouts(envs, injector, lambda done, total: reporter.tick(monitor.look, done, total))
+        rollouts = Rollouts(envs, injector, lambda done, total: reporter.tick(monitor.snapshot, done, total))
         budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started)
         learnt = learn(
             rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter, with_faults=arguments.faults
         )
         reporter.phase("evaluating the learnt policy")
         mean_return = None
-        # An env that owes a result for ever plays no more.
+        # An env whose result never came cannot play.
         if rollouts.lost == 0:
             mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
         over = time.monotonic()

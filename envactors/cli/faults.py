@@ -1,4 +1,4 @@
-"""Faults that are injected while envs play: which, when, and by whom."""
+"""Faults of the demo: their plan, and their injection while envs play."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from envactors.testing import FaultyEnv
 
 STEP_DEADLINE = 1.0
 SLOW_RESET_SECONDS = 3.0
-# A call that runs into one of these is a fault that nobody planned: a loaded machine must not cause it.
+# Generous, since a call that exceeds one of these is an unplanned fault; a loaded machine must not cause it.
 RESET_DEADLINE = CALL_DEADLINE = 10.0
 
-# A generation is not over before the last of its episodes is: what takes time is begun early, others play meanwhile.
+# Faults are spread over the first generations, early in each: a generation ends with its slowest episode.
 _GENERATIONS = 4
-# An episode of the worst policy lasts longer than this.
+# Latest step of a fault; an episode of the worst policy lasts longer.
 _LAST_STEP = 6
 
 
 class FaultKind(enum.Enum):
-    """What can be done to an env."""
+    """Kinds of fault."""
 
     SIGKILL = "SIGKILL"
     HANG = "hang in C"
@@ -47,24 +47,24 @@ class Fault:
 
     Attributes:
         kind: What happens.
-        step: The step of the episode in which it does, counted from 1; 0 is the reset.
+        step: Step of the episode in which it happens, from 1; 0 is the reset.
     """
 
     kind: FaultKind
     step: int
 
 
-Plan = Mapping[int, Mapping[int, Fault]]
-"""For a generation's number, and in it for an episode's position: the fault."""
+FaultPlan = Mapping[int, Mapping[int, Fault]]
+"""Faults by generation, and in it by position of the episode."""
 
 
-def plan_faults(rng: np.random.Generator, generations: int, episodes: int) -> Plan:
-    """Spreads some faults, at least one of each kind, over the first generations.
+def plan_faults(rng: np.random.Generator, generations: int, episodes: int) -> FaultPlan:
+    """Return a plan of faults, at least one of each kind, over the first generations.
 
     Args:
-        rng: Decides where.
-        generations: How many generations there may be.
-        episodes: How many episodes each of them has at least.
+        rng: Draws the positions.
+        generations: Largest number of generations.
+        episodes: Smallest number of episodes per generation.
     """
     plan: dict[int, dict[int, Fault]] = collections.defaultdict(dict)
     episodes_hit = rng.permutation(max(episodes // 2, len(_DEALT)))
@@ -76,40 +76,40 @@ def plan_faults(rng: np.random.Generator, generations: int, episodes: int) -> Pl
 
 
 class FragileEnv(FaultyEnv):
-    """An env that fails on command, and that can be told to take its time."""
+    """Env that fails on command and whose next reset can be slowed down."""
 
     _reset_seconds = 0.0
 
     def slow_reset(self, seconds: float) -> None:
-        """Makes the next reset last some seconds longer."""
+        """Make the next reset take ``seconds`` longer."""
         self._reset_seconds = seconds
 
     def reset(self, **kwargs: Any) -> Any:
-        """Resets the wrapped env, sooner or later."""
+        """Reset the wrapped env after the delay, if any."""
         seconds, self._reset_seconds = self._reset_seconds, 0.0
         time.sleep(seconds)
         return super().reset(**kwargs)
 
 
 class Injector:
-    """Injects faults into the envs of a vector env, from the thread that uses it.
+    """Injects faults into the envs of a vector env, in the thread that uses it.
 
     Args:
-        envs: The envs, made of `FragileEnv`.
+        envs: Vector env of `FragileEnv`.
     """
 
     def __init__(self, envs: ea.VectorEnv) -> None:
         self._envs = envs
-        self._orders: list[tuple[FaultKind, Future[Any]]] = []
+        self._injections: list[tuple[FaultKind, Future[Any]]] = []
 
     def inject(self, fault: Fault, env_id: int) -> bool:
-        """Injects a fault, just before the reset or step that is to suffer from it is asked for.
+        """Inject a fault. Call it right before the affected reset or step is requested.
 
         Returns:
-            False where that is impossible now.
+            False if that is not possible now.
         """
         env = self._envs[env_id]
-        # Nobody waits for the answers: the env might be about to get a new process, and runs its calls in order.
+        # Do not wait for the answers: the env may be about to be renewed, and it runs its calls in order.
         if fault.kind is FaultKind.SLOW_RESET:
             order: Future[Any] = env.slow_reset(SLOW_RESET_SECONDS)
         elif fault.kind is FaultKind.HANG:
@@ -126,17 +126,17 @@ class Injector:
                 return False
             order = ea.Future()
             order.set_result(None)
-        self._orders.append((fault.kind, order))
+        self._injections.append((fault.kind, order))
         return True
 
     def injected(self) -> dict[str, int]:
-        """How many faults of each kind have been injected, the kinds by their names."""
-        kinds = [kind for kind, order in self._orders if order.done() and order.exception() is None]
+        """Return the number of injected faults by name of the kind."""
+        kinds = [kind for kind, order in self._injections if order.done() and order.exception() is None]
         return {kind.value: kinds.count(kind) for kind in FaultKind}
 
 
 def short(failure: BaseException) -> str:
-    """A failure in a few words."""
+    """Return a short description of a failure."""
     if isinstance(failure, ea.ActorTimeoutError):
         return f"{failure.method} over {failure.timeout:g} s"
     if isinstance(failure, ea.ActorDiedError) and failure.__cause__ is not None:

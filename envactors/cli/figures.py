@@ -1,4 +1,4 @@
-"""The figures of a bench: rates and ratios of its rounds, and what they mean in words."""
+"""Figures of a bench: rates and ratios per round, and a summary in words."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-# What differs by less is called equal: no machine is so quiet.
+# Relative difference below which two rates are called equal.
 _TOLERANCE = 0.05
-# Of the load average to the cores, before anything was measured.
+# Load average per core, before the measurement, above which a machine is called busy.
 _BUSY = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What one side did in one round.
+    """Result of one subject in one round.
 
     Attributes:
-        steps: How many env-steps.
-        seconds: In what time.
+        steps: Number of env-steps.
+        seconds: Duration.
     """
 
     steps: int
@@ -26,13 +26,13 @@ class Round:
 
     @property
     def rate(self) -> float:
-        """Env-steps a second."""
+        """Env-steps per second."""
         return self.steps / self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The middle of some values, and the quartiles about it."""
+    """Median and quartiles of some values."""
 
     lower_quartile: float
     median: float
@@ -40,59 +40,59 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Tells the median and the quartiles of at least one value."""
+    """Return median and quartiles of at least one value."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     return Spread(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def rates(rounds: Sequence[Round]) -> Spread:
-    """The spread of the env-steps a second."""
+    """Return the spread of the env-steps per second."""
     return spread([one.rate for one in rounds])
 
 
 def ratios(ones: Sequence[Round], others: Sequence[Round]) -> Spread:
-    """The spread of the ratios of two sides' rates, each of one round.
+    """Return the spread of the ratios of two subjects' rates within each round.
 
-    What a round's time did to both sides does nothing to their ratio.
+    Load that slows both subjects down in a round cancels out.
     """
     return spread([one.rate / other.rate for one, other in zip(ones, others, strict=True)])
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One side that ran, next to the others.
+    """One subject that ran, compared with the others.
 
     Attributes:
-        name: What it is called by in arguments and files.
-        title: What it is called in a table.
-        ours: Whether it is ours.
-        rate: Its env-steps a second.
-        to_loop: Ratio of its rate to the loop's, None where the loop failed.
-        ours_to_it: Ratio of our default's rate to its own, None where our default failed.
+        name: Name in arguments and files.
+        title: Title in the table.
+        is_envactors: True if the subject uses envactors.
+        rate: Env-steps per second.
+        to_loop: Ratio of its rate to the loop's; None if the loop failed.
+        envactors_to_subject: Ratio of our default's rate to its own, None where our default failed.
     """
 
     name: str
     title: str
-    ours: bool
+    is_envactors: bool
     rate: Spread
     to_loop: Spread | None
-    ours_to_it: Spread | None
+    envactors_to_subject: Spread | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The medians that words are made of.
+    """Medians for the summary in words.
 
     Attributes:
-        step_seconds: What a step costs in the loop.
-        default: Ratio of our default to the loop.
-        packed: The same of several envs a process, None where that was not measured.
-        envs_per_actor: How many those are.
-        asynchronous: Ratio of taking the first half that is done to our default.
-        others: Ratio of our default to each other side, by its name, the loop left out.
-        cores: How many this process may use.
-        load: The load average of the last minute before.
+        step_seconds: Duration of a step in the loop.
+        default: Ratio of the envactors default to the loop.
+        packed: The same ratio with several envs per process; None if it was not measured.
+        envs_per_actor: Envs per process of ``packed``.
+        asynchronous: Ratio of `recv` with half of the envs to the default; None if it was not measured.
+        others: Ratio of the default to each other subject but the loop, by title.
+        cores: Number of cores that this process may use.
+        load: Load average over the minute before the measurement.
     """
 
     step_seconds: float
@@ -106,7 +106,7 @@ class Finding:
 
 
 def in_words(finding: Finding) -> list[str]:
-    """Says what the figures mean for this env, in a few sentences."""
+    """Return the meaning of the figures for this env in a few sentences."""
     duration = _duration(finding.step_seconds)
     sentences = [f"A step of this env takes about {duration} in the loop; {_whether_processes_pay(finding)}"]
     if finding.others:
@@ -127,7 +127,7 @@ def _is_busy(finding: Finding) -> bool:
 def _whether_processes_pay(finding: Finding) -> str:
     cores = f"on {finding.cores} {'core' if finding.cores == 1 else 'cores'}"
     default, packed = finding.default, finding.packed
-    together = f"{finding.envs_per_actor} envs a process"
+    together = f"{finding.envs_per_actor} envs per process"
     if default > 1 + _TOLERANCE:
         why = ""
         if default > (1 + _TOLERANCE) * finding.cores:
@@ -154,7 +154,7 @@ def _whether_processes_pay(finding: Finding) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """A ratio for a column of them, with two digits at least that count."""
+    """Format a ratio with at least two significant digits."""
     return f"{ratio:.0f}" if ratio >= 9.995 else f"{ratio:.2f}" if ratio >= 0.0995 else f"{ratio:.2g}"
 
 

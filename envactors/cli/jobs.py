@@ -1,4 +1,4 @@
-"""What a bench measures: which env, how many of them, and the actions that every side executes."""
+"""Job of a bench: the env, the number of envs, and the actions that every subject executes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from envactors.testing.actions import sample_actions
 
 SEED = 0
 
-_ROWS = 256  # of actions, one an env in each; a round begins with the first and goes round
+_ROWS = 256  # rows of actions; a round starts with the first and cycles
 _EXTRA = "pip install 'envactors[demo]'"
 
 
 class BenchInputError(Exception):
-    """An argument that cannot be used; the message says why and what to do."""
+    """Invalid argument; the message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvSource:
-    """Makes envs, in any process: it pickles as the name that it was given.
+    """Factory of envs that works in any process, since it is pickled by name.
 
     Attributes:
         name: An id of Gymnasium, or ``MODULE:FACTORY``.
@@ -33,12 +33,12 @@ class EnvSource:
 
     @property
     def is_factory(self) -> bool:
-        """Whether the name is that of a factory; Gymnasium has ids with a colon too, such as ``ale_py:ALE/Pong-v5``."""
+        """True if the name is ``MODULE:FACTORY``. An id of Gymnasium may have a colon too (``ale_py:ALE/Pong-v5``)."""
         _, colon, path = self.name.partition(":")
         return bool(colon) and all(part.isidentifier() for part in path.split("."))
 
     def __call__(self) -> Any:
-        """Makes one env."""
+        """Return a new env."""
         if not self.is_factory:
             import gymnasium
 
@@ -52,15 +52,15 @@ class EnvSource:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every side does.
+    """Task of every subject of a bench.
 
     Attributes:
-        source: Makes one env.
-        num_envs: How many there are.
-        envs_per_actor: How many of them share a process on our packed side; 1 where there is none.
-        actions: Rows of one action an env.
-        batches: The same rows, each as a batch: per leaf of the action space an array with the envs along axis 0.
-        is_gymnasium: Whether the env is one of Gymnasium's.
+        source: Factory of the env.
+        num_envs: Number of envs.
+        envs_per_actor: Envs per process of the packed subject; 1 if there is none.
+        actions: Rows of one action per env.
+        batches: The same rows as batches: per leaf of the action space an array with the envs along axis 0.
+        is_gymnasium: True if the env is a `gymnasium.Env`.
     """
 
     source: EnvSource
@@ -72,12 +72,12 @@ class Job:
 
 
 def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
-    """Tries the env out and samples the actions.
+    """Create the env once and return the job with sampled actions.
 
     Args:
-        name: As for `EnvSource`.
-        num_envs: How many envs each side has.
-        envs_per_actor: As for `Job`.
+        name: Name as for `EnvSource`.
+        num_envs: Number of envs of each subject.
+        envs_per_actor: Envs per process of the packed subject.
 
     Raises:
         BenchInputError: There is no such env, or it has no actions to sample.
@@ -107,6 +107,6 @@ def _sample(name: str, env: Any, num_envs: int) -> tuple[list[list[Any]], list[A
 
 
 def _is_gymnasium(env: Any) -> bool:
-    # Whoever made an env of Gymnasium's has imported it.
+    # The factory of a Gymnasium env has imported Gymnasium.
     gymnasium: Any = sys.modules.get("gymnasium")
     return gymnasium is not None and isinstance(env, gymnasium.Env)

@@ -1,4 +1,4 @@
-"""Learns a linear policy by the cross-entropy method."""
+"""Learning of a linear policy by the cross-entropy method."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from envactors.cli.faults import Fault, plan_faults
 from envactors.cli.reports import Generation, Reporter
 from envactors.cli.rollouts import Episode, OutOfTimeError, Policy, Rollouts
 
-Policies = npt.NDArray[np.float64]  # one a row
+Policies = npt.NDArray[np.float64]  # one policy per row
 
 _POPULATION = 24
 _ELITES = 8
-# How much of the old distribution a generation leaves in place; with less, learning is quicker and stalls more often.
+# Share of the old distribution kept per generation; with less, learning is faster but stalls more often.
 _INERTIA = 0.5
-# Added to the elites' spread against early agreement, less from one generation to the next.
+# Noise added to the elites' spread against early convergence; decays per generation.
 _NOISE, _NOISE_DECAY, _LEAST_NOISE = 0.3, 0.8, 0.2
 
-# A check costs more than a generation: it waits until the candidates, which are spread around it, do well.
+# A check costs more than a generation, so the candidates' mean return must reach this first.
 _WORTH_A_CHECK = 350.0
 _CHECK_EPISODES = 24
-# Far above the goal: a policy that fails once in ten episodes may pass a check and miss the goal in the evaluation.
+# Far above the goal, since a policy that fails once in ten episodes can pass a check and fail the evaluation.
 _GOOD_ENOUGH = 498.0
 
 
 class Streams(NamedTuple):
-    """Random numbers, independent of each other.
+    """Independent random generators.
 
     Attributes:
-        candidates: For drawing candidates.
-        training: For the seeds of the candidates' episodes.
-        checks: For those of the checks.
-        evaluation: For those of the evaluation.
-        faults: For when faults are injected.
+        candidates: Draws candidates.
+        training: Draws seeds of the candidates' episodes.
+        checks: Draws seeds of the episodes of checks.
+        evaluation: Draws seeds of the evaluation's episodes.
+        faults: Draws the plan of faults.
     """
 
     candidates: np.random.Generator
@@ -49,17 +49,17 @@ class Streams(NamedTuple):
 
     @classmethod
     def of(cls, seed: int) -> Streams:
-        """The streams of a seed."""
+        """Return the generators derived from a seed."""
         return cls(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)))
 
 
 class CrossEntropy:
-    """A normal distribution of policies that moves to where the best of its samples lie.
+    """Normal distribution of policies that moves towards its best samples.
 
     Args:
-        size: The number of a policy's weights.
-        population: How many candidates a generation has.
-        rng: Draws them.
+        size: Number of weights of a policy.
+        population: Number of candidates per generation.
+        rng: Draws the candidates.
     """
 
     def __init__(self, size: int, population: int, rng: np.random.Generator) -> None:
@@ -70,17 +70,17 @@ class CrossEntropy:
         self._noise = _NOISE
 
     def ask(self) -> Policies:
-        """The candidates of a generation, one a row."""
+        """Return the candidates of a generation, one per row."""
         return self.mean + self._deviation * self._rng.standard_normal((self._population, self.mean.size))
 
     def tell(self, candidates: Policies, returns: npt.NDArray[np.float64]) -> None:
-        """Moves the distribution.
+        """Move the distribution towards the best candidates.
 
         Args:
-            candidates: What `ask` gave.
+            candidates: Candidates returned by `ask`.
             returns: Their returns.
         """
-        # All that are as good as the last elite: many have the highest return there is, and none of them is better.
+        # Include ties with the last elite: many candidates have the highest possible return.
         elites = candidates[returns >= np.sort(returns)[-_ELITES]]
         spread = np.sqrt(elites.var(axis=0) + self._noise**2)
         self.mean = _INERTIA * self.mean + (1 - _INERTIA) * elites.mean(axis=0)
@@ -89,43 +89,43 @@ class CrossEntropy:
 
 
 class Budget:
-    """Says when learning must stop so that there is time for what comes after it.
+    """Decides when learning must stop so that the evaluation still has time.
 
     Args:
-        seconds: How long everything may take.
-        reserved_steps: The steps to be made after the learning.
-        started: When everything began, a time of `time.monotonic`.
+        seconds: Time for everything.
+        reserved_steps: Number of steps after learning.
+        started: Start time (`time.monotonic`).
     """
 
-    # A rate taken from the first few steps says nothing.
+    # Seconds before which the measured rate is ignored.
     _SETTLING = 1.0
-    # What the evaluation may take beyond the time that was reserved for it, in seconds.
+    # Seconds that the evaluation may take beyond its reserve.
     _GRACE = 8.0
 
     def __init__(self, seconds: float, reserved_steps: int, started: float) -> None:
         self._end = started + seconds
-        # Where faults have held up the envs, their rate so far promises far too little: half of the time is theirs.
+        # Faults can make the measured rate far too low, so reserve at most half of the time.
         self._most_reserved = seconds / 2
         self._reserved_steps = reserved_steps
 
     def is_spent(self, steps: int, seconds: float) -> bool:
-        """Whether it is time to stop, after so many steps that took so long."""
+        """Return whether learning must stop, given the steps made so far and their duration."""
         reserve = self._reserved_steps * seconds / max(steps, 1) if seconds > self._SETTLING else 0.0
         return time.monotonic() + min(reserve, self._most_reserved) >= self._end
 
     def is_overdrawn(self) -> bool:
-        """Whether it is time to stop whatever is being done."""
+        """Return whether even the evaluation must stop."""
         return time.monotonic() >= self._end + self._GRACE
 
 
 @dataclasses.dataclass(frozen=True)
 class Learnt:
-    """What came of the learning.
+    """Result of learning.
 
     Attributes:
-        policy: The learnt weights.
-        generations: How many generations were completed.
-        stopped_by: What ended it where the policy was not good enough yet, None where it was.
+        policy: Learnt weights.
+        generations: Number of completed generations.
+        stopped_by: Limit that ended learning; None if the policy was good enough.
     """
 
     policy: Policy
@@ -143,21 +143,21 @@ def learn(
     *,
     with_faults: bool,
 ) -> Learnt:
-    """Learns until the policy does well on episodes that it did not learn from.
+    """Learn until the policy does well in episodes that it was not trained on.
 
     Args:
         rollouts: Plays the episodes.
         size: The number of a policy's weights.
-        streams: Random numbers.
-        generations: The most generations.
-        budget: The time.
-        reporter: Is told of each generation.
-        with_faults: Whether faults are injected in the first generations; they make no difference to what is learnt.
+        streams: Random generators.
+        generations: Largest number of generations.
+        budget: Time limit.
+        reporter: Shows each generation.
+        with_faults: True to inject faults in the first generations; the result is the same without.
 
     Returns:
         The policy, good enough or not.
     """
-    # With fewer candidates than envs some envs would have nothing to do.
+    # With fewer candidates than envs some envs would be idle.
     population = max(_POPULATION, rollouts.num_envs)
     method = CrossEntropy(size, population, streams.candidates)
     plan = plan_faults(streams.faults, generations, population) if with_faults else {}
@@ -173,7 +173,7 @@ def learn(
         if returns.mean() >= _WORTH_A_CHECK:
             reporter.phase(f"generation {number}, checking the policy")
             check = _play(rollouts, method.mean[np.newaxis], _CHECK_EPISODES, streams.checks, budget)
-            # One episode does not tell good policies from better ones.
+            # A single episode cannot rank good policies.
             trials = 2
         check_return = None if check is None else float(check[0])
         reporter.generation(
@@ -187,7 +187,7 @@ def learn(
 def evaluate(
     rollouts: Rollouts, policy: Policy, episodes: int, seeds: np.random.Generator, budget: Budget
 ) -> float | None:
-    """The mean return of a policy in new episodes; None where there was no time for all of them."""
+    """Return the mean return of a policy in new episodes, or None if time ran out."""
     try:
         return float(rollouts.play(_episodes(policy[np.newaxis], episodes, seeds), budget.is_overdrawn).mean())
     except OutOfTimeError:
@@ -202,7 +202,7 @@ def _play(
     budget: Budget,
     faults: Mapping[int, Fault] | None = None,
 ) -> npt.NDArray[np.float64] | None:
-    """The mean return of each policy in so many episodes; None where there was no time for all of them."""
+    """Return the mean return of each policy over ``trials`` episodes, or None if time ran out."""
     try:
         returns = rollouts.play(
             _episodes(policies, trials, seeds),

@@ -1,4 +1,4 @@
-"""Other libraries as sides of a bench: their vector envs, and an actor or an executor of theirs for each env."""
+"""Other libraries as subjects of a bench: vector envs, and one actor or executor per env."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from envactors.cli.contenders import Contender, Flags, VectorContender
-from envactors.cli.handmade import EnvByEnv, SteppedEnv
+from envactors.cli.baselines import EnvByEnv, SteppedEnv
 from envactors.cli.jobs import EnvSource
+from envactors.cli.subject_base import Flags, Subject, VectorSubject
 
 # Vector envs -------------------------------------------------------------------------------------------------
 
 
-class GymnasiumLoop(VectorContender):
+class GymnasiumLoop(VectorSubject):
     """Gymnasium's loop in the caller's process."""
 
     name = "loop"
@@ -30,7 +30,7 @@ class GymnasiumLoop(VectorContender):
         self._envs = gymnasium.vector.SyncVectorEnv([self._job.source] * self._job.num_envs)
 
 
-class GymnasiumProcesses(VectorContender):
+class GymnasiumProcesses(VectorSubject):
     """Gymnasium's processes."""
 
     name = package = module = "gymnasium"
@@ -42,8 +42,8 @@ class GymnasiumProcesses(VectorContender):
         self._envs = gymnasium.vector.AsyncVectorEnv([self._job.source] * self._job.num_envs, shared_memory=True)
 
 
-class StableBaselines(Contender):
-    """Stable-Baselines3's processes; they reset within the step that ends an episode."""
+class StableBaselines(Subject):
+    """Stable-Baselines3's processes, which reset within the step that ends an episode."""
 
     name = package = "stable-baselines3"
     module = "stable_baselines3"
@@ -67,8 +67,8 @@ class StableBaselines(Contender):
         self._envs.close()
 
 
-class Tianshou(Contender):
-    """Tianshou's processes with shared memory; the caller resets what has ended, as its collectors do."""
+class Tianshou(Subject):
+    """Tianshou's processes with shared memory; the caller resets envs at an episode's end, as its collectors do."""
 
     name = package = module = "tianshou"
     only_gymnasium = True
@@ -79,7 +79,7 @@ class Tianshou(Contender):
         self._envs = ShmemVectorEnv([self._job.source] * self._job.num_envs)
 
     def _reset(self, seed: int) -> None:
-        # It also resets; another reset would begin the episode after this one.
+        # `seed` also resets; another reset would start a second episode.
         self._envs.seed(seed)
 
     def _step(self, row: int) -> Flags:
@@ -99,7 +99,7 @@ class Tianshou(Contender):
 
 
 class Loky(EnvByEnv):
-    """An executor with one worker for each env, and a task a step."""
+    """One executor with one worker per env, and one task per step."""
 
     name = package = module = "loky"
 
@@ -135,7 +135,7 @@ def _call_lokys_env(method: str, argument: Any) -> Any:
 
 
 class Ray(EnvByEnv):
-    """One of Ray's actors for each env, on a Ray of its own."""
+    """One Ray actor per env, on a local Ray instance."""
 
     name = package = module = "ray"
 
@@ -144,7 +144,7 @@ class Ray(EnvByEnv):
         import ray
 
         self._ray = ray
-        # Never the cluster that the user's environment may name.
+        # Never the cluster that the environment may name.
         ray.init(
             address="local",
             include_dashboard=False,
@@ -166,7 +166,7 @@ class Ray(EnvByEnv):
 
 
 class Dask(EnvByEnv):
-    """One of Dask's actors for each env, each on a worker process of its own, spoken to directly."""
+    """One Dask actor per env, each on a worker process of its own with a direct connection."""
 
     name = "dask"
     package = module = "distributed"

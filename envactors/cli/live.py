@@ -1,4 +1,4 @@
-"""The live view: a table of the actors, and the learning curve beside it."""
+"""Live view of the demo: a table of the actors, and the learning curve beside it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _LEAST_CURVE_HEIGHT = 4
 
 
 class LiveReporter(LiveView):
-    """Draws the actors and the curve again and again, in place.
+    """Redraws the actors and the curve in place.
 
     Args:
-        console: Where to draw.
-        goal: The mean return that is to be reached.
-        longest_return: The top of the curve's scale.
+        console: Terminal to draw on.
+        goal: Mean return to reach.
+        longest_return: Return at the top of the curve's scale.
     """
 
     def __init__(self, console: Console, goal: float, longest_return: float) -> None:
@@ -57,12 +57,12 @@ class LiveReporter(LiveView):
         self._phase, self._progress = name, ""
         self._draw()
 
-    def tick(self, look: Callable[[], Fleet], done: int, total: int) -> None:
-        # The last frame of a phase is drawn in any case, so that what stays on the screen is complete.
+    def tick(self, snapshot: Callable[[], Fleet], done: int, total: int) -> None:
+        # The last frame of a phase is always drawn, so that the screen is complete.
         if done < total and time.monotonic() < self._drawn + _FRAME_SECONDS:
             return
         self._progress = f", {done} of {total} episodes"
-        self._fleet = look()
+        self._fleet = snapshot()
         self._draw()
 
     def generation(self, generation: Generation) -> None:
@@ -72,7 +72,7 @@ class LiveReporter(LiveView):
         self._conclude(summary.lines(), summary.goal_met)
 
     def frame(self) -> RenderableType:
-        """What is on the screen now."""
+        """Return the current picture."""
         heading = Text.assemble((self._title, "bold"), "  ", (self._phase + self._progress, "cyan"))
         if self._fleet is None:
             return heading
@@ -85,11 +85,11 @@ class LiveReporter(LiveView):
         return Group(heading, faults, Columns([table, panel]))
 
     def _curve_height(self, table: Table, rows: int) -> int:
-        # The table's head and foot are one line higher than the frame and the caption of the curve.
+        # Head and foot of the table take one line more than frame and caption of the curve.
         height = min(max(rows + 1, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
         if self._console.measure(table).maximum + _CURVE_WIDTH + 10 <= self._console.width:
             return height
-        # One above the other: the headings, the table's head and foot, the frame and the caption of the curve.
+        # Stacked: headings, head and foot of the table, frame and caption of the curve.
         return max(min(height, self._console.height - rows - 10), _LEAST_CURVE_HEIGHT)
 
     def _caption(self) -> Text:
@@ -107,13 +107,13 @@ class LiveReporter(LiveView):
 
 
 def curve_lines(generations: list[Generation], top: float, width: int, height: int) -> list[Text]:
-    """Draws the mean return of each generation as a bar and its best return as a line above it.
+    """Return a chart: the mean return of each generation as a bar, its best return as a line above.
 
     Args:
-        generations: The last of them are drawn where not all have room.
-        top: The return at the top of the scale.
-        width: In characters, without the scale.
-        height: In lines.
+        generations: Generations; the last ones if not all fit.
+        top: Return at the top of the scale.
+        width: Width in characters, without the scale.
+        height: Height in lines.
 
     Returns:
         The lines from the top down, with the scale on the left.
@@ -153,7 +153,7 @@ def _table(fleet: Fleet, width: int) -> Table:
     table.add_column("steps", f"{fleet.steps:,}", justify="right", min_width=7)
     table.add_column("steps/s", f"{fleet.steps_per_second:,.0f}", justify="right", min_width=7)
     table.add_column("restarts", str(fleet.restarts), justify="right")
-    # In a narrow terminal the columns before it would be cut.
+    # In a narrow terminal this column would squeeze the others.
     if width >= _WIDTH_FOR_FAILURES:
         table.add_column("last failure", min_width=13, no_wrap=True)
     for row in fleet.rows:

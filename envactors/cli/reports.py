@@ -1,4 +1,4 @@
-"""What a command tells of its work, the one interface of everything that shows it, and the plain one of those."""
+"""Data that the demo reports, the interface of its outputs, and the plain text output."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _View = TypeVar("_View", bound="LineView")
 
 @dataclasses.dataclass(frozen=True)
 class ActorRow:
-    """One actor at one moment.
+    """Snapshot of one actor.
 
     Attributes:
-        name: Its name.
-        state: The value of its `envactors.ActorState`.
-        pid: Its process id, None while there is no process.
-        incarnation: 0 for its first process.
-        steps: The steps its env has made.
-        steps_per_second: Those of the last seconds.
-        restarts: How many of its processes replaced a lost one.
-        last_failure: How the last one was lost, in a few words; empty where none was.
+        name: Name of the actor.
+        state: Value of its `envactors.ActorState`, such as ``"idle"``.
+        pid: Process id; None while there is no process.
+        incarnation: Number of its process; 0 for the first.
+        steps: Steps of its env so far.
+        steps_per_second: Steps per second over the last seconds.
+        restarts: Number of its processes that replaced a lost one.
+        last_failure: Short description of the last failure; empty if there was none.
     """
 
     name: str
@@ -37,12 +37,12 @@ class ActorRow:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """All actors at one moment.
+    """Snapshot of all actors.
 
     Attributes:
-        seconds: Since the actors were ready.
-        rows: One an actor.
-        faults: How many were injected so far, by kind.
+        seconds: Time since the actors were ready.
+        rows: One row per actor.
+        faults: Number of injected faults so far, by kind.
     """
 
     seconds: float
@@ -51,30 +51,30 @@ class Fleet:
 
     @property
     def steps(self) -> int:
-        """The steps of all envs."""
+        """Steps of all envs together."""
         return sum(row.steps for row in self.rows)
 
     @property
     def steps_per_second(self) -> float:
-        """The steps of all envs in one of the last seconds."""
+        """Steps per second of all envs together, over the last seconds."""
         return sum(row.steps_per_second for row in self.rows)
 
     @property
     def restarts(self) -> int:
-        """The restarts of all actors."""
+        """Restarts of all actors together."""
         return sum(row.restarts for row in self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One generation of the learning.
+    """One generation of learning.
 
     Attributes:
-        number: Counted from 1.
-        mean_return: The mean return of its candidates.
-        best_return: The highest of them.
-        steps: The steps of all episodes since learning began, its own included.
-        check_return: The mean return of the policy that came of it, None where that was not worth a check.
+        number: Number of the generation, from 1.
+        mean_return: Mean return of its candidates.
+        best_return: Highest return of its candidates.
+        steps: Steps of all episodes so far.
+        check_return: Mean return of the resulting policy in a check; None if it was not checked.
     """
 
     number: int
@@ -86,22 +86,22 @@ class Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """How a run ended.
+    """Result of a demo run.
 
     Attributes:
-        mean_return: The learnt policy's, over the evaluation episodes; None where they were not all played.
-        episodes: How many evaluation episodes there were.
-        goal: The mean return that was to be reached.
-        generations: How many generations were completed.
-        stopped_by: What ended the learning where the policy was not good enough yet, None where it was.
-        actors: How many actors there were.
-        steps: The steps of all episodes.
-        start_seconds: How long the actors took to start.
-        seconds: How long everything after that took.
-        faults: How many were injected, by kind.
-        restarts: How many processes replaced a lost one.
-        repeated: How many episodes were broken off by a failure and played again.
-        lost: How many episodes were asked for and never came.
+        mean_return: Mean return of the learnt policy over the evaluation episodes; None if not all were played.
+        episodes: Number of evaluation episodes.
+        goal: Mean return to reach.
+        generations: Number of completed generations.
+        stopped_by: Limit that ended learning; None if the policy was good enough.
+        actors: Number of actors.
+        steps: Steps of all episodes.
+        start_seconds: Time that the actors took to start.
+        seconds: Duration of everything after the start.
+        faults: Number of injected faults, by kind.
+        restarts: Number of processes that replaced a lost one.
+        repeated: Number of episodes that a failure interrupted and that were played again.
+        lost: Number of episodes that never came back.
     """
 
     mean_return: float | None
@@ -120,15 +120,15 @@ class Summary:
 
     @property
     def goal_met(self) -> bool:
-        """Whether the policy is as good as it was to become."""
+        """True if the mean return reaches the goal."""
         return self.mean_return is not None and self.mean_return >= self.goal
 
     def lines(self) -> list[str]:
-        """The summary in plain words; the first line says whether the goal was met."""
-        verdict = "Goal met" if self.goal_met else "Goal missed"
+        """Return the summary in words; the first line says whether the goal was met."""
+        headline = "Goal met" if self.goal_met else "Goal missed"
         mean_return = "unknown, they were not all played" if self.mean_return is None else f"{self.mean_return:.1f}"
         quality = (
-            f"{verdict}: the learnt policy's mean return over {self.episodes} evaluation episodes is "
+            f"{headline}: the learnt policy's mean return over {self.episodes} evaluation episodes is "
             f"{mean_return} (wanted: at least {self.goal:.0f})."
         )
         work = (
@@ -147,35 +147,35 @@ class Summary:
 
 
 class Reporter(AbstractContextManager["Reporter"], Protocol):
-    """Shows a run; also a context manager, which `finished` comes after."""
+    """Output of a run; a context manager. `finished` is called after its end."""
 
     def opened(self, title: str) -> None:
-        """The run begins."""
+        """Show that the run begins."""
 
     def phase(self, name: str) -> None:
-        """Something else is being done from now on."""
+        """Show the name of the current phase."""
 
-    def tick(self, look: Callable[[], Fleet], done: int, total: int) -> None:
-        """Time has passed.
+    def tick(self, snapshot: Callable[[], Fleet], done: int, total: int) -> None:
+        """Show progress, if enough time has passed.
 
         Args:
-            look: Tells how the actors are; to be called only when that is shown.
-            done: How many episodes of this phase are over.
-            total: How many it has.
+            snapshot: Returns a snapshot of the actors; called only if it is shown.
+            done: Number of finished episodes of this phase.
+            total: Number of episodes of this phase.
         """
 
     def generation(self, generation: Generation) -> None:
-        """A generation is over."""
+        """Show a finished generation."""
 
     def finished(self, summary: Summary) -> None:
-        """The run is over."""
+        """Show the summary."""
 
 
 class LineView:
-    """Prints lines; also a context manager.
+    """Prints lines; a context manager.
 
     Args:
-        stream: Where to print.
+        stream: Stream to print to.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -192,7 +192,7 @@ class LineView:
 
 
 class PlainReporter(LineView):
-    """Prints a line a generation, and the summary."""
+    """Prints one line per generation, and the summary."""
 
     def opened(self, title: str) -> None:
         self._print(title)
@@ -200,7 +200,7 @@ class PlainReporter(LineView):
     def phase(self, name: str) -> None:
         pass
 
-    def tick(self, look: Callable[[], Fleet], done: int, total: int) -> None:
+    def tick(self, snapshot: Callable[[], Fleet], done: int, total: int) -> None:
         pass
 
     def generation(self, generation: Generation) -> None:
@@ -218,11 +218,11 @@ class PlainReporter(LineView):
 
 
 def count(number: int, noun: str) -> str:
-    """A number and its noun: ``1 actor``, ``2 actors``."""
+    """Format a number with its noun: ``1 actor``, ``2 actors``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def fault_counts(faults: Mapping[str, int]) -> str:
-    """How many faults there were: ``3 (SIGKILL 2, exception 1)``."""
+    """Format the number of faults: ``3 (SIGKILL 2, exception 1)``."""
     kinds = ", ".join(f"{kind} {number}" for kind, number in faults.items() if number)
     return f"{sum(faults.values())} ({kinds})" if kinds else "none"

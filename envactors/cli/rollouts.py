@@ -1,4 +1,4 @@
-"""Plays episodes on all envs of a vector env at once, and watches the actors while they do."""
+"""Rollouts of the demo: play episodes on all envs of a vector env, and watch its actors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from envactors.cli.reports import ActorRow, Fleet
 
 Policy = npt.NDArray[np.float64]
 
-# How long nothing may come before those that watch are told the time, in seconds.
-_HEARTBEAT = 0.1
-# How long results that are under way may take to come when episodes are given up: those of the
-# slowest reset come.
+# Longest time between two calls of ``watch``, in seconds.
+_WATCH_SECONDS = 0.1
+# Time to wait for pending results when episodes are abandoned; enough for the slowest reset.
 _PATIENCE = RESET_DEADLINE
-# Over how long steps per second are taken, in seconds.
+# Period over which steps per second are computed, in seconds.
 _RATE_WINDOW = 1.5
 
 
 class Episode(NamedTuple):
-    """What is to be played.
+    """An episode to play.
 
     Attributes:
-        policy: The weights of the observation; a positive sum is action 1, any other action 0.
-        seed: The seed of the env.
+        policy: Weights of the observation; a positive weighted sum is action 1, any other action 0.
+        seed: Seed of the env.
     """
 
     policy: Policy
@@ -39,26 +38,25 @@ class Episode(NamedTuple):
 
 
 class OutOfTimeError(Exception):
-    """Episodes were left unfinished because there is no time for them."""
+    """Raised when time runs out before all episodes are finished."""
 
 
 class Rollouts:
-    """Plays episodes: an env that ends one begins the next that waits, and none waits for another.
+    """Plays episodes. An env that finishes one starts the next at once, without waiting for other envs.
 
-    An episode's return depends on its policy and seed alone. One that a failure of its env broke off is played again
-    from its seed; what is counted is what counts for its return.
+    An episode's return depends only on its policy and seed. If a failure interrupts it, it is played again from its
+    seed; only the steps of the complete run are counted.
 
     Args:
-        envs: The envs, with autoreset disabled and failures renewed.
-        injector: Injects the faults that `play` is given.
-        watch: Called again and again while they play, with how many of the episodes are over and how many
-            there are.
+        envs: Vector env with ``autoreset="disabled"`` and ``on_failure="renew"``.
+        injector: Injects the faults passed to `play`.
+        watch: Called repeatedly with the number of finished episodes and the number of all.
 
     Attributes:
-        steps: The steps of the episodes that are over.
-        busy_seconds: How long they were played, without the time in which no env had anything to tell.
-        repeated: How often an episode was broken off and begun again.
-        lost: How many episodes were asked for and neither played to their end nor given up.
+        steps: Steps of the finished episodes.
+        busy_seconds: Time spent playing, without waits in which no result came.
+        repeated: Number of interrupted episodes that were started again.
+        lost: Number of episodes that were neither finished nor abandoned.
     """
 
     def __init__(self, envs: ea.VectorEnv, injector: Injector, watch: Callable[[int, int], None]) -> None:
@@ -73,7 +71,7 @@ class Rollouts:
 
     @property
     def num_envs(self) -> int:
-        """How many envs play."""
+        """Number of envs."""
         return self._envs.num_envs
 
     @property
@@ -86,18 +84,18 @@ class Rollouts:
         give_up: Callable[[], bool] | None = None,
         faults: Mapping[int, Fault] | None = None,
     ) -> npt.NDArray[np.float64]:
-        """Plays episodes.
+        """Play episodes and return their returns.
 
         Args:
-            episodes: What to play.
-            give_up: Asked again and again whether to stop.
-            faults: For the positions of some episodes, what is done to them.
+            episodes: Episodes to play.
+            give_up: Called repeatedly; returns True to stop.
+            faults: Faults by position of the episode.
 
         Returns:
-            Their returns, in their order.
+            The returns, in the order of ``episodes``.
 
         Raises:
-            OutOfTimeError: ``give_up`` said so.
+            OutOfTimeError: ``give_up`` returned True.
         """
         faults = faults or {}
         runs = [_Run(episode, faults.get(position)) for position, episode in enumerate(episodes)]
@@ -105,12 +103,12 @@ class Rollouts:
         waiting = deque(runs)
         self._begin(range(self._envs.num_envs), waiting)
         while self._playing:
-            asked = time.monotonic()
-            batch = self._envs.recv(min_envs=1, timeout=_HEARTBEAT)
-            self._take_in(batch, waiting)
+            wait_began = time.monotonic()
+            batch = self._envs.recv(min_envs=1, timeout=_WATCH_SECONDS)
+            self._process_batch(batch, waiting)
             self._watch(sum(run.is_over for run in runs), len(runs))
             if len(batch.env_ids):
-                self.busy_seconds += time.monotonic() - asked
+                self.busy_seconds += time.monotonic() - wait_began
             if give_up is not None and give_up():
                 self._abandon(waiting)
                 raise OutOfTimeError
@@ -122,17 +120,17 @@ class Rollouts:
                 return
             run = self._playing[env_id] = waiting.popleft()
             self._inject(run, env_id)
-            # Without waiting, so that the others are not kept from theirs: `recv` hands the observation out.
+            # Do not wait, so that other envs continue; `recv` delivers the observation.
             with contextlib.suppress(ea.VectorTimeoutError):
                 obs, infos = self._envs.reset(seed=[run.episode.seed], env_ids=[env_id], timeout=0)
                 self._go_on([env_id], obs, infos, waiting)
 
-    def _take_in(self, batch: ea.Batch, waiting: deque[_Run]) -> None:
+    def _process_batch(self, batch: ea.Batch, waiting: deque[_Run]) -> None:
         going_on, free = [], []
         for row, env_id in enumerate(batch.env_ids.tolist()):
             run = self._playing[env_id]
             if "failure" not in batch.infos[row]:
-                run.note(batch.rewards[row], bool(batch.terminated[row] or batch.truncated[row]))
+                run.add_reward(batch.rewards[row], bool(batch.terminated[row] or batch.truncated[row]))
             if run.is_over:
                 self._delivered += 1
                 self.steps += run.steps
@@ -146,7 +144,7 @@ class Rollouts:
         self._begin(free, waiting)
 
     def _go_on(self, env_ids: list[int], observations: Any, infos: list[dict[str, Any]], waiting: deque[_Run]) -> None:
-        """Has envs make their next step, or begin again where the last request failed."""
+        """Send each env's next step, or restart its episode if the last request failed."""
         intact: list[int] = []
         broken: list[int] = []
         for row, info in enumerate(infos):
@@ -163,7 +161,7 @@ class Rollouts:
         if not env_ids:
             return
         runs = [self._playing[env_id] for env_id in env_ids]
-        # One product an env: a product of matrices may round differently with the number of its rows.
+        # One product per env: the rounding of a matrix product can depend on its number of rows.
         actions = [int(run.episode.policy @ obs > 0) for run, obs in zip(runs, observations, strict=True)]
         for env_id, run in zip(env_ids, runs, strict=True):
             run.steps += 1
@@ -175,7 +173,7 @@ class Rollouts:
             run.fault = None
 
     def _abandon(self, waiting: deque[_Run]) -> None:
-        """Ends the episodes; one whose env never gives the result that it owes is lost."""
+        """Abandon all episodes; one whose result does not come in time is lost."""
         end = time.monotonic() + _PATIENCE
         self._given_up += len(waiting)
         while self._playing and (left := end - time.monotonic()) > 0:
@@ -186,14 +184,14 @@ class Rollouts:
 
 
 class _Run:
-    """An episode that is or will be played.
+    """State of an episode.
 
     Attributes:
         episode: The episode.
-        fault: What is still to be done to it.
-        total: Its rewards so far.
-        steps: Its steps so far, the one under way included.
-        is_over: Whether it was played to its end.
+        fault: Fault that is still to be injected; None if there is none.
+        total: Sum of the rewards so far.
+        steps: Steps so far, a pending one included.
+        is_over: True once the episode has ended.
     """
 
     def __init__(self, episode: Episode, fault: Fault | None) -> None:
@@ -204,17 +202,17 @@ class _Run:
     def begin_again(self) -> None:
         self.total, self.steps, self.is_over = 0.0, 0, False
 
-    def note(self, reward: float, is_over: bool) -> None:
+    def add_reward(self, reward: float, is_over: bool) -> None:
         self.total += reward
         self.is_over = is_over
 
 
 class Monitor:
-    """Watches the actors of a vector env, from the thread that uses it.
+    """Takes snapshots of the actors of a vector env, in the thread that uses it.
 
     Args:
-        envs: The envs.
-        injector: Injects faults into them.
+        envs: Vector env to watch.
+        injector: Counts the injected faults.
     """
 
     def __init__(self, envs: ea.VectorEnv, injector: Injector) -> None:
@@ -223,9 +221,9 @@ class Monitor:
         self._started = time.monotonic()
         self._samples: deque[tuple[float, list[int]]] = deque([(self._started, envs.stats().steps)])
 
-    def look(self) -> Fleet:
-        """How the actors are now."""
-        # The states first: they change while this function runs.
+    def snapshot(self) -> Fleet:
+        """Return a snapshot of all actors."""
+        # Read the states first, since they change meanwhile.
         states = [actor.state.value for actor in self._envs.actors]
         now, stats = time.monotonic(), self._envs.stats()
         steps = stats.steps

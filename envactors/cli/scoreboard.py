@@ -1,4 +1,4 @@
-"""What a bench shows: how far it is, and the table at its end."""
+"""Output of a bench: progress, and the table at the end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from envactors.cli.views import plain_table
 
 
 class Scoreboard:
-    """Shows a bench: a bar on a terminal, lines elsewhere; also a context manager.
+    """Shows progress as a bar on a terminal and as lines elsewhere; a context manager.
 
     Args:
-        total: How many things are to be done.
+        total: Number of tasks.
     """
 
     def __init__(self, total: int) -> None:
         drawing = sys.stdout.isatty()
-        # Rich takes a pipe for a terminal where it is told to by the environment.
+        # The environment can make Rich treat a pipe as a terminal.
         self._console = Console(force_terminal=None if drawing else False, highlight=False)
         columns = (
             SpinnerColumn(),
@@ -32,7 +32,7 @@ class Scoreboard:
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         )
         self._drawing = drawing
-        # Drawing takes processor time from those that are measured.
+        # Drawing takes processor time from the measured subjects, so do it rarely.
         self._progress = Progress(
             *columns, console=self._console, transient=True, disable=not drawing, refresh_per_second=4
         )
@@ -46,26 +46,26 @@ class Scoreboard:
         self._progress.stop()
 
     def doing(self, what: str) -> None:
-        """Says what is being done from now on."""
+        """Show the current task."""
         self._progress.update(self._task, description=what)
 
     def done(self, what: str = "") -> None:
-        """One of the things is done; where there is no bar to show it, a line says what."""
+        """Advance by one task; without a bar, print ``what``."""
         self._progress.advance(self._task)
         if what and not self._drawing:
             self.line(what)
 
     def line(self, text: str, style: str = "") -> None:
-        """Prints a line that stays."""
+        """Print a permanent line."""
         self._console.print(Text(text, style), soft_wrap=True)
         self._console.file.flush()
 
     def table(self, comparisons: Sequence[Comparison], failures: Mapping[str, str]) -> None:
-        """Prints the sides below each other.
+        """Print the table of results.
 
         Args:
-            comparisons: Those that ran.
-            failures: Why the others did not, by what they are called.
+            comparisons: Subjects that ran.
+            failures: Error messages of the others, by title.
         """
         table = plain_table()
         table.add_column("side", no_wrap=True)
@@ -76,11 +76,11 @@ class Scoreboard:
         for one in comparisons:
             quartiles = f"{one.rate.lower_quartile:,.0f} to {one.rate.upper_quartile:,.0f}"
             table.add_row(
-                Text(one.title, "bold" if one.ours else ""),
+                Text(one.title, "bold" if one.is_envactors else ""),
                 f"{one.rate.median:,.0f}",
                 quartiles,
                 _ratio(one.to_loop),
-                _ratio(one.ours_to_it),
+                _ratio(one.envactors_to_subject),
             )
         for title in failures:
             table.add_row(title, Text("failed", "red"), "", "", "")

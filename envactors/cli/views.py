@@ -1,4 +1,4 @@
-"""What all that is drawn on a terminal has in common."""
+"""Base of the live views on a terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _View = TypeVar("_View", bound="LiveView")
 
 
 class LiveView:
-    """Draws something again and again, in place; also a context manager.
+    """Redraws a picture in place; a context manager.
 
     Args:
-        console: Where to draw.
+        console: Terminal to draw on.
     """
 
     def __init__(self, console: Console) -> None:
@@ -37,21 +37,21 @@ class LiveView:
         self._live.update(picture, refresh=True)
 
     def _conclude(self, lines: Sequence[str], good: bool) -> None:
-        """Draws no more, and prints how it went below; the first line in the colour of that."""
+        """Stop drawing and print the result; the first line is green if ``good``, else red."""
         self._live.stop()
-        verdict, *rest = lines
-        self._console.print(Text(verdict, "bold green" if good else "bold red"))
+        summary, *rest = lines
+        self._console.print(Text(summary, "bold green" if good else "bold red"))
         for line in rest:
             self._console.print(Text(line))
 
 
 def terminal() -> Console | None:
-    """The terminal to draw on; None where there is none."""
+    """Return the terminal to draw on, or None if stdout is none."""
     console = Console()
-    # Rich takes a pipe for a terminal where it is told to by the environment; a live view is of no use there.
+    # The environment can make Rich treat a pipe as a terminal, where a live view is of no use.
     return console if sys.stdout.isatty() and not console.is_dumb_terminal else None
 
 
 def plain_table(*, show_footer: bool = False) -> Table:
-    """An empty table with nothing but a line below its head."""
+    """Return an empty table with a line below its head and no other borders."""
     return Table(border_style="dim", show_footer=show_footer, box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))

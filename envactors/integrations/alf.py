@@ -2,10 +2,10 @@
 
     step ──▶ the actions as arrays ──▶ a step of the envs that have a slot ──▶ records ──▶ a `TimeStep` of tensors
 
-The mechanisms are those of `envactors.vector.facade.VectorEnv` and, for spare envs, of
-`envactors.vector.rotation.Rotation`; what runs around each env in its worker is in
-`envactors.integrations.inside_alf`. ALF (the Agent Learning Framework, https://github.com/HorizonRobotics/alf) need not
-be installed: any env with the interface of its ``AlfEnvironment`` will do.
+The mechanisms are those of `envactors.vector.facade.VectorEnv`; spare envs take turns in
+`envactors.integrations.alf_rotation.Rotation`, and `envactors.integrations.env_adapters_alf` has the adapter around
+each env in its worker. ALF (the Agent Learning Framework, https://github.com/HorizonRobotics/alf) need not be
+installed: any env with the interface of its ``AlfEnvironment`` works.
 """
 
 from __future__ import annotations
@@ -17,63 +17,64 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.backends.process import THREAD_CAPS, ProcessBackend
+from envactors.backends.environment import THREAD_CAPS
+from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError, VectorStepError
 from envactors.integrations.alf_envs import ActorEnvironment, Envs, Specs, interrupted
+from envactors.integrations.alf_rotation import Rotation
 from envactors.integrations.alf_values import AlfEnvironment, Records, torch
-from envactors.integrations.inside_alf import AlfGuest, StepType, TimeStep
+from envactors.integrations.env_adapters_alf import AlfEnvAdapter, StepType, TimeStep
 from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.facade import seeds_for
-from envactors.vector.rotation import Rotation
-from envactors.vector.slot import OnFailure
+from envactors.vector.failure_policy import OnFailure
+from envactors.vector.inputs import seeds_for
 
 __all__ = ["ActorEnvironment", "ActorParallelEnvironment", "StepType", "TimeStep"]
 
 
 class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many envs as one batch, each in an actor of its own, under the interface of ALF's ``AlfEnvironment``.
+    """Steps many envs as one batch, each in an actor of its own, with the interface of ALF's ``AlfEnvironment``.
 
-    Where ``alf`` can be imported it is an ``AlfEnvironment`` and gives ALF's ``TimeStep``, otherwise our own. Its
-    arrays are torch tensors where torch is installed, otherwise NumPy's; they are never written to again.
+    If ``alf`` can be imported, this is an ``AlfEnvironment`` and returns ALF's ``TimeStep``, otherwise a class with
+    the same fields. Arrays are torch tensors if torch is installed, otherwise NumPy arrays; they are never overwritten.
 
-    An env that shows ``StepType.LAST`` resets at once; the next step ignores its action and returns the reset. Envs of
-    a ``batch_size`` above 1 do so by themselves.
+    After ``StepType.LAST`` the next step ignores its action and returns the reset. Envs with a ``batch_size`` above 1
+    reset themselves.
 
     Args:
-        env_constructors: One callable an env, run in the workers with ``env_id=`` its number; the last ones are the
-            spare envs.
-        start_serially: Whether each env is made before the next one's process starts; replacements too.
+        env_constructors: One callable per env, called in the workers with ``env_id=`` its index; the last ones make
+            the spare envs.
+        start_serially: True to create each env, replacements included, before the next process starts.
         blocking: Without effect, as in ``FastParallelEnvironment``.
         flatten: Without effect, as in ``FastParallelEnvironment``.
-        num_spare_envs_for_reload: How many envs wait, reset, for the slot of an env whose episode ends; that one
-            resets and waits at the back of the queue. The others have the slots: first env ``i`` slot ``i``.
-        torch_num_threads_per_env: How many threads torch and NumPy's libraries have in each worker. None: what the
-            caller's environment says, and one each where it says nothing.
-        start_method: ``"fork"`` and ``"spawn"``, as there, or ``"loky"`` and ``"forkserver"``. None: ``"loky"``, which
+        num_spare_envs_for_reload: Number of envs that wait, already reset, in a queue. When an episode ends, its env
+            gives its slot to the first of the queue, resets, and joins the end. At first env ``i`` has slot ``i``.
+        torch_num_threads_per_env: Number of threads of torch and NumPy's libraries in each worker. None: the caller's
+            environment variables, and one thread where they are not set.
+        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` and ``"forkserver"``. None: ``"loky"``, which
             never forks the caller; ``"fork"`` is for constructors that need the caller's configuration of ALF.
         on_failure: ``"raise"``: an env that fails is a RuntimeError. ``"renew"``: its process is replaced, its episode
             ends with a `StepType.LAST` of reward 0 and discount 1 (the last complete observation) and the exception is
             in `failures`. ``"replay"``: its process is replaced and brought to the same point, where it was seeded
             with `seed`; see `VectorEnv`.
-        deadlines: How long things may take; by default nothing but closing is limited (5 s).
-        restart: When a lost process is replaced. None: never with ``on_failure="raise"``, as there; otherwise up to 3
-            times in 600 s.
+        deadlines: Deadlines; by default only closing has one (5 s).
+        restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
+            ALF; otherwise up to 3 in 600 s.
 
     Attributes:
-        envs: An `ActorEnvironment` for each env that is not a spare one.
-        actors: The processes' handles, those of the spare envs last.
-        failures: The exceptions that the last step or reset stands in for, by slot; with ``on_failure="renew"``.
+        envs: One `ActorEnvironment` per env that is not a spare env.
+        actors: Handles of the actors, those of spare envs last.
+        failures: Exceptions that the last step or reset replaced by a result, by slot; with ``on_failure="renew"``.
 
     Raises:
-        ValueError: Envs that differ in what must be the same for all, or an argument that makes no sense.
-        RuntimeError: An env could not be made, or spare envs of a ``batch_size`` above 1.
+        ValueError: The envs' specs differ, or an argument is invalid.
+        RuntimeError: An env could not be created, or there are spare envs with a ``batch_size`` above 1.
     """
 
     def __init__(
         self,
         env_constructors: Iterable[Callable[..., Any]],
         start_serially: bool = True,
-        blocking: bool = False,  # noqa: ARG002 # known there
+        blocking: bool = False,  # noqa: ARG002 # part of ALF's signature
         flatten: bool = True,  # noqa: ARG002
         num_spare_envs_for_reload: int = 0,
         torch_num_threads_per_env: int | None = 1,
@@ -86,7 +87,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         super().__init__()
         threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
-            functools.partial(AlfGuest, constructor, env_id, threads)
+            functools.partial(AlfEnvAdapter, constructor, env_id, threads)
             for env_id, constructor in enumerate(env_constructors)
         ]
         if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < max(len(factories), 1):
@@ -133,7 +134,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
     # Stepping --------------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
-        """Resets all envs, the spare ones too, and waits for those that have a slot: again env ``i`` slot ``i``.
+        """Reset all envs, spare envs included, and wait for those with a slot; env ``i`` gets slot ``i`` again.
 
         Returns:
             The `TimeStep`, of ``batch_size`` rows.
@@ -145,24 +146,24 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         return self._current_time_step
 
     def step(self, action: Any) -> Any:
-        """Steps all slots; the first step of all is a reset.
+        """Step all slots; the very first call resets instead.
 
         Args:
-            action: A nest of tensors or arrays like ``action_spec()``, of ``batch_size`` rows.
+            action: Nest of tensors or arrays like ``action_spec()`` with ``batch_size`` rows.
 
         Returns:
             The `TimeStep`, of ``batch_size`` rows; ``env_id`` is the row.
 
         Raises:
-            RuntimeError: An env failed; the cause is its own exception, or the `ActorError` of its process. After the
-                loss of a process, where it is replaced, all need a `reset`.
-            SpaceMismatchError: Another structure, number, shape or dtype than the action spec has; a ValueError.
+            RuntimeError: An env failed; the cause is its own exception or the `ActorError` of its process. After a
+                process was lost and replaced, `reset` must be called.
+            SpaceMismatchError: Structure, number, shape or dtype differ from the action spec; a ValueError.
         """
         self._current_time_step = self.reset() if self._current_time_step is None else self._step(action)
         return self._current_time_step
 
     def current_time_step(self) -> Any:
-        """The last result; None before the first."""
+        """Return the last time step, or None before the first."""
         return self._current_time_step
 
     def _reset(self) -> Any:
@@ -188,74 +189,75 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         self.failures = {slot: info["failure"] for slot, info in enumerate(infos) if info} if any(infos) else {}
         return self._records.time_step(obs, ended if self.failures else None)
 
-    # Asking ----------------------------------------------------------------------------------------------
+    # Attributes and methods
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def is_tensor_based(self) -> bool:
-        """Whether results are torch tensors."""
+        """True if results are torch tensors."""
         return torch is not None
 
     @property
     def batched(self) -> bool:
-        """Whether values have a row a slot: always."""
+        """True: values always have one row per slot."""
         return True
 
     @property
     def batch_size(self) -> int:
-        """How many rows there are: the slots, times the ``batch_size`` of each env."""
+        """Number of rows: the slots times the ``batch_size`` of each env."""
         return self._records.batch_size
 
     @property
     def num_spare_envs_for_reload(self) -> int:
-        """How many envs have no slot at a time."""
+        """Number of envs without a slot at any time."""
         return self._num_spare_envs_for_reload
 
     @property
     def metadata(self) -> Any:
-        """The metadata of env 0."""
+        """Metadata of env 0."""
         return self.envs[0].metadata
 
     def render(self, mode: str = "rgb_array") -> Any:
-        """A frame of env 0."""
+        """Return a frame of env 0."""
         return self.envs[0].render(mode)
 
     def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of all envs but the spare ones, side by side; one value an env.
+        """Call a method of all envs but the spare envs in parallel; return one value per env.
 
         Raises:
-            Exception: What the first env that failed raised.
+            Exception: The exception of the first env that failed.
             RuntimeError: The process of an env was lost.
         """
-        return _kept([env.call(func_name, *args, **kwargs) for env in self.envs])
+        return _fulfilled([env.call(func_name, *args, **kwargs) for env in self.envs])
 
     def seed(self, seeds: Sequence[int | None]) -> list[Any]:
-        """Seeds all envs, then the spare ones, with their own ``seed``; once more right before the next `reset`.
+        """Seed all envs, spare envs last, through their own ``seed``, now and again right before the next `reset`.
 
-        The second time makes the reset a seeded one, from which ``on_failure="replay"`` goes on, and from whose seed
-        those of later processes follow.
+        The second time makes that reset a seeded one: ``on_failure="replay"`` replays from it, and seeds of later
+        processes are derived from its seed.
 
         Returns:
-            What each env's ``seed`` returned.
+            The results of the envs' ``seed``.
 
         Raises:
-            ValueError: Another number of seeds than there are envs.
-            Exception: What the first env that failed raised.
+            ValueError: The number of seeds is not the number of envs.
+            Exception: The exception of the first env that failed.
         """
         wanted = seeds_for(seeds, list(range(self._all.num_envs)))
-        results = _kept([env.call("seed", seed) for env, seed in zip(self._each, wanted, strict=True)])
+        results = _fulfilled([env.call("seed", seed) for env, seed in zip(self._each, wanted, strict=True)])
         self._seeds = wanted
         return results
 
     def sync_progress(self) -> None:
-        """Has ALF's schedulers in all workers know the caller's progress, and each env's ``sync_progress`` called.
+        """Send the caller's progress to ALF's schedulers in all workers, and call each env's ``sync_progress``.
 
-        It is not waited for: an env that resets learns it afterwards.
+        Return at once; an env that is resetting gets the progress afterwards.
         """
         for env in self._each:
             env.sync_progress()
 
     def close(self) -> None:
-        """Closes the envs and ends their processes, within the close deadline; done at exit if nobody has."""
+        """Close the envs and end their processes within the close deadline; also done at exit."""
         self._all.close()
 
     def __enter__(self) -> ActorParallelEnvironment:
@@ -265,5 +267,5 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         self.close()
 
 
-def _kept(promises: list[Callable[[], Any]]) -> list[Any]:
+def _fulfilled(promises: list[Callable[[], Any]]) -> list[Any]:
     return [promise() for promise in promises]

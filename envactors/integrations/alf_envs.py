@@ -1,4 +1,4 @@
-"""ALF's envs one by one: each as it is seen from outside, and what must be the same for all."""
+"""Single envs of the ALF drop-in, and the specs that all envs must share."""
 
 from __future__ import annotations
 
@@ -8,70 +8,70 @@ from concurrent.futures import Future
 from typing import Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle
+from envactors.actor.handle import ActorView
 from envactors.errors import ActorError, SerializationError, SpaceMismatchError
 from envactors.integrations.alf_values import alf
-from envactors.integrations.inside_alf import Described
+from envactors.integrations.env_adapters_alf import Described
 from envactors.vector.facade import VectorEnv
 
 _log = logging.getLogger("envactors")
 
-# Of what must be the same for all envs.
+# Properties that must be equal for all envs.
 _AGREED = "is_tensor_based", "action_spec", "reward_spec", "env_info_spec", "batch_size", "batched", "time_step_spec"
 
-# What the drop-in has put methods of its own before, in the worker.
+# Methods of the env that the adapter overrides, and the names under which it offers them.
 _OWN = {"step": "envactors_step", "reset": "envactors_reset"}
 
 
 class Specs:
-    """What an env and many envs alike say of themselves."""
+    """Specs that a single env and a batch of envs share."""
 
     _described: Described
 
     def observation_spec(self) -> Any:
-        """One env's observation."""
+        """Return the spec of one env's observation."""
         return self._described.observation_spec
 
     def action_spec(self) -> Any:
-        """One env's action."""
+        """Return the spec of one env's action."""
         return self._described.action_spec
 
     def reward_spec(self) -> Any:
-        """One env's reward."""
+        """Return the spec of one env's reward."""
         return self._described.reward_spec
 
     def env_info_spec(self) -> Any:
-        """One env's ``env_info``."""
+        """Return the spec of one env's ``env_info``."""
         return self._described.env_info_spec
 
     def time_step_spec(self) -> Any:
-        """One env's time step, without its ``env_info``."""
+        """Return the spec of one env's time step without ``env_info``."""
         return self._described.time_step_spec
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks the envs have."""
+        """Number of tasks of the envs."""
         return self._described.num_tasks
 
     @property
     def task_names(self) -> Any:
-        """The tasks' names."""
+        """Names of the tasks."""
         return self._described.task_names
 
 
 class ActorEnvironment(Specs):
-    """One env of an `ActorParallelEnvironment`: ALF's ``ProcessEnvironment``. Its attributes are the env's own."""
+    """One env of an `ActorParallelEnvironment`: ALF's ``ProcessEnvironment``. Attributes are read from the env."""
 
-    def __init__(self, handle: ActorHandle, described: Described) -> None:
+    def __init__(self, handle: ActorView, described: Described) -> None:
         self._handle = handle
         self._described = described
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-        """Starts a call of a method of the env.
+        """Start a call of a method of the env.
 
         Returns:
-            A promise: called, it waits for this call and gives its result, as often as it is called. It raises what the
-            env raised, or RuntimeError where the process was lost.
+            A promise: a function that waits for the call and returns its result, any number of times. It raises what
+            the env raised, or RuntimeError if the process was lost.
         """
         return _promise(self._handle.call(_OWN.get(name, name), *args, **kwargs))
 
@@ -81,17 +81,17 @@ class ActorEnvironment(Specs):
         return _promise(self._handle.get(name))()
 
     def step(self, action: Any, blocking: bool = True) -> Any:
-        """Steps this env alone, of which the others know nothing; its time step, or without ``blocking`` a promise."""
+        """Step this env alone; return its time step, or a promise if not ``blocking``. Other envs are unaffected."""
         promise = self.call("step", action)
         return promise() if blocking else promise
 
     def reset(self, blocking: bool = True) -> Any:
-        """Resets this env alone, of which the others know nothing; its time step, or without ``blocking`` a promise."""
+        """Reset this env alone; return its time step, or a promise if not ``blocking``. Other envs are unaffected."""
         promise = self.call("reset")
         return promise() if blocking else promise
 
     def render(self, mode: str = "human") -> Any:
-        """A frame, as the env's ``render`` gives it."""
+        """Return the result of the env's ``render``."""
         return self.call("render", mode)()
 
     def sync_progress(self) -> None:
@@ -101,17 +101,17 @@ class ActorEnvironment(Specs):
             from alf.utils.schedulers import get_all_progresses
 
             progress = get_all_progresses()
-        self._handle.call("envactors_sync_progress", progress).add_done_callback(_tell)
+        self._handle.call("envactors_sync_progress", progress).add_done_callback(_log_failure)
 
 
 class Envs(VectorEnv):
-    """The envs, that must be alike.
+    """Vector env of ALF envs whose specs must be equal.
 
     Attributes:
-        described: What they say of themselves.
+        described: Specs and properties of the envs.
     """
 
-    def _learn_specs(self) -> None:
+    def _check_made(self) -> None:
         first, *others = self.call("envactors_describe")
         for env_id, other in enumerate(others, 1):
             for name in _AGREED:
@@ -124,7 +124,6 @@ class Envs(VectorEnv):
         if first.is_tensor_based:
             raise SpaceMismatchError("All environments must be array-based environments: is_tensor_based is True")
         self.described: Described = first
-        super()._learn_specs()
 
 
 def _promise(future: ActorFuture) -> Callable[[], Any]:
@@ -139,12 +138,12 @@ def _promise(future: ActorFuture) -> Callable[[], Any]:
     return promise
 
 
-def _tell(future: Future[Any]) -> None:
+def _log_failure(future: Future[Any]) -> None:
     error = future.exception()
     if error is not None:
         _log.warning("an env has not taken in the progress: %r", error)
 
 
 def interrupted(error: BaseException) -> RuntimeError:
-    """As ALF says it."""
+    """Return a failure as the RuntimeError that ALF raises."""
     return RuntimeError(f"ProcessEnvironment is interrupted: {error}")

@@ -1,6 +1,6 @@
-"""ALF's values as they are there and as they travel: nests of tensors, and arrays in records.
+"""Conversion between ALF's values (nests of tensors) and those that travel (arrays in records).
 
-Its own classes, and torch's, where they are installed.
+Uses the classes of ALF and torch if they are installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import SpaceMismatchError
-from envactors.integrations.inside_alf import Described, StepType, TimeStep, packer, record_of
+from envactors.integrations.env_adapters_alf import Described, StepType, TimeStep, packer, record_of
 
 __all__ = ["AlfEnvironment", "AlfTimeStep", "Records", "alf", "torch"]
 
@@ -28,14 +28,14 @@ except ImportError:  # or another package of that name
 
 
 class Records:
-    """Makes time steps of the records that workers write, and arrays of actions.
+    """Converts records to time steps, and actions to arrays.
 
     Args:
-        described: What the envs say of themselves.
-        slots: How many envs there are at a time.
+        described: Specs and properties of the envs.
+        slots: Number of slots.
 
     Attributes:
-        batch_size: How many rows there are.
+        batch_size: Number of rows of a batch.
     """
 
     def __init__(self, described: Described, slots: int) -> None:
@@ -46,26 +46,26 @@ class Records:
         self._record = record_of(leaves)
         self._names = [str(number) for number in range(len(leaves))]
         self._makers = [packer(nest) for nest in described.fields().values()]
-        # It comes before what is last.
+        # Position of ``env_id`` among the arrays of a time step.
         self._env_id_at = sum(not leaf.name.startswith(("untransformed", "env_info")) for leaf in leaves)
         self._env_ids = np.arange(self.batch_size, dtype=np.int32)
 
     def actions(self, action: Any) -> Any:
-        """Makes arrays of a nest of actions, with the slots along axis 0.
+        """Convert a nest of actions to arrays with the slots along axis 0.
 
         Raises:
-            SpaceMismatchError: Another structure than the spec's, or another number of rows.
+            SpaceMismatchError: The structure differs from the spec, or the number of rows is wrong.
         """
         if not self._nests_actions:
             return self._action("action", action)
         return tuple(self._action(leaf.name, leaf.of(action)) for leaf in self._action_leaves)
 
     def time_step(self, records: npt.NDArray[np.uint8], ended: npt.NDArray[np.bool_] | None) -> Any:
-        """Makes a time step.
+        """Make a time step.
 
         Args:
-            records: One a slot.
-            ended: Where the facade, and no env, has ended an episode; None: nowhere.
+            records: One per slot.
+            ended: True per slot whose episode was ended by the facade, not by the env; None: nowhere.
         """
         fields = np.frombuffer(records, self._record)
         arrays = [fields[name].copy() for name in self._names]
@@ -80,7 +80,7 @@ class Records:
         result = self._packed(arrays)
         if alf is not None and alf.get_default_device() != "cpu":
             there = self._packed([array.to(alf.get_default_device()) for array in arrays])
-            there._cpu = result  # where ALF looks for it
+            vars(there)["_cpu"] = result  # the attribute that ALF reads
             return there
         return result
 
@@ -88,7 +88,7 @@ class Records:
         to_numpy = getattr(value, "numpy", None)
         array = np.asarray(value if to_numpy is None else to_numpy(force=True))
         if array.shape[:1] != (self.batch_size,):
-            raise SpaceMismatchError(f"{name} has shape {array.shape}: expected {self.batch_size} rows, one a slot")
+            raise SpaceMismatchError(f"{name} has shape {array.shape}: expected {self.batch_size} rows, one per slot")
         return array.reshape(-1, *self._outer, *array.shape[1:]) if self._outer else array
 
     def _packed(self, arrays: list[Any]) -> Any:

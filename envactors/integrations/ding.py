@@ -1,8 +1,8 @@
 """DI-engine's env managers over actors: `AsyncActorEnvManager`, `SyncActorEnvManager`, `ActorEnvManagerV2`.
 
 The managers work with any object that has ``reset``, ``step``, ``seed`` and ``close``. Where DI-engine is installed,
-they are of its `BaseEnvManager`, give its `BaseEnvTimestep`, and are registered as ``async_actor``, ``actor`` and
-``actor_v2``.
+they derive from its `BaseEnvManager`, return its `BaseEnvTimestep`, and are registered as ``async_actor``, ``actor``
+and ``actor_v2``.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = ["ActorEnvManagerV2", "AsyncActorEnvManager", "SyncActorEnvManager"]
 
 @register("actor")
 class SyncActorEnvManager(AsyncActorEnvManager):
-    """Steps envs and waits for all of them, under the interface of ``SyncSubprocessEnvManager``.
+    """Steps envs and waits for all of them, with the interface of ``SyncSubprocessEnvManager``.
 
-    Arguments and errors as for `AsyncActorEnvManager`; ``wait_num`` and ``step_wait_timeout`` mean nothing here.
+    Arguments and errors are those of `AsyncActorEnvManager`; ``wait_num`` and ``step_wait_timeout`` have no effect.
     """
 
-    config: dict[str, Any] = {  # noqa: RUF012 # as there
+    config: dict[str, Any] = {  # noqa: RUF012 # as in DI-engine
         **AsyncActorEnvManager.config,
         "wait_num": float("inf"),
         "step_wait_timeout": None,
     }
 
     def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
-        everyone = range(self._env_num)
+        all_ids = range(self._env_num)
         batch = None
         if len(actions) == self._env_num:
-            batch = self._as_batch([actions[env_id] for env_id in everyone])
+            batch = self._as_batch([actions[env_id] for env_id in all_ids])
         timesteps: Any
         if batch is not None:
-            timesteps = self._step_all(everyone, batch)
+            timesteps = self._step_all(all_ids, batch)
         else:
             self._send(actions)
             timesteps = {}
@@ -45,44 +45,44 @@ class SyncActorEnvManager(AsyncActorEnvManager):
                 timesteps |= self._receive(None, None)
         return {env_id: timesteps[env_id] for env_id in actions}
 
-    def _step_all(self, everyone: range, batch: Any) -> Sequence[Any] | dict[int, Any]:
+    def _step_all(self, all_ids: range, batch: Any) -> Sequence[Any] | dict[int, Any]:
         try:
             obs, rewards, done, _, infos = self._actors.step(batch)
         except VectorStepError as error:
             failed = error
         else:
-            return self._take(everyone, obs, rewards, done, infos)
-        return self._take_failed(failed)
+            return self._make_timesteps(all_ids, obs, rewards, done, infos)
+        return self._timesteps_of_failures(failed)
 
 
 @register("actor_v2")
 class ActorEnvManagerV2(SyncActorEnvManager):
-    """Takes and gives nested arrays, under the interface of ``SubprocessEnvManagerV2``.
+    """Takes and returns nested arrays, with the interface of ``SubprocessEnvManagerV2``.
 
-    These are treetensor's where it is installed, else dicts of arrays whose keys are attributes too.
+    They are treetensor's if it is installed, else dicts of arrays with attribute access.
     """
 
     @property
     def ready_obs(self) -> Any:
-        """The observations of the envs that are ready, stacked per leaf in the order of `ready_obs_id`.
+        """Observations of the ready envs, stacked per leaf in the order of `ready_obs_id`.
 
-        Waits and raises like that of `AsyncActorEnvManager`.
+        Waits and raises like `AsyncActorEnvManager.ready_obs`.
         """
         ready = list(self._ready_now().values())
         return stack_trees(ready) if ready else first_rows(stack_trees([self._states.ready_obs[0]]), 0)
 
     def step(self, actions: Any) -> list[Any]:
-        """Steps the envs that are ready.
+        """Step the ready envs.
 
         Args:
-            actions: One an env, in the order of `ready_obs_id`: a list, or arrays with the envs along axis 0.
+            actions: One action per env, in the order of `ready_obs_id`: a list, or arrays with the envs along axis 0.
 
         Returns:
-            For each env ``obs``, ``reward``, ``done``, ``info`` and ``env_id``. The keys of an info are made
-            identifiers, and its strings left out.
+            Per env ``obs``, ``reward``, ``done``, ``info`` and ``env_id``. Keys of an info become identifiers, and
+            strings in it are left out.
 
         Raises:
-            Exception: As that of `AsyncActorEnvManager`.
+            Exception: As in `AsyncActorEnvManager.step`.
         """
         self._check_closed()
         chosen = dict(zip(self.ready_obs_id, rows_of(actions), strict=False))

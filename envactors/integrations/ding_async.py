@@ -1,7 +1,7 @@
 """`AsyncActorEnvManager`, DI-engine's ``AsyncSubprocessEnvManager`` over actors.
 
-    step    the facade's step of all envs, or send and recv for some of them ──▶ timesteps, by env id
-    reset   a future an env, taken in by whatever is called next ──▶ RUN, or the next try
+    step    a full-batch step of the facade, or send and recv for some envs ──▶ timesteps, by env id
+    reset   one future per env, collected by the next call ──▶ RUN, or the next try
 
 The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="disabled"``.
 """
@@ -28,7 +28,7 @@ from envactors.integrations.ding_values import (
     read_timesteps,
     register,
 )
-from envactors.integrations.inside_ding import Given
+from envactors.integrations.env_adapters_ding import RawTimestep
 from envactors.options import RestartPolicy
 from envactors.vector.batch import Batch
 
@@ -37,32 +37,32 @@ _log = logging.getLogger("envactors")
 
 @register("async_actor")
 class AsyncActorEnvManager(Envs):
-    """Steps some envs at a time, each in an actor of its own, under the interface of ``AsyncSubprocessEnvManager``.
+    """Steps some envs at a time, each in an actor of its own, with the interface of ``AsyncSubprocessEnvManager``.
 
     Args:
-        env_fn: One callable an env; run in the workers alone.
-        cfg: A mapping of what shall be other than in `default_config`; entries that are not known are left out.
-        **options: The same by name; here each must be known.
+        env_fn: One callable per env; called only in the workers.
+        cfg: Mapping of entries that differ from `default_config`; unknown entries are ignored.
+        **options: The same entries as keyword arguments; unknown ones are refused.
 
-    The entries, in seconds where they are times: ``episode_num`` (of each env), ``max_retry`` (tries of a reset in
-    all), ``retry_type`` (``"reset"`` tries again in the same process, ``"renew"`` in a new one),
-    ``retry_waiting_time``, ``auto_reset``, ``reset_inplace`` (the step that ends an episode resets), ``step_timeout``
-    and ``reset_timeout`` (deadlines, enforced by ending the process), ``connect_timeout`` (for each try of a
-    reset, and for the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
-    returns), ``shared_memory`` (whether values that are as the spaces say go through it), ``copy_on_get`` (False:
+    Entries, with times in seconds: ``episode_num`` (per env), ``max_retry`` (largest number of tries of a reset),
+    ``retry_type`` (``"reset"`` tries again in the same process, ``"renew"`` in a new one), ``retry_waiting_time``,
+    ``auto_reset``, ``reset_inplace`` (the step that ends an episode also resets), ``step_timeout`` and
+    ``reset_timeout`` (deadlines, enforced by killing the process), ``connect_timeout`` (deadline of each try of a
+    reset, and of the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
+    returns), ``shared_memory`` (True: values that fit the spaces travel through it), ``copy_on_get`` (False:
     observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
     ``"fork"``).
 
-    Two are of envactors' own: ``on_failure`` (``"raise"``: what fails in a step is raised and closes the manager;
-    ``"renew"``: it is an abnormal timestep, with the exception as ``info["failure"]``, and the env's next reset runs in
-    a new process) and ``restart`` (how often a lost process is replaced under ``"renew"``).
+    Two entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
+    ``"renew"``: it gives an abnormal timestep with the exception as ``info["failure"]``, and the env's next reset runs
+    in a new process) and ``restart`` (limits of the replacement of lost processes under ``"renew"``).
 
     Raises:
-        AssertionError: Entries that make no sense, as everywhere where a call is refused.
-        TypeError: An option that is not known.
+        AssertionError: An entry is invalid. All refused calls raise this type.
+        TypeError: An option is unknown.
     """
 
-    config: dict[str, Any] = {  # noqa: RUF012 # as there
+    config: dict[str, Any] = {  # noqa: RUF012 # as in DI-engine
         "episode_num": float("inf"),
         "max_retry": 1,
         "retry_type": "reset",
@@ -83,7 +83,7 @@ class AsyncActorEnvManager(Envs):
 
     @classmethod
     def default_config(cls) -> Any:
-        """A copy of the default configuration: an ``EasyDict`` where that is installed, else a dict much like one."""
+        """Return a copy of the default configuration: an ``EasyDict`` if it is installed, else a similar dict."""
         return config_dict({**cls.config, "cfg_type": f"{cls.__name__}Dict"})
 
     def __init__(
@@ -113,36 +113,36 @@ class AsyncActorEnvManager(Envs):
         self._states = States(self._env_num, self._episode_num, self._auto_reset, self._reset_inplace)
         self._resets: Resets
 
-    # Looking ---------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        """Whether all envs have had their episodes."""
+        """True if all envs have finished their episodes."""
         return all(state == EnvState.DONE for state in self._env_states.values())
 
     @property
     def active_env(self) -> list[int]:
-        """The envs in RUN."""
+        """Ids of the envs in state RUN."""
         self._settle()
         return self._states.active
 
     @property
     def ready_env(self) -> list[int]:
-        """The envs in RUN with nothing under way."""
+        """Ids of the envs in state RUN without a pending step."""
         self._settle()
         return self._states.ready
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """The envs that `ready_obs` has."""
+        """Ids of the envs in `ready_obs`."""
         return self.ready_env
 
     @property
     def ready_obs(self) -> Any:
-        """The observations of the envs in RUN with nothing under way, by env id; waits until an env is in RUN.
+        """Observations of the ready envs by env id. Waits until an env is in state RUN or no reset is pending.
 
         Raises:
-            RuntimeError: A reset has failed as often as it may; its last cause is ``__cause__``.
+            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
         """
         return self._ready_now()
 
@@ -155,13 +155,13 @@ class AsyncActorEnvManager(Envs):
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
-        """The frames of the envs that are ready, by env id."""
+        """Frames of the ready envs, by env id."""
         ids = self.ready_env
         self._check_closed()
         return dict(zip(ids, self._ask(ids, "envactors_render", "rgb_array"), strict=True))
 
     def env_state_done(self, env_id: int) -> bool:
-        """Whether an env has had its episodes."""
+        """Return whether an env has finished its episodes."""
         return bool(self._env_states[env_id] == EnvState.DONE)
 
     @property
@@ -174,29 +174,29 @@ class AsyncActorEnvManager(Envs):
         return self._states.episodes
 
     def random_action(self) -> dict[int, Any]:
-        """A sample of the action space for each env that is ready."""
+        """Return a sampled action for each ready env, by env id."""
         return {env_id: self.action_space.sample() for env_id in self.ready_obs_id}
 
     # Launching and closing -------------------------------------------------------------------------------
 
     def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
-        """Starts the envs side by side and resets them.
+        """Start all envs in parallel and reset them.
 
         Args:
-            reset_param: The arguments of each env's ``reset``, by env id.
+            reset_param: Arguments of each env's ``reset``, by env id.
 
         Raises:
-            AssertionError: It is not closed, or there is not one entry an env.
-            RuntimeError: An env could not be made, or its reset has failed as often as it may.
-            SpaceMismatchError: The envs' spaces differ, and ``shared_memory`` is not False.
+            AssertionError: The manager is not closed, or there is not one entry per env.
+            RuntimeError: An env could not be created, or its reset has failed ``max_retry`` times.
+            SpaceMismatchError: The envs' spaces differ, and ``shared_memory`` is True.
         """
         require(self._closed, "the env manager is launched already: close it first")
         require(
             reset_param is None or len(reset_param) == self._env_num,
-            f"launch with {len(reset_param or ())} entries for {self._env_num} envs: expected one an env",
+            f"launch with {len(reset_param or ())} entries for {self._env_num} envs: expected one per env",
         )
         renews = self._on_failure == "renew"
-        # What is lost otherwise closes the manager, or is the affair of `_resets`.
+        # Without "renew", a lost process closes the manager, or `_resets` replaces it.
         self._start(self._cfg["restart"] if renews else RestartPolicy(self._max_retry - 1))
         self._reward_spec = self._actors.call("envactors_reward_spec", env_ids=[0])[0]
         self._resets = Resets(self._actors, self._max_retry, self._retry_waiting_time, revives=not renews)
@@ -210,23 +210,23 @@ class AsyncActorEnvManager(Envs):
         self._states.close()
 
     def seed(self, seed: int | list[int | None] | dict[int, int], dynamic_seed: bool | None = None) -> None:
-        """Sets the seeds that are sent with the next call of `reset` or `launch`, and kept for renewed processes.
+        """Set the seeds for the next `reset` or `launch`.
 
         Args:
-            seed: One each, by env id or in order; of an int env ``i`` has ``seed + i``.
+            seed: One seed per env, in order or by env id; an int gives env ``i`` the seed ``seed + i``.
             dynamic_seed: Passed to each env's ``seed``, unless it is None.
 
         Raises:
-            AssertionError: A list of another length.
-            TypeError: None of these.
+            AssertionError: The list has another length.
+            TypeError: ``seed`` has another type.
         """
         if isinstance(seed, numbers.Integral):
             seed = [int(seed) + env_id for env_id in range(self._env_num)]
         if isinstance(seed, list):
-            require(len(seed) == self._env_num, f"{len(seed)} seeds for {self._env_num} envs: expected one an env")
-            seed = dict(enumerate(seed))  # type: ignore[arg-type] # None is no seed
+            require(len(seed) == self._env_num, f"{len(seed)} seeds for {self._env_num} envs: expected one per env")
+            seed = dict(enumerate(seed))  # type: ignore[arg-type] # a list may hold None
         if not isinstance(seed, dict):
-            raise TypeError(f"seed is {seed!r}: expected an int, a list with one an env, or a dict by env id")
+            raise TypeError(f"seed is {seed!r}: expected an int, a list with one per env, or a dict by env id")
         self._states.check_ids(seed)
         self._env_seed.update(seed)
         self._env_dynamic_seed = dynamic_seed
@@ -236,15 +236,15 @@ class AsyncActorEnvManager(Envs):
     # Resetting -------------------------------------------------------------------------------------------
 
     def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
-        """Resets envs side by side; what they still owe of a step is dropped.
+        """Reset envs in parallel and discard their pending steps.
 
         Args:
-            reset_param: The arguments of each env's ``reset``, by env id, kept for its automatic resets too; None for
-                an env: without any. None: all envs, as the last time.
+            reset_param: Arguments of each env's ``reset``, by env id, also used for automatic resets; None for an env
+                means no arguments. None: all envs with their last arguments.
 
         Raises:
-            AssertionError: The manager is closed; or there is no such env.
-            RuntimeError: A reset has failed as often as it may; its last cause is ``__cause__``.
+            AssertionError: The manager is closed, or an env id is unknown.
+            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
         """
         self._check_closed()
         reset_param = (
@@ -265,10 +265,10 @@ class AsyncActorEnvManager(Envs):
         self._await(lambda: not self._resets.under_way & reset_param.keys())
 
     def _drop(self, env_ids: set[int]) -> None:
-        """Takes in steps that nobody asks for any more."""
+        """Wait for pending steps and discard their results."""
         if env_ids:
             try:
-                self._actors._gather(self._actors._select(env_ids), None, None, "reset")
+                self._access.gather(list(env_ids), None, "reset")
             except VectorStepError as error:
                 _log.info("a step failed that a reset has overtaken: %s", error)
             self._states.waiting -= env_ids
@@ -284,7 +284,7 @@ class AsyncActorEnvManager(Envs):
         return {"param": self._reset_param[env_id], "dynamic_seed": self._env_dynamic_seed}
 
     def _settle(self) -> None:
-        """Takes in the resets that have ended, and begins the tries that are due."""
+        """Collect finished resets and start the tries that are due."""
         if self._closed or not self._resets.under_way:
             return
         try:
@@ -303,7 +303,7 @@ class AsyncActorEnvManager(Envs):
         )
 
     def _await(self, done: Callable[[], bool]) -> None:
-        """Waits for resets until something is so."""
+        """Process resets until ``done()`` is true."""
         self._settle()
         while not done():
             self._resets.wait()
@@ -312,22 +312,22 @@ class AsyncActorEnvManager(Envs):
     # Stepping --------------------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[int, Any]) -> Any:
-        """Steps envs; returns when enough of them have answered.
+        """Step envs and return when enough of them have answered.
 
-        That is when ``min(wait_num, len(actions))`` have and ``step_wait_timeout`` has passed (None: when all have),
-        and not all that came are done, or when nothing is under way any more. Envs of earlier steps count too. Without
-        actions it waits for one of these.
+        Enough means: at least ``min(wait_num, len(actions))`` envs have answered and ``step_wait_timeout`` has passed
+        (None: all have answered), and at least one of the results is not done; or no step is pending any more. Envs of
+        earlier steps count too. Without actions, wait for one of those.
 
         Args:
-            actions: Any actions, by env id.
+            actions: Actions by env id.
 
         Returns:
-            The timesteps ``(obs, reward, done, info)``, by env id.
+            Timesteps ``(obs, reward, done, info)`` by env id.
 
         Raises:
-            AssertionError: The manager is closed; or an env is not in RUN, or under way.
-            Exception: What an env has raised, or the `ActorError` that ended its step; the manager is closed then.
-            RuntimeError: A reset has failed as often as it may; its last cause is ``__cause__``.
+            AssertionError: The manager is closed, or an env is not in state RUN or has a pending step.
+            Exception: The exception of an env, or the `ActorError` that ended its step; the manager is closed.
+            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
         """
         return self._step(actions)
 
@@ -353,13 +353,13 @@ class AsyncActorEnvManager(Envs):
         return timesteps
 
     def _as_batch(self, actions: list[Any]) -> Any:
-        """One array of the actions, if they are just what the action space says; None where they are not."""
+        """Return the actions as one array if they fit the action spec exactly, else None."""
         spec = self._actors.action_spec
         if not isinstance(spec, ArraySpec) or not spec.batchable:
             return None
         try:
             batch = np.array(actions)
-        except ValueError:  # ragged
+        except ValueError:  # rows of different shapes
             return None
         return batch if batch.dtype == spec.dtype and batch.shape[1:] == spec.shape else None
 
@@ -369,7 +369,7 @@ class AsyncActorEnvManager(Envs):
         if batch is not None:
             self._actors.send(batch, actions)
         else:
-            self._actors._begin_as_given(each, self._actors._select(actions))
+            self._access.start_unchecked_steps(list(actions), each)
         self._states.waiting.update(actions)
 
     def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:
@@ -378,31 +378,35 @@ class AsyncActorEnvManager(Envs):
         except VectorStepError as error:
             failed = error
         else:
-            return self._take_batch(batch)
-        return self._take_failed(failed)
+            return self._timesteps_of_batch(batch)
+        return self._timesteps_of_failures(failed)
 
-    def _take_batch(self, batch: Batch) -> dict[int, Any]:
+    def _timesteps_of_batch(self, batch: Batch) -> dict[int, Any]:
         ids = batch.env_ids.tolist()
-        return dict(zip(ids, self._take(ids, batch.obs, batch.rewards, batch.terminated, batch.infos), strict=True))
+        return dict(
+            zip(ids, self._make_timesteps(ids, batch.obs, batch.rewards, batch.terminated, batch.infos), strict=True)
+        )
 
-    def _take_failed(self, error: VectorStepError) -> dict[int, Any]:
-        """Makes abnormal timesteps of failures, or closes and raises the first."""
-        timesteps = self._take_batch(error.batch)
+    def _timesteps_of_failures(self, error: VectorStepError) -> dict[int, Any]:
+        """Make abnormal timesteps of failures, or closes and raise the first."""
+        timesteps = self._timesteps_of_batch(error.batch)
         for env_id, failure in error.failures.items():
             info: dict[str, Any] = {"abnormal": True}
-            state = self._actors[env_id].state
+            actor = self._actors.actors[env_id]
             if not is_unreadable(failure):
-                if self._on_failure == "raise" or state is ActorState.DEAD:
+                if self._on_failure == "raise" or actor.state is ActorState.DEAD:
                     self.close()
                     raise failure
                 info["failure"] = failure
             if not is_lost(failure):
-                self._actors[env_id].renew()
-            [timesteps[env_id]] = self._take([env_id], [None], [None], np.zeros(1), [Given((None, None, None, info))])
+                actor.renew()
+            [timesteps[env_id]] = self._make_timesteps(
+                [env_id], [None], [None], np.zeros(1), [RawTimestep((None, None, None, info))]
+            )
         return timesteps
 
-    def _take(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
-        """Makes timesteps, and takes them into account."""
+    def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
+        """Make timesteps, and take them into account."""
         if not isinstance(obs, (np.ndarray, list)):
             obs = split_batch(self._actors.observation_spec, obs, len(ids), "observations")
         rows = list(obs)
@@ -410,8 +414,8 @@ class AsyncActorEnvManager(Envs):
         timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)
         if True in over or any(infos):
             for env_id, timestep in zip(ids, timesteps, strict=True):
-                if self._states.take(env_id, timestep):
+                if self._states.record_timestep(env_id, timestep):
                     self._begin_reset(env_id)
         else:
-            self._states.go_on(ids, rows)
+            self._states.record_rows(ids, rows)
         return timesteps

@@ -1,4 +1,4 @@
-"""DI-engine's envs: their processes, and whatever is asked of them by name."""
+"""Base of the DI-engine drop-ins: processes of the envs, and access to their attributes and methods."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from envactors.backends.process import ProcessBackend
 from envactors.errors import ActorError
 from envactors.integrations.ding_states import require
 from envactors.integrations.ding_values import PRELOAD, BaseEnvManager
-from envactors.integrations.inside_ding import DingGuest
+from envactors.integrations.env_adapters_ding import DingEnvAdapter
 from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 
 
 class Reference:
-    """An env in its worker, as an object here: attributes are read there, methods called there."""
+    """Proxy of an env: attributes are read, and methods called, in its worker."""
 
     def __init__(self, handle: Callable[[], ActorHandle]) -> None:
         self._handle = handle
@@ -26,7 +27,7 @@ class Reference:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        is_method, value = self._handle().call("envactors_look", name).result()
+        is_method, value = self._handle().call("envactors_inspect", name).result()
         return functools.partial(self._invoke, name) if is_method else value
 
     def _invoke(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -34,11 +35,11 @@ class Reference:
 
 
 class Envs(BaseEnvManager):
-    """The envs of a manager.
+    """Base class with the envs of a manager.
 
     Args:
-        env_fn: One callable an env; run in the workers alone.
-        cfg: The manager's whole configuration.
+        env_fn: One callable per env; called only in the workers.
+        cfg: Complete configuration of the manager.
     """
 
     def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any]) -> None:
@@ -56,38 +57,39 @@ class Envs(BaseEnvManager):
         self._spaces: tuple[Any, ...] | None = None
         self._scout: ActorHandle | None = None
         self._actors: VectorEnv
+        self._access: VectorAccess
 
-    # Looking ---------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------
 
     @property
     def env_num(self) -> int:
-        """How many envs there are."""
+        """Number of envs."""
         return self._env_num
 
     @property
     def actors(self) -> list[ActorHandle]:
-        """The envs' processes."""
+        """Handles of the actors."""
         self._check_closed()
         return self._actors.actors
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, or was not launched yet."""
+        """True if the manager is closed or not launched yet."""
         return self._closed
 
     @property
     def observation_space(self) -> Any:
-        """An env's observation space, from its worker; None where it has none."""
+        """Observation space of env 0, read from its worker; None if it has none."""
         return self._known_spaces()[0]
 
     @property
     def action_space(self) -> Any:
-        """An env's action space, from its worker; None where it has none."""
+        """Action space of env 0, read from its worker; None if it has none."""
         return self._known_spaces()[1]
 
     @property
     def reward_space(self) -> Any:
-        """An env's reward space, from its worker; None where it has none."""
+        """Reward space of env 0, read from its worker; None if it has none."""
         return self._known_spaces()[2]
 
     def _known_spaces(self) -> tuple[Any, ...]:
@@ -97,14 +99,14 @@ class Envs(BaseEnvManager):
         return self._spaces
 
     def _seed_actions(self, seed: int | None) -> None:
-        """Seeds what samples actions, now or when it is known."""
+        """Seed the action space, now or once it is known."""
         self._action_seed = seed
         if self._spaces is not None and seed is not None and hasattr(self._spaces[1], "seed"):
             self._spaces[1].seed(seed)
 
     @property
     def env_ref(self) -> Any:
-        """An env whose attributes are read, and whose methods called, in its worker: env 0 once it is launched."""
+        """Proxy of env 0. Before the launch it starts an env in an actor of its own."""
         return Reference(self._first_env)
 
     @property
@@ -113,15 +115,15 @@ class Envs(BaseEnvManager):
 
     def _first_env(self) -> ActorHandle:
         if not self._closed:
-            return self._actors[0]
+            return self._actors.actors[0]
         if self._scout is None:
-            guest = functools.partial(DingGuest, self._env_fn[0], False, False)
-            self._scout = spawn(guest, deadlines=Deadlines(start=self._start_deadline()), backend=self._backend())
+            factory = functools.partial(DingEnvAdapter, self._env_fn[0], False, False)
+            self._scout = spawn(factory, deadlines=Deadlines(start=self._start_deadline()), backend=self._backend())
         return self._scout
 
     @property
     def method_name_list(self) -> list[str]:
-        """The envs' methods that can be called through the manager."""
+        """Methods of the envs that can be called through the manager."""
         return [
             "reset",
             "step",
@@ -134,60 +136,60 @@ class Envs(BaseEnvManager):
         ]
 
     def __getattr__(self, key: str) -> Any:
-        """Reads an attribute of all envs; of a method in `method_name_list` what calls it in all.
+        """Read an attribute of all envs; for a method in `method_name_list` return a function that calls it in all.
 
         Raises:
-            AttributeError: An env does not have it.
-            RuntimeError: It is another method.
+            AttributeError: An env lacks the attribute.
+            RuntimeError: It is a method that is not in `method_name_list`.
             AssertionError: The manager is closed.
         """
-        if key.startswith("__") or key in ("_closed", "_actors"):
+        if key.startswith("__") or key in ("_closed", "_actors", "_access"):
             raise AttributeError(key)
         self._check_closed()
-        looks = self._ask(range(self._env_num), "envactors_look", key)
-        if not looks[0][0]:
-            return [value for _, value in looks]
+        found = self._ask(range(self._env_num), "envactors_inspect", key)
+        if not found[0][0]:
+            return [value for _, value in found]
         if key not in self.method_name_list:
             raise RuntimeError(f"{key} is a method of the envs, and not in method_name_list: add it there to call it")
         return functools.partial(self._ask, range(self._env_num), "envactors_invoke", key)
 
     def reward_shaping(self, env_id: int, transitions: list[dict[str, Any]]) -> Any:
-        """What an env's ``reward_shaping`` makes of transitions."""
+        """Return the result of an env's ``reward_shaping``."""
         return self._ask([env_id], "envactors_invoke", "reward_shaping", transitions)[0]
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
-        """Has an env save figures."""
+        """Call an env's ``enable_save_figure``."""
         self._ask([env_id], "envactors_invoke", "enable_save_figure", figure_path)
 
     def _ask(self, env_ids: Iterable[int], method: str, *args: Any, **kwargs: Any) -> list[Any]:
         return self._actors.call(method, *args, env_ids=env_ids, **kwargs)
 
     def enable_save_replay(self, replay_path: list[str] | str) -> None:
-        """Has the envs save replays, from the next launch on; one path for all, or one an env."""
+        """Save replays from the next launch on; one path for all envs, or one per env."""
         paths = [replay_path] * self._env_num if isinstance(replay_path, str) else list(replay_path)
-        require(len(paths) == self._env_num, f"{len(paths)} paths for {self._env_num} envs: expected one an env")
+        require(len(paths) == self._env_num, f"{len(paths)} paths for {self._env_num} envs: expected one per env")
         self._env_replay_path = paths
 
     # Starting and ending ---------------------------------------------------------------------------------
 
     def _start(self, restart: RestartPolicy) -> None:
-        """Starts the envs' processes; who calls it says when they are not closed any more.
+        """Start the envs' processes. The caller then sets ``_closed``.
 
         Args:
-            restart: When a lost one is replaced.
+            restart: Limits of the replacement of lost processes.
 
         Raises:
-            RuntimeError: An env could not be made.
-            SpaceMismatchError: The envs' spaces differ, and are to be shared.
+            RuntimeError: An env could not be created.
+            SpaceMismatchError: The envs' spaces differ, and shared memory is on.
         """
         shared, paths = bool(self._cfg["shared_memory"]), self._env_replay_path
         limits = [limit for limit in (self._reset_timeout, self._connect_timeout) if limit is not None]
-        self._leave_scout()
+        self._close_scout()
         start = self._start_deadline()
         try:
             self._actors = VectorEnv(
                 [
-                    functools.partial(DingGuest, env_fn, shared, self._reset_inplace, path)
+                    functools.partial(DingEnvAdapter, env_fn, shared, self._reset_inplace, path)
                     for env_fn, path in zip(self._env_fn, paths, strict=True)
                 ],
                 autoreset="disabled",
@@ -199,10 +201,11 @@ class Envs(BaseEnvManager):
             )
         except ActorError as error:
             raise RuntimeError(f"an env could not be made: {error}") from error
-        self._actors._let_envs_judge()
+        self._access = VectorAccess(self._actors)
+        self._access.let_envs_judge()
 
     def _start_deadline(self) -> float | None:
-        """How long a worker may take to start: to import torch alone can take longer than an answer may."""
+        """Return the start deadline: at least 60 s, since importing torch can take longer than ``connect_timeout``."""
         return None if self._connect_timeout is None else max(self._connect_timeout, 60.0)
 
     def _backend(self) -> str | Backend:
@@ -212,13 +215,13 @@ class Envs(BaseEnvManager):
         return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
 
     def close(self) -> None:
-        """Closes the envs and ends their processes; may be called again, and `launch` after it."""
-        self._leave_scout()
+        """Close the envs and end their processes; may be repeated, and followed by `launch`."""
+        self._close_scout()
         if not self._closed:
             self._closed = True
             self._actors.close()
 
-    def _leave_scout(self) -> None:
+    def _close_scout(self) -> None:
         if self._scout is not None:
             self._scout.close()
             self._scout = None

@@ -1,4 +1,4 @@
-"""Resets of DI-engine's envs that are under way, each with as many tries as it may have."""
+"""Pending resets of DI-engine's envs, each with a limited number of tries."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 
 from envactors.actor.states import ActorState
 from envactors.errors import ActorError, RemoteTraceback, SerializationError
-from envactors.integrations.inside_ding import Begun
+from envactors.integrations.env_adapters_ding import ResetInfo
+from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.vector.slot import EnvFuture
+from envactors.vector.transitions import EnvFuture
 
 _log = logging.getLogger("envactors")
 
 
 class TriesSpentError(Exception):
-    """A reset has failed as often as it may; its ``__cause__`` is why, the last time.
+    """A reset has failed as often as it may; ``__cause__`` is the last error.
 
     Args:
-        env_id: Which env's.
+        env_id: Index of the env.
     """
 
     def __init__(self, env_id: int) -> None:
@@ -33,13 +34,13 @@ class TriesSpentError(Exception):
 
 @dataclasses.dataclass
 class _Resetting:
-    """A reset that is under way.
+    """A pending reset.
 
     Attributes:
-        seed: Its seed, or None.
-        failed: How many tries have failed.
-        future: The try that runs; None between two of them.
-        due: When the next one begins, where none runs (`time.monotonic`).
+        seed: Seed, or None.
+        failed: Number of failed tries.
+        future: The running try; None between two tries.
+        due: Start of the next try if none runs (`time.monotonic`).
     """
 
     seed: int | None
@@ -49,17 +50,18 @@ class _Resetting:
 
 
 class Resets:
-    """Begins resets, tries again those that fail, and gives what comes of the others.
+    """Starts resets, retries those that fail, and collects the results of the others.
 
     Args:
-        actors: The envs.
-        max_retry: How many tries a reset has in all.
-        pause: How long it is between two, in seconds.
-        revives: Whether a process that is not replaced any more is replaced all the same.
+        actors: Vector env with one env per actor.
+        max_retry: Largest number of tries of a reset.
+        pause: Time between two tries, in seconds.
+        revives: True to renew an actor even if it has used up its restarts.
     """
 
     def __init__(self, actors: VectorEnv, max_retry: int, pause: float, revives: bool) -> None:
-        self._actors = actors
+        self._actors = actors.actors
+        self._access = VectorAccess(actors)
         self._max_retry = max_retry
         self._pause = pause
         self._revives = revives
@@ -67,32 +69,32 @@ class Resets:
 
     @property
     def under_way(self) -> KeysView[int]:
-        """The envs that are being reset."""
+        """Ids of the envs with a pending reset."""
         return self._under_way.keys()
 
     def begin(self, env_id: int, seed: int | None, options: dict[str, Any]) -> None:
-        """Begins a reset.
+        """Start a reset.
 
         Args:
-            env_id: Which env's.
-            seed: Its seed, or None.
-            options: What the env is given.
+            env_id: Index of the env.
+            seed: Seed, or None.
+            options: Options passed to the env.
 
         Raises:
-            TriesSpentError: The options cannot be sent.
+            TriesSpentError: The options cannot be pickled.
         """
         self._under_way[env_id] = resetting = _Resetting(seed)
         self._try(env_id, resetting, options)
 
     def settle(self, options: Callable[[int], dict[str, Any]], renews: bool) -> dict[int, Any]:
-        """Gives the observations of the resets that have ended, by env id, and begins the tries that are due.
+        """Return the observations of finished resets by env id, and start the tries that are due.
 
         Args:
-            options: Gives what an env is given.
-            renews: Whether the next try of one that failed runs in a new process.
+            options: Returns the options for an env.
+            renews: True if the next try after a failure runs in a new process.
 
         Raises:
-            TriesSpentError: One has failed as often as it may.
+            TriesSpentError: A reset has failed as often as it may.
         """
         begun = {}
         for env_id, resetting in list(self._under_way.items()):
@@ -110,7 +112,7 @@ class Resets:
         return begun
 
     def wait(self) -> None:
-        """Waits until there is something to settle."""
+        """Wait until a try has ended or is due."""
         running = [one.future for one in self._under_way.values() if one.future is not None]
         dues = [one.due for one in self._under_way.values() if one.future is None]
         pause = max(min(dues) - time.monotonic(), 0.0) if dues else None
@@ -120,13 +122,11 @@ class Resets:
             time.sleep(pause or 0.0)
 
     def _try(self, env_id: int, resetting: _Resetting, options: dict[str, Any]) -> None:
-        actors = self._actors
-        if self._revives and actors[env_id].state is ActorState.DEAD:
-            actors[env_id].renew()
+        actor = self._actors[env_id]
+        if self._revives and actor.state is ActorState.DEAD:
+            actor.renew()
         try:
-            [resetting.future] = actors._begin_reset(
-                [actors._slots[env_id]], [resetting.seed], [options], collected=False
-            )
+            resetting.future = self._access.submit_reset(env_id, resetting.seed, options)
         except SerializationError as error:
             raise TriesSpentError(env_id) from error
 
@@ -141,7 +141,7 @@ class Resets:
 
 def _first_observation(env_id: int, future: EnvFuture) -> Any:
     step = future.result()
-    begun: Begun = step.info
+    begun: ResetInfo = step.info
     if begun.complaint is not None:
         _log.warning("env %s was reset without its seed, since its seed method failed:\n%s", env_id, begun.complaint)
     [obs] = begun.misfit or (step.obs,)
@@ -149,12 +149,13 @@ def _first_observation(env_id: int, future: EnvFuture) -> Any:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the env's process is gone."""
+    """Return whether an error means that the env's process was lost."""
     return isinstance(error, ActorError) and not isinstance(error, SerializationError)
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether a reply came that could not be unpickled here; what the worker says has its traceback as a cause."""
+    """Return whether an error means that a reply could not be unpickled in this process."""
     if not isinstance(error, SerializationError) or error.__cause__ is None:
         return False
+    # Errors from the worker carry its traceback as the cause.
     return not isinstance(error.__cause__.__cause__, RemoteTraceback)

@@ -1,4 +1,4 @@
-"""Where each of DI-engine's envs stands, and what it goes on to from there."""
+"""States of DI-engine's envs and their transitions."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from envactors.integrations.ding_values import EnvState
-from envactors.integrations.inside_ding import is_abnormal
+from envactors.integrations.env_adapters_ding import is_abnormal
 
-# A name of its own: to look a member up in its class takes many times as long, once an env and step.
+# A global, since a lookup in the enum class takes many times as long, once per env and step.
 _RUN = EnvState.RUN
 
 
 class States:
-    """The states of the envs, and what they have shown last.
+    """States and last observations of all envs.
 
     Args:
-        env_num: How many envs there are.
-        episode_num: How many episodes each is to have.
-        auto_reset: Whether an env whose episode ends is reset for the next one.
-        reset_inplace: Whether its worker has done so already.
+        env_num: Number of envs.
+        episode_num: Number of episodes per env.
+        auto_reset: True to reset an env at the end of an episode.
+        reset_inplace: True if the worker already does that.
 
     Attributes:
-        by_id: Each env's state.
-        ready_obs: Each env's last observation; empty where the envs are not launched.
-        episodes: How many episodes of each env have ended since the launch.
-        waiting: The envs that owe the result of a step.
+        by_id: State of each env.
+        ready_obs: Last observation of each env; empty before the launch.
+        episodes: Finished episodes of each env since the launch.
+        waiting: Ids of the envs with a pending step.
     """
 
     def __init__(self, env_num: int, episode_num: float, auto_reset: bool, reset_inplace: bool) -> None:
@@ -39,48 +39,48 @@ class States:
 
     @property
     def active(self) -> list[int]:
-        """The envs in RUN."""
+        """Ids of the envs in state RUN."""
         return [env_id for env_id, state in self.by_id.items() if state is _RUN]
 
     @property
     def ready(self) -> list[int]:
-        """The envs in RUN with nothing under way."""
+        """Ids of the envs in state RUN without a pending step."""
         return [env_id for env_id in self.active if env_id not in self.waiting] if self.waiting else self.active
 
     @property
     def shown(self) -> dict[int, Any]:
-        """What the envs in RUN with nothing under way have shown last."""
+        """Last observations of the ready envs, by env id."""
         if not self.waiting and list(self.by_id.values()).count(_RUN) == len(self.by_id):
             return self.ready_obs.copy()
         return {env_id: self.ready_obs[env_id] for env_id in self.ready}
 
     def launch(self) -> None:
-        """The envs are there, and were not reset yet."""
+        """Record that all envs have started and need a reset."""
         self.by_id = dict.fromkeys(self.by_id, EnvState.INIT)
         self.ready_obs = dict.fromkeys(self.by_id)
         self.episodes = dict.fromkeys(self.by_id, 0)
 
     def close(self) -> None:
-        """The envs are there no more."""
+        """Record that all envs are closed."""
         self.by_id = dict.fromkeys(self.by_id, EnvState.VOID)
         self.ready_obs.clear()
         self.waiting.clear()
 
     def run(self, env_id: int, obs: Any) -> None:
-        """An episode has begun."""
+        """Record that an episode has begun."""
         self.ready_obs[env_id] = obs
         self.by_id[env_id] = _RUN
 
-    def go_on(self, env_ids: Iterable[int], rows: Iterable[Any]) -> None:
-        """Envs have stepped, and there is nothing to say of them but what they show."""
+    def record_rows(self, env_ids: Iterable[int], rows: Iterable[Any]) -> None:
+        """Record the observations of envs that have made an ordinary step."""
         self.waiting.difference_update(env_ids)
         self.ready_obs.update(zip(env_ids, rows, strict=True))
 
-    def take(self, env_id: int, timestep: Any) -> bool:
-        """An env has stepped.
+    def record_timestep(self, env_id: int, timestep: Any) -> bool:
+        """Record a timestep.
 
         Returns:
-            Whether it is to be reset now.
+            True if the env must be reset now.
         """
         self.waiting.discard(env_id)
         if timestep.info and is_abnormal(timestep.info):
@@ -101,10 +101,10 @@ class States:
         return False
 
     def check(self, env_ids: Collection[int]) -> None:
-        """Refuses envs that cannot step now.
+        """Refuse envs that cannot step now.
 
         Raises:
-            AssertionError: One is not in RUN, or has a step under way.
+            AssertionError: An env is not in state RUN or has a pending step.
         """
         states, waiting = self.by_id, self.waiting
         for env_id in env_ids:  # a generator takes twice as long
@@ -121,16 +121,16 @@ class States:
         )
 
     def check_ids(self, env_ids: Iterable[int]) -> None:
-        """Refuses envs that there are not.
+        """Refuse unknown env ids.
 
         Raises:
-            AssertionError: One of them is not there.
+            AssertionError: An id is unknown.
         """
         unknown = [env_id for env_id in env_ids if env_id not in self.by_id]
         require(not unknown, f"there are no envs {unknown}: expected ids from 0 to {len(self.by_id) - 1}")
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Refuses as DI-engine does, whatever Python's options are."""
+    """Raise AssertionError unless ``condition``, as DI-engine does, also under ``python -O``."""
     if not condition:
         raise AssertionError(otherwise)

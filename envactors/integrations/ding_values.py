@@ -1,4 +1,4 @@
-"""What DI-engine's env managers are made of and give: its own classes where it is installed, else stand-ins."""
+"""Values and base classes of DI-engine's env managers: its own if it is installed, else stand-ins."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.arrays.specs import ArraySpec
-from envactors.integrations.inside_ding import OF_THE_SPACE, REWARD_KINDS, Given
+from envactors.integrations.env_adapters_ding import AS_IN_SPACE, REWARD_KINDS, RawTimestep
 
 _T = TypeVar("_T", bound=type)
 
 _spec = importlib.util.find_spec("ding")
-# Any folder of that name would be found, too, but has no origin.
+# A plain folder of that name is found too, but has no origin.
 if not TYPE_CHECKING and _spec is not None and _spec.origin is not None:
     from ding.envs import BaseEnvTimestep
     from ding.envs.env_manager.base_env_manager import BaseEnvManager, EnvState
     from ding.utils import ENV_MANAGER_REGISTRY
 
     register = ENV_MANAGER_REGISTRY.register
-    # Its imports take seconds, in each worker that is not a copy of one that has them.
+    # Its imports take seconds in each worker, so the fork server does them once.
     PRELOAD: Sequence[str] = ("ding.envs",)
 else:
     PRELOAD = ()
 
     class BaseEnvManager:
-        """What managers derive from."""
+        """Stand-in for the base class of managers."""
 
     class BaseEnvTimestep(NamedTuple):
-        """What an env's step gives."""
+        """Result of a step."""
 
         obs: Any
         reward: Any
@@ -42,7 +42,7 @@ else:
         info: Any
 
     class EnvState(enum.IntEnum):
-        """Where an env stands, with the names and numbers of DI-engine."""
+        """State of an env, with the names and numbers of DI-engine."""
 
         VOID = 0
         INIT = 1
@@ -53,7 +53,7 @@ else:
         NEED_RESET = 6
 
     def register(_name: str) -> Callable[[_T], _T]:
-        """Makes a decorator that enters a manager in DI-engine's registry, if there were one."""
+        """Return a decorator that does nothing, since there is no registry."""
         return lambda manager: manager
 
 
@@ -66,7 +66,7 @@ except ImportError:
 
 
 class AttrDict(dict[str, Any]):
-    """A dict whose keys are attributes too, and those of the dicts in it."""
+    """Dict with attribute access, also to the dicts in it."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__({key: AttrDict(value) if isinstance(value, dict) else value for key, value in values.items()})
@@ -82,7 +82,7 @@ class AttrDict(dict[str, Any]):
 
 
 def config_dict(values: Mapping[str, Any]) -> Any:
-    """A configuration as DI-engine has them: an ``EasyDict`` where that is installed, else an `AttrDict`."""
+    """Return a configuration: an ``EasyDict`` if it is installed, else an `AttrDict`."""
     try:
         from easydict import EasyDict
     except ImportError:
@@ -91,45 +91,45 @@ def config_dict(values: Mapping[str, Any]) -> Any:
 
 
 def _read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]:
-    """The rewards behind what workers wrote; see `DingGuest`."""
+    """Decode the rewards that workers wrote; see `DingEnvAdapter`."""
     kinds = numbers[:, -1].tolist()
     arrays: Sequence[Any] = ()
-    if OF_THE_SPACE in kinds:
+    if AS_IN_SPACE in kinds:
         arrays = list(numbers[:, :-1].astype(spec.dtype).reshape(len(numbers), *spec.shape))
-        if kinds.count(OF_THE_SPACE) == len(kinds):
+        if kinds.count(AS_IN_SPACE) == len(kinds):
             return arrays
     singles = numbers[:, 0].tolist()
     return [
-        arrays[row] if kind == OF_THE_SPACE else REWARD_KINDS[int(kind)](singles[row]) for row, kind in enumerate(kinds)
+        arrays[row] if kind == AS_IN_SPACE else REWARD_KINDS[int(kind)](singles[row]) for row, kind in enumerate(kinds)
     ]
 
 
 def read_timesteps(
     reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: Sequence[bool], infos: Sequence[Any]
 ) -> list[Any]:
-    """The timesteps behind what workers wrote; one with more than the usual four fields is of the env's own class.
+    """Return the timesteps of results; one with more than four fields keeps the env's own class.
 
     Args:
-        reward_spec: As `DingGuest` has it.
-        rows: One observation an env.
-        rewards: One an env, as numbers or as they are.
-        done: One an env.
-        infos: One an env, or `Given` in its place.
+        reward_spec: Spec of rewards that are `AS_IN_SPACE`.
+        rows: One observation per env.
+        rewards: One reward per env, encoded as numbers or as it is.
+        done: One flag per env.
+        infos: One info per env, or a `RawTimestep` in its place.
     """
     if isinstance(rewards, np.ndarray):
         rewards = _read_rewards(reward_spec, rewards)
     return [
-        BaseEnvTimestep(row, reward, over, info) if type(info) is not Given else _given(info.timestep)
+        BaseEnvTimestep(row, reward, over, info) if type(info) is not RawTimestep else _as_timestep(info.timestep)
         for row, reward, over, info in zip(rows, rewards, done, infos, strict=True)
     ]
 
 
-def _given(values: Sequence[Any]) -> Any:
+def _as_timestep(values: Sequence[Any]) -> Any:
     return BaseEnvTimestep(*values) if len(values) == 4 else values
 
 
 def stack_trees(values: Sequence[Any]) -> Any:
-    """Stacks values per leaf, along a new axis 0."""
+    """Stack values per leaf, along a new axis 0."""
     if tnp is not None:
         return tnp.stack([tnp.array(value) for value in values])
     first = values[0]
@@ -139,14 +139,14 @@ def stack_trees(values: Sequence[Any]) -> Any:
 
 
 def first_rows(tree: Any, count: int) -> Any:
-    """The first rows of each leaf."""
+    """Return the first ``count`` rows of each leaf."""
     if isinstance(tree, AttrDict):
         return AttrDict({key: first_rows(value, count) for key, value in tree.items()})
     return tree[:count]
 
 
 def rows_of(actions: Any) -> Sequence[Any]:
-    """One action an env, of a list or of arrays with the envs along axis 0."""
+    """Return one action per env, from a list or from arrays with the envs along axis 0."""
     if isinstance(actions, dict):
         columns = {key: rows_of(value) for key, value in actions.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -157,7 +157,7 @@ def rows_of(actions: Any) -> Sequence[Any]:
 
 
 def timestep_tree(env_id: int, timestep: Any) -> Any:
-    """A timestep with its env's id, its values by name."""
+    """Return a timestep as a tree with named fields and its env id."""
     fields = {"obs": timestep.obs, "reward": timestep.reward, "done": timestep.done}
     tree = {**fields, "info": _named(timestep.info), "env_id": env_id}
     return AttrDict(tree) if tnp is None else tnp.array(tree)
@@ -165,7 +165,7 @@ def timestep_tree(env_id: int, timestep: Any) -> Any:
 
 def _named(info: Any) -> Any:
     if not isinstance(info, dict):
-        return [_named(one) for one in info]  # one an agent
+        return [_named(one) for one in info]  # one per agent
     return {_identifier(key): value for key, value in info.items() if not isinstance(value, str)}
 
 

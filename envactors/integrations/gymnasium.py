@@ -1,8 +1,9 @@
-"""Gymnasium's vector API over actors: `ActorVectorEnv` takes the place of ``gymnasium.vector.AsyncVectorEnv``."""
+"""Gymnasium's vector API over actors: `ActorVectorEnv` replaces ``gymnasium.vector.AsyncVectorEnv``."""
 
 from __future__ import annotations
 
 import copy as copying
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ except ImportError as error:
         "envactors.integrations.gymnasium needs Gymnasium, which is not installed: pip install 'envactors[gymnasium]'"
     ) from error
 
-from gymnasium.envs.registration import EnvSpec, VectorizeMode
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, find_highest_version, get_env_id, parse_env_id
 
 from envactors.integrations.gymnasium_vector import ActorVectorEnv
 
@@ -28,20 +29,20 @@ def make_vec(
     wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]] | None = None,
     **kwargs: Any,
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """Gymnasium's ``make_vec`` with actors for processes.
+    """Create a vector env like Gymnasium's ``make_vec``, with actors as workers.
 
     Args:
-        id: A registered env's id, or a spec.
-        num_envs: How many envs.
-        vectorization_mode: None and ``"async"`` make an `ActorVectorEnv`; anything else is left to Gymnasium.
+        id: Id of a registered env, or a spec.
+        num_envs: Number of envs.
+        vectorization_mode: None and ``"async"`` make an `ActorVectorEnv`; any other mode is left to Gymnasium.
         vector_kwargs: Arguments of `ActorVectorEnv`.
         wrappers: Applied to each env, in this order, in the workers.
         **kwargs: Arguments of each env.
 
     Returns:
-        The vector env; its ``spec`` makes it again.
+        The vector env. Its ``spec`` can create it again.
     """
-    found = gymnasium.envs.registration._find_spec(id) if isinstance(id, str) else id
+    found = _find_spec(id) if isinstance(id, str) else id
     own = dict(found.kwargs)
     num_envs = own.pop("num_envs", num_envs)
     vectorization_mode = own.pop("vectorization_mode", vectorization_mode)
@@ -52,10 +53,10 @@ def make_vec(
         return gymnasium.make_vec(id, num_envs, vectorization_mode, vector_kwargs, wrappers, **kwargs)
     spec = copying.deepcopy(found)
     spec.kwargs = {}
-    # By its id where there is one: then it is the worker that knows what that means.
+    # Pass the id if there is one, so that the worker resolves it.
     what = id if isinstance(id, str) else spec
 
-    # A local function travels by value: a worker has no use for this module.
+    # A local function is pickled by value, so the worker need not import this module.
     def make() -> gymnasium.Env[Any, Any]:
         env = gymnasium.make(what, **own)
         for wrapper in wrappers:
@@ -71,22 +72,33 @@ def make_vec(
 
 
 def register(id: str, **vector_kwargs: Any) -> None:  # noqa: A002 # Gymnasium's name
-    """Has ``gymnasium.make_vec(id, n)`` make an `ActorVectorEnv`.
+    """Make ``gymnasium.make_vec(id, n)`` make an `ActorVectorEnv`.
 
-    It sets the ``vector_entry_point`` of an env that is registered, in place of any that it has.
+    It replaces the ``vector_entry_point`` of a registered env.
 
     Args:
-        id: The env's id.
+        id: Id of the env.
         **vector_kwargs: Arguments of `ActorVectorEnv`.
 
     Raises:
-        gymnasium.error.Error: There is no such env.
+        gymnasium.error.Error: The id is not registered.
     """
 
-    # A local function travels by value with the registry: a worker has no use for this module.
+    # A local function is pickled by value with the registry, so a worker need not import this module.
     def entry_point(num_envs: int = 1, **kwargs: Any) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         from envactors.integrations.gymnasium import make_vec
 
         return make_vec(id, num_envs, "async", vector_kwargs, **kwargs)
 
     gymnasium.spec(id).vector_entry_point = entry_point
+
+
+def _find_spec(env_id: str) -> EnvSpec:
+    """Return the spec of an env as ``gymnasium.make`` finds it: in ``module:id``, and the latest version by default."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    namespace, bare_name, version = parse_env_id(name)
+    if version is None and (latest := find_highest_version(namespace, bare_name)) is not None:
+        name = get_env_id(namespace, bare_name, latest)
+    return gymnasium.spec(name)

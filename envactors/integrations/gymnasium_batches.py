@@ -1,4 +1,4 @@
-"""Batches as Gymnasium has them, and as `envactors.vector.facade.VectorEnv` does."""
+"""Conversion of batches between Gymnasium's form and that of `envactors.vector.facade.VectorEnv`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from envactors.arrays.specs import ArraySpec, Spec
 
 
 class Actions:
-    """What a batch of actions must be.
+    """Checks batches of actions.
 
     Args:
-        spec: One env's action.
-        num_envs: How many envs there are.
+        spec: Spec of one env's action.
+        num_envs: Number of envs.
     """
 
     def __init__(self, spec: Spec | None, num_envs: int) -> None:
@@ -29,19 +29,19 @@ class Actions:
             self._dtype, self._shape = spec.dtype, (num_envs, *spec.shape)
 
     def fits(self, actions: Any) -> bool:
-        """Whether a batch can be converted to what the action space says without a loss."""
+        """Return whether a batch can be converted to the action spec without loss."""
         if type(actions) is np.ndarray and actions.dtype == self._dtype and actions.shape == self._shape:
             return True
         return _fits(self._spec, actions, self._num_envs)
 
 
 class Observations:
-    """The last observation of each env, as one batch of Gymnasium's.
+    """Last observation of each env, as one batch in Gymnasium's form.
 
     Args:
-        space: One env's observation space.
-        spec: One env's observation.
-        num_envs: How many envs there are.
+        space: Observation space of one env.
+        spec: Spec of one env's observation.
+        num_envs: Number of envs.
 
     Attributes:
         batch: The observations; None before the first.
@@ -51,17 +51,17 @@ class Observations:
         self.batch: Any = None
         self._space = space
         self._num_envs = num_envs
-        # One array here is one there, too.
+        # True if a batch is a single array in both forms.
         self._alike = not isinstance(batch_space(space, 1), (spaces.Dict, spaces.Tuple)) and getattr(
             spec, "batchable", False
         )
 
-    def take(self, obs: Any) -> None:
-        """Takes the observations of all envs."""
+    def replace_all(self, obs: Any) -> None:
+        """Store the observations of all envs."""
         self.batch = obs if self._alike else _translated(self._space, obs)
 
-    def put(self, env_ids: Iterable[int], obs: Any) -> None:
-        """Puts the observations of some envs in the place of their older ones."""
+    def replace_some(self, env_ids: Iterable[int], obs: Any) -> None:
+        """Store the observations of some envs."""
         ids = list(env_ids)
         if not ids:
             return
@@ -70,8 +70,8 @@ class Observations:
             before = create_empty_array(self._space, self._num_envs, np.zeros)
         self.batch = _merged(self._space, before, obs if self._alike else _translated(self._space, obs), ids)
 
-    def handed_out(self, copy: bool) -> Any:
-        """The batch, or a copy of it."""
+    def current(self, copy: bool) -> Any:
+        """Return the batch, or a copy of it."""
         return _copied(self.batch) if copy else self.batch
 
 
@@ -92,7 +92,7 @@ def _fits(spec: Any, actions: Any, num_envs: int) -> bool:
 
 
 def _translated(space: Space[Any], obs: Any) -> Any:
-    """Makes a batch as Gymnasium has it: what is a list in one of `VectorEnv`'s is a tuple there, most of the time."""
+    """Convert a batch to Gymnasium's form, in which most lists of `VectorEnv` are tuples."""
     if isinstance(space, spaces.Dict):
         return {key: _translated(inner, obs[key]) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -106,7 +106,7 @@ def _translated(space: Space[Any], obs: Any) -> Any:
 
 
 def _merged(space: Space[Any], before: Any, fresh: Any, env_ids: list[int]) -> Any:
-    """A batch in which some envs' observations are replaced."""
+    """Return a copy of a batch with the observations of some envs replaced."""
     if isinstance(space, spaces.Dict):
         return {key: _merged(inner, before[key], fresh[key], env_ids) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

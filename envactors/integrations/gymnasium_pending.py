@@ -1,4 +1,4 @@
-"""What was begun with one of Gymnasium's ``*_async`` and awaits its ``*_wait``."""
+"""The call that was started by one of Gymnasium's ``*_async`` methods and not finished by ``*_wait`` yet."""
 
 from __future__ import annotations
 
@@ -21,40 +21,42 @@ from envactors.errors import (
 )
 from envactors.integrations.gymnasium_batches import Observations
 from envactors.options import check_timeout
+from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 
 What: TypeAlias = Literal["reset", "step", "call"]
-# Waits for results, for so many seconds and no longer than to this time (`time.monotonic`), and gives them.
-Finish: TypeAlias = Callable[[float | None, float | None], Any]
+# Waits for results and returns them; takes a timeout in seconds.
+Finish: TypeAlias = Callable[[float | None], Any]
 
 
 class Pending:
-    """The one call that is pending; and what still runs of those that timed out, whose results are nobody's.
+    """The pending call, and calls that have timed out and still run; results of the latter are discarded.
 
     Args:
-        envs: Who runs them.
-        observations: Where the observations of late results are kept.
+        envs: Vector env that runs the calls.
+        observations: Receives the observations of late results.
 
     Attributes:
-        what: Which call is pending, None where none is.
+        what: Kind of the pending call; None if none is pending.
     """
 
     def __init__(self, envs: VectorEnv, observations: Observations) -> None:
         self.what: What | None = None
         self._envs = envs
+        self._access = VectorAccess(envs)
         self._observations = observations
-        # Begins it, where older results have to come before; and what finishes it.
+        # Starts the pending call if it must wait for late results first, else None; and finishes it.
         self._begin: Callable[[], object] | None = None
         self._finish: Finish | None = None
 
     def check_free(self, caller: str) -> None:
-        """Refuses a call while another one is pending.
+        """Refuse a call while another one is pending.
 
         Args:
-            caller: What is called.
+            caller: Name of the called method.
 
         Raises:
-            AlreadyPendingCallError: One is.
+            AlreadyPendingCallError: A call is pending.
         """
         if self.what is not None:
             raise AlreadyPendingCallError(
@@ -62,41 +64,42 @@ class Pending:
             )
 
     def start(self, what: Literal["reset", "step"], begin: Callable[[], object], finish: Finish) -> None:
-        """Begins a call, at once or when older results have come and were dropped."""
-        if self.is_owing():
+        """Start a call, at once or after late results have come and were discarded."""
+        if self.has_late_results():
             self._begin = begin
         else:
             begin()
         self.what, self._finish = what, finish
 
     def add_calls(self, calls: Sequence[ActorFuture]) -> None:
-        """Has calls of all envs pend that run already."""
-        self.what, self._finish = "call", lambda timeout, _: _results(calls, timeout)
+        """Record running calls, one per env, as the pending call."""
+        self.what, self._finish = "call", lambda timeout: _results(calls, timeout)
 
     def finish(self, what: What, timeout: float | None) -> Any:
-        """Waits for the call that is pending.
+        """Return the result of the pending call.
 
         Args:
-            what: Which one it is to be.
-            timeout: How long, in seconds; None: for ever.
+            what: Expected kind of the call.
+            timeout: Seconds to wait; None: no limit.
 
         Raises:
             multiprocessing.TimeoutError: The time is over.
-            NoAsyncCallError: Another one is pending, or none.
-            Exception: What the last of the envs raised that failed.
+            NoAsyncCallError: Another kind of call is pending, or none.
+            Exception: The exception of the last env that failed.
         """
         if self.what != what:
             raise NoAsyncCallError(f"Calling `{what}_wait` without any prior call to `{what}_async`.", what)
         check_timeout(timeout, f"{what}_wait(timeout=...)")
-        deadline = None if timeout is None else time.monotonic() + timeout
         begin, finish = self._begin, self._finish
         assert finish is not None, "it was started"
         self.forget()
         try:
-            if begin is not None:
-                self.drop_late(deadline)
-                begin()
-            return finish(timeout, deadline)
+            if begin is None:
+                return finish(timeout)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self.discard_late_results(deadline)
+            begin()
+            return finish(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except VectorTimeoutError as error:
             raise multiprocessing.TimeoutError(
                 f"The call to `{what}_wait` has timed out after {timeout} second(s)."
@@ -106,19 +109,19 @@ class Pending:
         raise self.own_error(failure)
 
     def forget(self) -> None:
-        """Has no call pend; what runs of it goes on."""
+        """Drop the pending call; what already runs goes on."""
         self.what = self._begin = self._finish = None
 
-    def is_owing(self) -> bool:
-        """Whether an env owes the result of a call that has timed out."""
-        self._envs._check_open()
-        return any(slot.owed is not None for slot in self._envs._slots)
+    def has_late_results(self) -> bool:
+        """Return whether a call that has timed out still runs in an env."""
+        self._access.check_open()
+        return bool(self._access.busy())
 
-    def drop_late(self, deadline: float | None) -> None:
-        """Takes in the results of what timed out, so that they are nobody's.
+    def discard_late_results(self, deadline: float | None) -> None:
+        """Wait for the results of calls that have timed out and discard them.
 
         Raises:
-            VectorTimeoutError: They have not all come in time.
+            VectorTimeoutError: They did not all come in time.
         """
         while True:
             try:
@@ -129,13 +132,13 @@ class Pending:
                 batch = error.batch
                 for index, failure in error.failures.items():
                     logger.warn("Worker-%s failed in a call that had timed out: %s", index, repr(failure))
-            self._observations.put(batch.env_ids, batch.obs)
-            if deadline is not None and time.monotonic() >= deadline and self.is_owing():
+            self._observations.replace_some(batch.env_ids, batch.obs)
+            if deadline is not None and time.monotonic() >= deadline and self.has_late_results():
                 raise VectorTimeoutError("an earlier call that timed out still runs")
 
     def own_error(self, error: VectorStepError) -> BaseException:
-        """What an env raised, for the error that says so; the other envs' observations are kept."""
-        self._observations.put(error.batch.env_ids, error.batch.obs)
+        """Return the exception to raise for a failed step, after the other envs' observations were stored."""
+        self._observations.replace_some(error.batch.env_ids, error.batch.obs)
         return _logged(error.failures)
 
 
@@ -149,7 +152,7 @@ def _results(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any, 
 
 
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
-    """Logs what envs raised, in the words that Gymnasium has for it, and gives the last, which is raised."""
+    """Log what envs raised, in Gymnasium's wording, and return the last one, to be raised."""
     for index, failure in failures.items():
         remote = failure.__cause__
         text = remote.text if isinstance(remote, RemoteTraceback) else "".join(traceback.format_exception(failure))

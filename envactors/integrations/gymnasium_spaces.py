@@ -1,4 +1,4 @@
-"""What many envs' spaces are together, under the rules of Gymnasium's vector envs."""
+"""Spaces of a vector env, combined from those of its envs by Gymnasium's rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ObservationMode: TypeAlias = str | tuple[Space[Any], Space[Any]]
 
 
 class Spaces(NamedTuple):
-    """The spaces of a vector env, by the names known there."""
+    """Spaces of a vector env, by Gymnasium's names."""
 
     single_observation_space: Space[Any]
     observation_space: Space[Any]
@@ -23,11 +23,11 @@ class Spaces(NamedTuple):
 
 
 def check_mode(mode: ObservationMode) -> None:
-    """Refuses what is no observation mode, as there.
+    """Refuse an invalid observation mode, as Gymnasium does.
 
     Raises:
-        TypeError: A tuple of anything but spaces.
-        ValueError: Anything else.
+        TypeError: A tuple has elements that are not spaces.
+        ValueError: The mode is invalid in another way.
     """
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
@@ -44,16 +44,16 @@ def check_mode(mode: ObservationMode) -> None:
 def agree(
     kind: str, mode: ObservationMode, observation_spaces: Sequence[Space[Any]], action_spaces: Sequence[Space[Any]]
 ) -> Spaces:
-    """Says what the spaces of a vector env are.
+    """Return the spaces of a vector env.
 
     Args:
-        kind: What errors call the vector env.
-        mode: How the envs' observation spaces may differ.
-        observation_spaces: One an env.
-        action_spaces: One an env.
+        kind: Name of the vector env's class, for errors.
+        mode: Observation mode, which says how observation spaces may differ.
+        observation_spaces: One per env.
+        action_spaces: One per env.
 
     Raises:
-        RuntimeError: They differ in more than that.
+        RuntimeError: The spaces differ more than that.
     """
     batched, single = mode if isinstance(mode, tuple) else (None, observation_spaces[0])
     if mode == "same":
@@ -74,7 +74,7 @@ def agree(
 
 
 def unequal(what: Literal["action", "observation"], kind: str, mode: ObservationMode) -> str:
-    """How the envs' spaces are refused; see `agree`."""
+    """Return the message for spaces that differ; see `agree`."""
     if what == "action":
         return "Some environments have an action space other than the first's: a batch of actions needs equal ones"
     if mode == "same":
@@ -89,10 +89,10 @@ def unequal(what: Literal["action", "observation"], kind: str, mode: Observation
 
 
 def check_shareable(space: Space[Any]) -> None:
-    """Refuses an observation space that is not Gymnasium's own, as there where memory is to be shared.
+    """Refuse a custom observation space, as Gymnasium does with shared memory.
 
     Raises:
-        ValueError: It is not, or a part of it.
+        ValueError: The space or a part of it is custom.
     """
     custom = _custom(space)
     if custom is not None:
@@ -103,7 +103,7 @@ def check_shareable(space: Space[Any]) -> None:
 
 
 def _custom(space: Space[Any]) -> Space[Any] | None:
-    """The first part of a space that Gymnasium does not know how to share; None where it knows all."""
+    """Return the first part of a space that Gymnasium cannot put into shared memory, or None."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         inner: Iterable[Space[Any]] = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return next((part for part in map(_custom, inner) if part is not None), None)

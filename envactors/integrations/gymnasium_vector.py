@@ -1,7 +1,7 @@
-"""`ActorVectorEnv`, Gymnasium's ``AsyncVectorEnv`` over actors.
+"""`ActorVectorEnv`: Gymnasium's ``AsyncVectorEnv`` over actors.
 
-It translates spaces, infos, errors and the words of Gymnasium to and from those of `envactors.vector.facade.VectorEnv`,
-which does the work.
+It translates spaces, infos, errors and names between Gymnasium and `envactors.vector.facade.VectorEnv`, which does the
+work.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
+from envactors.actor.handle import call_or_get
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.errors import (
@@ -32,8 +33,9 @@ from envactors.integrations.gymnasium_batches import Actions, Observations
 from envactors.integrations.gymnasium_pending import Pending
 from envactors.integrations.gymnasium_spaces import agree, check_mode, check_shareable, unequal
 from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.vector.slot import OnFailure
+from envactors.vector.failure_policy import OnFailure
 
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Steps: TypeAlias = tuple[Any, npt.NDArray[np.float64], _Flags, _Flags, dict[str, Any]]
@@ -44,39 +46,39 @@ _AUTORESETS: dict[AutoresetMode, Literal["next_step", "same_step", "disabled"]] 
     AutoresetMode.DISABLED: "disabled",
 }
 
-# What has a method of its own here, and would get round its account of what is under way.
+# Methods that `call` refuses, since they would bypass the record of the pending call.
 _NOT_CALLED = ("reset", "step", "close")
 
 
 class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Gymnasium's ``AsyncVectorEnv`` with each env in an actor; the first nine parameters are those of Gymnasium 1.4.
 
-    An env's own exception is raised in the caller as itself, and the env goes on. No env is ever made in the caller's
-    process: the spaces come from the workers.
+    An env's exception is raised in the caller as itself, and the env goes on. No env is ever created in the caller's
+    process; the spaces come from the workers.
 
     Args:
-        env_fns: One callable an env; run in the workers.
-        shared_memory: Whether observations, actions, rewards and flags travel through shared memory. None: whatever of
-            them has a fixed size does. True: the same, and spaces that are not Gymnasium's own are refused, as there.
-        copy: Whether observations are copies; False hands out views, valid until the next step.
-        context: How processes start: ``"fork"``, ``"spawn"``, ``"forkserver"`` (or ``"loky"``); None: loky's way.
-        daemon: Accepted; workers end with the caller and may start processes of their own, whatever it says.
-        worker: Refused: Gymnasium's workers speak over pipes, which there are none of here.
-        observation_mode: ``"same"``: all observation spaces are equal; ``"different"``: of one shape and dtype; or the
-            batched and the single space.
-        autoreset_mode: What happens at an episode's end.
-        max_concurrency: How many envs may run at once: there are no more processes than that, and envs share them.
-        envs_per_actor: How many envs share a process; see `envactors.VectorEnv`, as for all that follow.
+        env_fns: One callable per env; called only in the workers.
+        shared_memory: True or None: everything of fixed size travels through shared memory. True also refuses custom
+            spaces, as Gymnasium does. False: everything is pickled.
+        copy: True to return copies of observations; False to return views, valid until the next step.
+        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"`` or ``"loky"``; None: ``"loky"``.
+        daemon: Accepted without effect: workers end with the caller and may start processes of their own.
+        worker: Refused, since Gymnasium's workers need pipes that do not exist here.
+        observation_mode: ``"same"``: all observation spaces are equal; ``"different"``: of one shape and dtype; or a
+            tuple of the batched and the single space.
+        autoreset_mode: Behaviour at the end of an episode.
+        max_concurrency: Largest number of envs that run at once; also the largest number of processes.
+        envs_per_actor: Number of envs per process; see `envactors.VectorEnv`, also for the arguments below.
         on_failure: ``"raise"``, ``"renew"`` or ``"replay"``.
-        deadlines: How long things may take; by default nothing but closing is limited (5 s).
-        restart: When a lost process is replaced.
-        standbys: How many processes are kept started for those that are lost; ``env_fns`` must be one object n times.
-        backend: Where the actors live; not together with ``context``.
+        deadlines: Deadlines; by default only closing has one (5 s).
+        restart: Limits of the replacement of lost processes.
+        standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
+        backend: Backend of the actors; excludes ``context``.
 
     Raises:
         RuntimeError: The envs' spaces differ.
-        ValueError: A parameter that makes no sense, or a custom space with ``shared_memory=True``.
-        Exception: What the first ``env_fn`` that failed raised.
+        ValueError: An argument is invalid, or a space is custom with ``shared_memory=True``.
+        Exception: The exception of the first ``env_fn`` that failed.
     """
 
     def __init__(
@@ -139,7 +141,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if failure is not None:
             raise failure
         try:
-            self._envs._let_envs_judge()
+            self._access = VectorAccess(self._envs)
+            self._access.let_envs_judge()
             self.metadata = {**self._envs.metadata, "autoreset_mode": self.autoreset_mode}
             self.render_mode = self._envs.render_mode
             self._take_spaces(strictly=shared_memory is True)
@@ -162,26 +165,26 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._observations = Observations(self.single_observation_space, self._envs.observation_spec, self.num_envs)
         self._pending = Pending(self._envs, self._observations)
 
-    # Looking ---------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------
 
     @property
     def actors(self) -> VectorEnv:
-        """The vector env underneath: handles (``actors[i]``), ``stats()``, ``send`` and ``recv``."""
+        """The underlying vector env: handles (``actors[i]``), ``stats()``, ``send`` and ``recv``."""
         return self._envs
 
     @property
     def observations(self) -> Any:
-        """The last batch of observations; None before the first."""
+        """Last batch of observations; None before the first."""
         return self._observations.batch
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override] # as in AsyncVectorEnv
-        """The seed of each env's random numbers."""
+        """Seed of each env's random generator."""
         return self.get_attr("np_random_seed")
 
     @property  # type: ignore[misc] # as in AsyncVectorEnv
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """A copy of each env's generator of random numbers."""
+        """Copy of each env's random generator."""
         return self.get_attr("np_random")
 
     # Resetting -------------------------------------------------------------------------------------------
@@ -192,14 +195,14 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets the envs, or those that ``options["reset_mask"]`` names.
+        """Reset all envs, or those selected by ``options["reset_mask"]``.
 
         Args:
-            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one (or None) an env.
-            options: Passed to each env; ``"reset_mask"``, a bool array with an entry an env, is for this class.
+            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one seed or None per env.
+            options: Passed to each env, except ``"reset_mask"``: a bool array with one entry per env.
 
         Returns:
-            The observations of all envs, and their infos.
+            The observations of all envs and their infos.
         """
         self.reset_async(seed, options)
         return self.reset_wait()
@@ -209,7 +212,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Starts what `reset` does; `reset_wait` gives the result."""
+        """Start a `reset`; `reset_wait` returns the result."""
         self._assert_is_running()
         if seed is None:
             seeds: list[int | None] = [None] * self.num_envs
@@ -223,48 +226,47 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"length={len(seeds)}."
             )
         self._pending.check_free("reset_async")
-        envs = self._envs
-        slots = envs._slots
+        access, env_ids = self._access, list(range(self.num_envs))
         if options is not None and "reset_mask" in options:
             mask = _checked_mask(options["reset_mask"], self.num_envs)
             options = {key: value for key, value in options.items() if key != "reset_mask"}
-            slots = [slots[i] for i in np.flatnonzero(mask)]
-            seeds = [seeds[i] for i in np.flatnonzero(mask)]
+            env_ids = np.flatnonzero(mask).tolist()
+            seeds = [seeds[env_id] for env_id in env_ids]
         self._pending.start(
             "reset",
-            lambda: envs._begin_reset(slots, seeds, [options] * len(slots)),
-            lambda timeout, deadline: envs._gather(slots, timeout, deadline, "reset"),
+            lambda: access.start_reset(env_ids, seeds, [options] * len(env_ids)),
+            lambda timeout: access.gather(env_ids, timeout, "reset"),
         )
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        """Waits for what `reset_async` started.
+        """Return the result of `reset_async`.
 
         Args:
-            timeout: How long, in seconds; None: for ever.
+            timeout: Seconds to wait; None: no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over. The resets go on, and nobody sees their results.
-            NoAsyncCallError: There is no `reset_async`.
+            multiprocessing.TimeoutError: The time is over. The resets go on, and their results are discarded.
+            NoAsyncCallError: `reset_async` was not called.
         """
         self._assert_is_running()
         batch = self._pending.finish("reset", timeout)
         env_ids = batch.env_ids.tolist()
         if len(env_ids) == self.num_envs:
-            self._observations.take(batch.obs)
+            self._observations.replace_all(batch.obs)
         else:
-            self._observations.put(env_ids, batch.obs)
+            self._observations.replace_some(env_ids, batch.obs)
         infos: dict[str, Any] = {}
         for env_id, info in zip(env_ids, batch.infos, strict=True):
             infos = self._add_info(infos, info, env_id)
-        return self._observations.handed_out(self.copy), infos
+        return self._observations.current(self.copy), infos
 
     # Stepping --------------------------------------------------------------------------------------------
 
     def step(self, actions: Any) -> _Steps:
-        """Steps all envs.
+        """Step all envs.
 
         Args:
-            actions: A batch, as ``action_space`` has it.
+            actions: Batch of actions in ``action_space``.
 
         Returns:
             Observations, rewards (float64), terminations, truncations (bool) and infos.
@@ -276,92 +278,97 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             try:
                 result = self._envs.step(actions)
             except AlreadyPendingError:
-                self._pending.drop_late(None)
+                self._pending.discard_late_results(None)
                 result = self._envs.step(actions)
         except VectorStepError as error:
             failure = error
         else:
-            return self._handed_out(*result)
+            return self._as_gymnasium(*result)
         raise self._pending.own_error(failure)
 
     def step_async(self, actions: Any) -> None:
-        """Starts a step of all envs; `step_wait` gives the result. Where a step that timed out still runs, it waits."""
+        """Start a full-batch step; `step_wait` returns the result. It is queued behind a step that has timed out."""
         self._assert_is_running()
-        envs, pending = self._envs, self._pending
+        envs, access, pending = self._envs, self._access, self._pending
         pending.check_free("step_async")
-        if pending.is_owing():
+        if pending.has_late_results():
             actions = copying.deepcopy(actions)
         if self._actions.fits(actions):
-            pending.start("step", lambda: envs._begin_all(actions), envs._finish_all)
+            pending.start("step", lambda: envs.step_async(actions), envs.step_wait)
         else:
-            # As there, what does not fit is for the envs to judge; only that there is one for each is not.
+            # As in Gymnasium, the envs judge actions that do not fit; only their number is checked.
             each = list(iterate(self.action_space, actions))
-            pending.start("step", lambda: envs._begin_as_given(each), envs._finish_all)
+            env_ids = list(range(self.num_envs))
+            pending.start(
+                "step",
+                lambda: access.start_unchecked_steps(env_ids, each),
+                lambda timeout: access.gather(env_ids, timeout, "step")[1:6],
+            )
 
     def step_wait(self, timeout: float | None = None) -> _Steps:
-        """Waits for what `step_async` started.
+        """Return the result of `step_async`.
 
         Args:
-            timeout: How long, in seconds; None: for ever.
+            timeout: Seconds to wait; None: no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over. The steps go on, and nobody sees their results.
-            NoAsyncCallError: There is no `step_async`.
+            multiprocessing.TimeoutError: The time is over. The steps go on, and their results are discarded.
+            NoAsyncCallError: `step_async` was not called.
         """
         self._assert_is_running()
-        return self._handed_out(*self._pending.finish("step", timeout))
+        return self._as_gymnasium(*self._pending.finish("step", timeout))
 
-    def _handed_out(self, obs: Any, rewards: Any, ended: Any, cut: Any, own_infos: list[dict[str, Any]]) -> _Steps:
-        self._observations.take(obs)
+    def _as_gymnasium(self, obs: Any, rewards: Any, ended: Any, cut: Any, own_infos: list[dict[str, Any]]) -> _Steps:
+        self._observations.replace_all(obs)
         infos: dict[str, Any] = {}
         if any(own_infos):
             for i, info in enumerate(own_infos):
                 infos = self._add_info(infos, info, i)
-        return self._observations.handed_out(self.copy), rewards, ended, cut, infos
+        return self._observations.current(self.copy), rewards, ended, cut, infos
 
     # Calling ---------------------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls a method of each env, or reads an attribute that is none; one value an env."""
+        """Call a method of each env, or read an attribute that is not a method; return one value per env."""
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Starts what `call` does; `call_wait` gives the result.
+        """Start a `call`; `call_wait` returns the result.
 
         Raises:
-            ValueError: ``reset``, ``step`` or ``close``.
+            ValueError: The name is ``reset``, ``step`` or ``close``.
         """
         self._assert_is_running()
         self._pending.check_free("call_async")
         if name in _NOT_CALLED:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._pending.add_calls([slot.handle._call_or_get(name, args, kwargs) for slot in self._envs._slots])
+        self._pending.add_calls([call_or_get(self._envs[i], name, args, kwargs) for i in range(self.num_envs)])
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Waits for what `call_async` started.
+        """Return the result of `call_async`.
 
         Args:
-            timeout: How long, in seconds; None: for ever.
+            timeout: Seconds to wait; None: no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over. The calls go on, and nobody sees their results.
-            NoAsyncCallError: There is no `call_async`.
+            multiprocessing.TimeoutError: The time is over. The calls go on, and their results are discarded.
+            NoAsyncCallError: `call_async` was not called.
         """
         self._assert_is_running()
         results: tuple[Any, ...] = self._pending.finish("call", timeout)
         return results
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Reads an attribute of each env (calls it if it is a method, as in AsyncVectorEnv)."""
+        """Return an attribute per env; a method is called, as in AsyncVectorEnv."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Writes an attribute of each env.
+        """Set an attribute of each env.
 
         Args:
-            name: The attribute's name.
-            values: A list or tuple has one value an env; anything else goes to all.
+            name: Name of the attribute.
+            values: A list or tuple has one value per env; anything else goes to all.
 
         Raises:
             ValueError: A list or tuple of another length.
@@ -378,17 +385,17 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._envs.set_attr(name, values)
 
     def render(self) -> tuple[Any, ...]:
-        """The frames of all envs."""
+        """Return the frames of all envs."""
         return self.call("render")
 
     # Closing ---------------------------------------------------------------------------------------------
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Closes the envs and ends their processes; called by `close`.
+        """Close the envs and end their processes; called by `close`.
 
         Args:
-            timeout: How long that may take before what is left is killed, in seconds; None: the close deadline.
-            terminate: Whether processes are killed at once.
+            timeout: Seconds after which processes are killed; None: the close deadline.
+            terminate: True to kill processes at once.
         """
         if self._pending.what is not None:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending.what}` to complete.")
@@ -401,7 +408,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def _limited(envs_per_actor: int, max_concurrency: int | None, num_envs: int) -> int:
-    """How many envs share a process, so that no more than ``max_concurrency`` run at once."""
+    """Return the number of envs per process with which at most ``max_concurrency`` run at once."""
     if max_concurrency is None:
         return envs_per_actor
     if not isinstance(max_concurrency, (int, np.integer)):

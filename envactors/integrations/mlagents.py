@@ -1,8 +1,9 @@
-"""`ActorEnvManager`: ML-Agents' ``SubprocessEnvManager`` over actors, one an env.
+"""`ActorEnvManager`: ML-Agents' ``SubprocessEnvManager`` over actors, one per env.
 
-    get_steps ──▶ policies choose, idle workers get a step each ──▶ whoever is done first, and all that are done by then
+    get_steps ──▶ policies choose actions, idle workers get a step each ──▶ all steps done once the first one is
 
-A worker has one future, that of its step. Whether a lost process is replaced is decided by the actor's `RestartPolicy`.
+A worker has one future, that of its pending step. The actor's `RestartPolicy` decides whether a lost process is
+replaced.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, close_all, launch
+from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process, launch
 from envactors.actor.states import ActorState
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
-from envactors.integrations.inside_mlagents import UnityGuest
+from envactors.integrations.env_adapters_mlagents import UnityEnvAdapter
 from envactors.options import Deadlines, RestartPolicy, check_timeout
 
 try:
@@ -35,7 +36,7 @@ except ImportError as error:
     raise ImportError(
         f"envactors.integrations.mlagents needs mlagents_envs ({error}): pip install 'envactors[mlagents]'"
     ) from error
-except TypeError as error:  # how protobuf 4 and later refuse its messages
+except TypeError as error:  # protobuf 4 and later refuse its messages this way
     raise ImportError(
         f"mlagents_envs does not work with the protobuf that is installed ({error}): pip install 'envactors[mlagents]'"
     ) from error
@@ -50,7 +51,7 @@ __all__ = ["ActionInfo", "ActorEnvManager", "EnvManager", "EnvironmentStep"]
 
 logger = logging.getLogger(__name__)
 
-# What becomes of processes, and what ML-Agents restarts workers for: after these, the process is ended.
+# Errors of a lost process, and errors of an env after which ML-Agents restarts the worker.
 _LOSSES = (ActorDiedError, ActorTimeoutError)
 _COMPLAINTS = (
     UnityCommunicationException,
@@ -61,15 +62,15 @@ _COMPLAINTS = (
 
 
 class Worker:
-    """One env and its process.
+    """One env and its actor.
 
     Attributes:
-        worker_id: Its number.
-        actor: Its handle.
-        previous_step: Its last step or reset.
-        previous_all_action_info: What the policies chose after that.
-        future: The step that is under way or was not taken yet, if any.
-        incarnation: The process that holds its episodes.
+        worker_id: Index of the worker.
+        actor: Handle of the actor.
+        previous_step: Last step or reset.
+        previous_all_action_info: Actions that the policies chose after it.
+        future: Pending step, or one that was not collected yet; None if there is none.
+        incarnation: Incarnation that holds the episodes; None before the first reset.
     """
 
     def __init__(self, worker_id: int, actor: ActorHandle) -> None:
@@ -82,30 +83,30 @@ class Worker:
 
     @property
     def waiting(self) -> bool:
-        """Whether it owes a step."""
+        """True if a step is pending."""
         return self.future is not None
 
 
-class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many Unity envs, each in an actor of its own, under the interface of ML-Agents' env managers.
+class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
+    """Steps many Unity envs, each in an actor of its own, with the interface of ML-Agents' env managers.
 
-    Where a worker is lost (its process dies, passes a deadline, or its env raises one of Unity's exceptions of
-    communication, time-out or start) and may be replaced, all episodes end, the envs' parameters are sent again and all
-    envs are reset, as there. Any other exception of an env is raised, and the env goes on.
+    A worker is lost if its process dies or exceeds a deadline, or its env raises one of Unity's exceptions of
+    communication, time-out or start. If it may be replaced, all episodes end, the envs' parameters are sent again and
+    all envs are reset, as in ML-Agents. Any other exception of an env is raised, and the env goes on.
 
     Args:
         env_factory: ``f(worker_id, side_channels)`` makes an env, a ``mlagents_envs.base_env.BaseEnv``; pickled by
-            value, and run in the workers alone.
+            value and called only in the workers.
         run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are read; or an
             ``EngineConfig`` alone.
-        n_env: How many envs.
-        deadlines: How long things may take.
-        restart: When a lost process is replaced. None: what ``run_options.env_settings`` says; without them once in any
-            60 seconds and 10 times in the life of a worker, as there.
+        n_env: Number of envs.
+        deadlines: Deadlines.
+        restart: Limits of the replacement of lost processes. None: those of ``run_options.env_settings``; without them
+            once in any 60 seconds and 10 times in the life of a worker, as in ML-Agents.
 
     Attributes:
         env_workers: The workers.
-        env_parameters: The parameters that the envs have.
+        env_parameters: Current parameters of the envs.
 
     Raises:
         SerializationError: ``env_factory`` cannot be pickled.
@@ -128,7 +129,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
         self.env_workers: list[Worker] = []
         for i in range(n_env):
             actor = launch(
-                [functools.partial(UnityGuest, env_factory, i, engine)],
+                [functools.partial(UnityEnvAdapter, env_factory, i, engine)],
                 name=f"worker-{i}",
                 first=i,
                 backend="process",
@@ -139,43 +140,43 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
             self.env_workers.append(Worker(i, actor))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Sends parameters to all envs, which have them from their next step on; waits for steps that are under way.
+        """Send parameters to all envs, effective from their next step on; wait for pending steps.
 
         Args:
-            config: Numbers by name, and objects with ``apply(name, channel)`` such as ML-Agents' samplers.
+            config: Numbers, or objects with ``apply(name, channel)`` such as ML-Agents' samplers, by name.
 
         Raises:
-            VectorInputError: Something else.
+            VectorInputError: A value is neither.
         """
-        for future in _failed(self._ask("envactors_send", self._remember(config))).values():
-            if not isinstance(_error(future), _LOSSES):  # who is lost gets all parameters with the next reset
+        for future in _failed(self._call_all("envactors_send", self._record_parameters(config))).values():
+            if not isinstance(_error(future), _LOSSES):  # a lost worker gets all parameters with the next reset
                 raise raised_by_user_code(_error(future))
 
     @property
     def training_behaviors(self) -> dict[str, Any]:
-        """The envs' ``BehaviorSpec`` by behavior name, merged; waits for steps that are under way."""
+        """``BehaviorSpec`` of all envs by behavior name; waits for pending steps."""
         return self._merged("envactors_behaviors")
 
     @property
     def external_brains(self) -> dict[str, Any]:
-        """`training_behaviors`, by its older name."""
+        """Older name of `training_behaviors`."""
         return self.training_behaviors
 
     @property
     def get_properties(self) -> dict[str, float]:
-        """Numbers that were sent as parameters, and properties that envs have sent, merged; waits for steps."""
+        """Numbers sent as parameters and properties that envs have sent; waits for pending steps."""
         return self._merged("envactors_properties")
 
     def close(self, timeout: float | None = None) -> None:
-        """Lets steps that are under way end, closes the envs and ends their processes; may be called again.
+        """Let steps that are under way end, close the envs and end their processes; may be called again.
 
         Args:
-            timeout: How long that may take before processes are killed, in seconds; None: the close deadline.
+            timeout: Seconds after which processes are killed; None: the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        close_all([worker.actor._supervisor for worker in self.env_workers], timeout)
+        close_all([worker.actor for worker in self.env_workers], timeout)
 
-    # What the base class asks for ------------------------------------------------------------------------
+    # Methods of the base class ---------------------------------------------------------------------------
 
     def _step(self) -> list[EnvironmentStep]:
         while True:
@@ -191,8 +192,8 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
             self._recover(failed, "step")
 
     def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
-        self._remember(config)
-        self._take_in()
+        self._record_parameters(config)
+        self._discard_pending_steps()
         resets: dict[Worker, ActorFuture] = {}
         left = self.env_workers
         while left:
@@ -209,11 +210,11 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
     def _begin_step(self, worker: Worker) -> None:
         infos = worker.previous_all_action_info = self._take_step(worker.previous_step)
         actions = {name: info.env_action for name, info in infos.items() if len(info.agent_ids)}
-        # In no other process: that would know nothing of the episodes.
-        worker.future = worker.actor._call_in(worker.incarnation, "step", actions)
+        # Bound to the incarnation, since another process does not have the episodes.
+        worker.future = call_on_incarnation(worker.actor, worker.incarnation, "step", actions)
 
     def _take_step(self, last_step: EnvironmentStep) -> dict[str, Any]:
-        """Has the policies choose what follows a step."""
+        """Return the policies' actions after a step, by behavior name."""
         with hierarchical_timer("ActorEnvManager._take_step"):
             return {
                 name: self.policies[name].get_action(decisions, last_step.worker_id)
@@ -225,7 +226,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
         return {worker: worker.future for worker in self.env_workers if worker.future is not None}
 
     def _collect(self, worker: Worker) -> EnvironmentStep:
-        """Takes a step in that is done, and the timers that came with it."""
+        """Return the finished step of a worker and merge its timers."""
         future, worker.future = worker.future, None
         assert future is not None, "it was under way"
         results, timers, stats = future.result()
@@ -234,8 +235,8 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
         worker.previous_step = EnvironmentStep(results, worker.worker_id, worker.previous_all_action_info, stats)
         return worker.previous_step
 
-    def _take_in(self) -> None:
-        """Waits for all steps that are under way, which nobody asks for any more."""
+    def _discard_pending_steps(self) -> None:
+        """Wait for all pending steps and discard their results."""
         under_way = self._under_way()
         failed = _failed(under_way)
         for worker in under_way:
@@ -247,7 +248,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
     # Losses ----------------------------------------------------------------------------------------------
 
     def _recover(self, failed: Mapping[Worker, ActorFuture], method: str) -> None:
-        """Replaces what is lost and, where that had an episode, ends all episodes and resets all envs, as there."""
+        """Replace lost workers; if one had an episode, end all episodes and reset all envs, as ML-Agents does."""
         self._replace(failed, method)
         if any(worker.incarnation is not None for worker in failed):
             self.reset()
@@ -255,10 +256,10 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
             self.first_step_infos = []
 
     def _replace(self, failed: Mapping[Worker, ActorFuture], method: str) -> list[Worker]:
-        """Has other processes take the place of those that are lost, and of those whose envs are.
+        """Let lost workers be replaced, and discard the processes of envs that have failed.
 
         Raises:
-            Exception: What a worker has ended with, where it may not be replaced, or is not lost at all.
+            Exception: The error of a worker that may not be replaced, or that is not lost.
         """
         for worker, future in failed.items():
             worker.future, error = None, _error(future)
@@ -266,13 +267,13 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
                 raise raised_by_user_code(error)
             logger.warning("worker %d is replaced, since it ended with: %s", worker.worker_id, error)
             if isinstance(error, _COMPLAINTS):
-                worker.actor._supervisor.condemn(future.incarnation, worker.worker_id, method, error)
+                discard_process(worker.actor, future.incarnation, worker.worker_id, method, error)
         return list(failed)
 
-    # Asking ----------------------------------------------------------------------------------------------
+    # Calls -----------------------------------------------------------------------------------------------
 
-    def _remember(self, config: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Takes parameters into account that are about to be sent."""
+    def _record_parameters(self, config: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Check parameters, add them to `env_parameters`, and return them."""
         news = dict(config or {})
         for name, value in news.items():
             if not (hasattr(value, "apply") or isinstance(value, numbers.Real)):
@@ -282,12 +283,14 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
         self.env_parameters |= news
         return news
 
-    def _ask(self, method: str, *args: Any) -> dict[Worker, ActorFuture]:
-        return {worker: worker.actor._call_in(worker.incarnation, method, *args) for worker in self.env_workers}
+    def _call_all(self, method: str, *args: Any) -> dict[Worker, ActorFuture]:
+        return {
+            worker: call_on_incarnation(worker.actor, worker.incarnation, method, *args) for worker in self.env_workers
+        }
 
     def _merged(self, method: str) -> dict[str, Any]:
         while True:
-            futures = self._ask(method)
+            futures = self._call_all(method)
             failed = _failed(futures)
             if not failed:
                 return {name: value for future in futures.values() for name, value in future.result().items()}
@@ -295,7 +298,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # its module is checked
 
 
 def _failed(futures: Mapping[Worker, ActorFuture]) -> dict[Worker, ActorFuture]:
-    """Those that ended with an exception; waits for all."""
+    """Wait for all futures and return those that failed."""
     return {worker: future for worker, future in futures.items() if future.exception() is not None}
 
 
@@ -310,7 +313,7 @@ def _is_loss(future: ActorFuture) -> bool:
 
 
 def _settings(run_options: Any) -> tuple[Any, RestartPolicy]:
-    """The engine's configuration and the limits of restarts, from ML-Agents' ``RunOptions`` or an ``EngineConfig``."""
+    """Return engine configuration and restart limits from a ``RunOptions`` or an ``EngineConfig``."""
     if isinstance(run_options, EngineConfig):
         return run_options, _policy(10, 1, 60)  # the defaults of ML-Agents' EnvironmentSettings
     engine, env = run_options.engine_settings, run_options.env_settings

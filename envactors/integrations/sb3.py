@@ -1,6 +1,6 @@
 """`ActorVecEnv`: stable-baselines3's ``SubprocVecEnv`` over actors.
 
-    step_async ──▶ the facade's step of all envs is started      step_wait ──▶ its results, by the names known there
+    step_async ──▶ starts a full-batch step of the facade      step_wait ──▶ its results, with the names of SB3
 
 The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="same_step"``.
 """
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle
+from envactors.actor.handle import ActorView
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
-from envactors.integrations.inside import StableBaselinesGuest, guests
+from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapter_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
-from envactors.vector.slot import OnFailure
+from envactors.vector.failure_policy import OnFailure
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -35,28 +35,28 @@ except ImportError as error:
 
 
 class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many envs as one, each in an actor of its own, under stable-baselines3's interface.
+    """Steps many envs as one, each in an actor of its own, with stable-baselines3's interface.
 
     Args:
-        env_fns: One callable an env; run in the workers alone.
-        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``, none of which needs a ``__main__`` guard. None: what
-            the environment variable ``DEFAULT_START_METHOD`` says, and without it envactors' own default.
-        envs_per_actor: How many envs share a process.
-        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. A renewed env's episode ends as by a time
-            limit, with the exception as ``info["failure"]``.
-        deadlines: How long things may take.
-        restart: When a lost process is replaced.
-        standbys: How many processes are kept started for those that are lost.
+        env_fns: One callable per env; called only in the workers.
+        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``, none of which needs a ``__main__`` guard. None: the
+            environment variable ``DEFAULT_START_METHOD``, and without it envactors' default.
+        envs_per_actor: Number of envs per process.
+        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
+            is truncated, with the exception as ``info["failure"]``.
+        deadlines: Deadlines.
+        restart: Limits of the replacement of lost processes.
+        standbys: Number of processes kept ready to replace lost ones.
 
     Attributes:
-        actors: The processes' handles.
-        waiting: Whether a step is under way.
-        closed: Whether it was closed.
+        actors: Handles of the actors.
+        waiting: True while a step is pending.
+        closed: True after `close`.
 
     Raises:
-        ValueError: No such start method.
-        ActorStartError: An env could not be made.
-        SpaceMismatchError: The envs' values do not go into one batch.
+        ValueError: The start method is unknown.
+        ActorStartError: An env could not be created.
+        SpaceMismatchError: The envs' spaces differ.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         self.waiting = False
         self.closed = False
         self._envs = VectorEnv(
-            guests(StableBaselinesGuest, env_fns),
+            adapter_factories(StableBaselinesEnvAdapter, env_fns),
             envs_per_actor=envs_per_actor,
             autoreset="same_step",
             on_failure=on_failure,
@@ -95,33 +95,32 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
     # Stepping --------------------------------------------------------------------------------------------
 
     def step_async(self, actions: Any) -> None:
-        """Starts a step of all envs.
+        """Start a full-batch step.
 
         Raises:
-            AlreadyPendingError: The last one was not taken with `step_wait`.
-            SpaceMismatchError: Another number, shape or dtype than the action space has.
+            AlreadyPendingError: The previous step was not finished with `step_wait`.
+            SpaceMismatchError: Number, shape or dtype of the actions differ from the action space.
         """
-        self._envs._check_open()
         if self.waiting:
             raise AlreadyPendingError("a step is under way: take its results with step_wait() first")
-        self._envs._begin_all(actions)
+        self._envs.step_async(actions)
         self.waiting = True
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
-        """Waits for the step.
+        """Wait for the step and return its results.
 
         Returns:
-            ``(obs, rewards, dones, infos)``: an env that is done was reset already; its info has the episode's last
+            ``(obs, rewards, dones, infos)``. An env that is done was reset already; its info has the episode's last
             observation as ``terminal_observation``.
 
         Raises:
-            Exception: What the first env that failed raised, once all have answered; the others go on.
+            Exception: The exception of the first env that failed, once all have answered; the others go on.
             NothingPendingError: No step was started.
         """
         if not self.waiting:
             raise NothingPendingError("step_wait() with no step under way: call step_async(actions) first")
         try:
-            obs, rewards, terminated, truncated, infos = self._envs._finish_all(None, None)
+            obs, rewards, terminated, truncated, infos = self._envs.step_wait()
         except VectorStepError as error:
             failed = error
         else:
@@ -137,15 +136,15 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         raise _first_of(failed)
 
     def reset(self) -> Any:
-        """Resets all envs, with the seeds and options that were set since the last reset.
+        """Reset all envs with the seeds and options that were set since the last reset.
 
-        A step that is under way is taken in first.
+        A pending step is finished first and its result is discarded.
 
         Raises:
-            Exception: What the first env that failed raised, once all have answered.
+            Exception: The exception of the first env that failed, once all have answered.
         """
         if self.waiting:
-            with contextlib.suppress(Exception):  # nobody asks for that step any more
+            with contextlib.suppress(Exception):  # the result is discarded
                 self.step_wait()
         try:
             obs, infos = self._envs.reset(self._seeds, [options or None for options in self._options])
@@ -159,37 +158,38 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         raise _first_of(failed)
 
     def close(self) -> None:
-        """Takes in a step that is under way, closes the envs and ends their processes, within the close deadline."""
+        """Discard a pending step, close the envs and end their processes, within the close deadline."""
         self._envs.close()
         self.waiting, self.closed = False, True
 
-    # Asking ----------------------------------------------------------------------------------------------
+    # Attributes and methods
+    # ----------------------------------------------------------------------------------------------
 
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
-        """Reads an attribute of envs, also one of an env that is wrapped; one value an env."""
+        """Return an attribute per env; wrapped envs are searched too."""
         return _results([handle.get(attr_name) for handle in self._handles(indices)])
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
-        """Writes one value to an attribute of envs: of the outermost wrapper, where there is one."""
+        """Set an attribute of envs to one value, on the outermost wrapper if there is one."""
         _results([handle.set(attr_name, value) for handle in self._handles(indices)])
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Calls a method of envs side by side; one value an env."""
+        """Call a method of envs in parallel and return one value per env."""
         return _results([handle.call(method_name, *method_args, **method_kwargs) for handle in self._handles(indices)])
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether all envs have an attribute."""
+        """Return whether all envs have an attribute."""
         return all(self.env_method("envactors_has", attr_name))
 
     def env_is_wrapped(self, wrapper_class: type, indices: int | Iterable[int] | None = None) -> list[bool]:
-        """Whether envs are wrapped in a wrapper of that class."""
+        """Return per env whether it is wrapped in a wrapper of that class."""
         name = wrapper_class.__module__, wrapper_class.__qualname__
         return self.env_method("envactors_is_wrapped", *name, indices=indices)
 
     def get_images(self) -> Sequence[Any]:
-        """The frames of all envs; None each, with a warning, where the render mode is another than ``"rgb_array"``."""
+        """Return the frames of all envs. Unless the render mode is ``"rgb_array"``, warn and return None per env."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"the render mode is {self.render_mode!r}: images are had with render_mode='rgb_array' alone",
@@ -198,15 +198,15 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             return [None] * self.num_envs
         return self.env_method("render")
 
-    def _handles(self, indices: int | Iterable[int] | None) -> list[ActorHandle]:
+    def _handles(self, indices: int | Iterable[int] | None) -> list[ActorView]:
         return [self._envs[index] for index in self._get_indices(indices)]
 
 
 def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The infos of an episode's end and of the reset after it, out of what the facade gives for both."""
+    """Split the facade's info of an episode's end into the infos of the last step and of the reset after it."""
     reset_info = {**info}
     cut, last = reset_info.pop("TimeLimit.truncated"), reset_info.pop("final_info", {})
-    # A failed step has no info of its own: the one that is given is the step's before.
+    # A failed step has no info of its own; ``final_info`` is that of the previous step.
     ending = {"failure": reset_info.pop("failure")} if "failure" in info else {**last}
     ending["TimeLimit.truncated"] = cut
     if "final_obs" in info:
@@ -219,17 +219,17 @@ def _backend(start_method: str | None) -> str | Backend:
         start_method = os.environ.get("DEFAULT_START_METHOD")
     if start_method is None:
         return "process"
-    multiprocessing.get_context(start_method)  # refuses what there is not, in the words that users know
+    multiprocessing.get_context(start_method)  # raises multiprocessing's own error for an unknown method
     return ProcessBackend(start_method=start_method)  # type: ignore[arg-type] # just checked
 
 
 def _results(futures: list[ActorFuture]) -> list[Any]:
-    """The results of all; all are waited for, and the first failure is raised."""
+    """Wait for all futures and return their results, or raise the first failure."""
     for future in futures:
         future.exception()
     return [future.result() for future in futures]
 
 
 def _first_of(error: VectorStepError) -> BaseException:
-    """What the first env that failed has raised."""
+    """Return the exception of the first env that failed."""
     return next(iter(error.failures.values()))

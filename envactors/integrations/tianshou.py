@@ -1,6 +1,6 @@
-"""`ActorEnvWorker` and `ActorVectorEnv`: tianshou's vector envs over actors, one an env.
+"""`ActorEnvWorker` and `ActorVectorEnv`: tianshou's vector envs over actors, one per env.
 
-tianshou's vector envs keep account of who is stepping; a worker has one future, that of what it was asked last.
+tianshou's vector envs know which workers are stepping; a worker has one future, that of its last request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, spawn
-from envactors.integrations.inside import TianshouGuest
+from envactors.integrations.env_adapters import TianshouEnvAdapter
 from envactors.options import Deadlines, RestartPolicy
 
 try:
@@ -29,16 +29,19 @@ except ImportError as error:
 class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked nowhere
     """One env in an actor, for ``BaseVectorEnv(env_fns, worker_fn=ActorEnvWorker)``.
 
-    What the env raises is raised as itself, and it goes on. After the loss of its process it needs a reset.
+    An exception of the env is raised as itself, and the env goes on. If its process is lost, it needs a reset.
 
     Args:
-        env_fn: Makes the env; run in the worker alone.
-        deadlines: How long things may take.
-        restart: When a lost process is replaced.
-        actor: The env's actor, where `start` has made it already.
+        env_fn: Makes the env; called only in the worker.
+        deadlines: Deadlines.
+        restart: Limits of the replacement of lost processes.
+        actor: Actor of the env, if `start` has made it already.
+
+    Attributes:
+        future: The last request; None before the first.
 
     Raises:
-        ActorStartError: The env could not be made.
+        ActorStartError: The env could not be created.
     """
 
     def __init__(
@@ -50,92 +53,92 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         actor: ActorHandle | None = None,
     ) -> None:
         self.actor = self.start(env_fn, deadlines, restart) if actor is None else actor
-        self._future: ActorFuture | None = None
+        self.future: ActorFuture | None = None
         super().__init__(env_fn)
 
     @staticmethod
     def start(env_fn: Callable[[], Any], deadlines: Deadlines, restart: RestartPolicy) -> ActorHandle:
-        """Starts an env's actor in the background."""
-        return spawn(functools.partial(TianshouGuest, env_fn), deadlines=deadlines, restart=restart)
+        """Start an env's actor in the background and return its handle."""
+        return spawn(functools.partial(TianshouEnvAdapter, env_fn), deadlines=deadlines, restart=restart)
 
     def get_env_attr(self, key: str) -> Any:
-        """Reads an attribute of the env, also one that wrappers hide; None where it has none."""
+        """Return an attribute of the env, also one that wrappers hide, or None if it has none."""
         try:
             return self.actor.get(key).result()
         except AttributeError:
             return None
 
     def set_env_attr(self, key: str, value: Any) -> None:
-        """Writes an attribute of the innermost env."""
+        """Set an attribute of the innermost env."""
         self.actor.set(key, value).result()
 
     def send(self, action: Any, **kwargs: Any) -> None:
-        """Starts a step, or a reset where the action is None; `recv` gives its result."""
+        """Start a step, or a reset if the action is None; `recv` returns the result."""
         if action is not None:
-            self._future = self.actor.call("step", action)
+            self.future = self.actor.call("step", action)
             return
         if "seed" in kwargs:
             super().seed(kwargs["seed"])
-        self._future = self.actor.call("reset", **kwargs)
+        self.future = self.actor.call("reset", **kwargs)
 
     def recv(self) -> Any:
-        """Waits for what was sent last.
+        """Return the result of the last `send`.
 
         Raises:
-            Exception: What the env has raised.
+            Exception: The exception of the env.
         """
-        assert self._future is not None, "recv() with nothing sent: call send(action) first"
-        return self._future.result()
+        assert self.future is not None, "recv() with nothing sent: call send(action) first"
+        return self.future.result()
 
     def reset(self, **kwargs: Any) -> Any:
-        """Resets the env and waits for it."""
+        """Reset the env and return the result."""
         self.send(None, **kwargs)
         return self.recv()
 
     @staticmethod
     def wait(workers: list[ActorEnvWorker], wait_num: int, timeout: float | None = None) -> list[ActorEnvWorker]:
-        """Waits until ``wait_num`` workers have a result, at most ``timeout`` seconds; gives all that have one.
+        """Wait until ``wait_num`` workers have a result, at most ``timeout`` seconds, and return all that have one.
 
-        One whose env has failed is given alone, and only when no other has a result: its `recv` raises, and what was
-        received together with it would be lost.
+        A worker whose env has failed is returned alone, and only if no other has a result: its `recv` raises, and
+        results received together with it would be lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        futures = [worker._future for worker in workers if worker._future is not None]
+        futures = [worker.future for worker in workers if worker.future is not None]
         while sum(future.done() for future in futures) < min(wait_num, len(futures)):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 break
             wait_for([future for future in futures if not future.done()], left, FIRST_COMPLETED)
-        ready = [worker for worker in workers if worker._future is not None and worker._future.done()]
-        fine = [worker for worker in ready if worker._future is not None and worker._future.exception() is None]
+        ready = [worker for worker in workers if worker.future is not None and worker.future.done()]
+        fine = [worker for worker in ready if worker.future is not None and worker.future.exception() is None]
         return fine or ready[:1]
 
     def seed(self, seed: int | None = None) -> Any:
-        """Seeds the env by its own ``seed``, or where it has none by a reset; and its action space."""
+        """Seed the env and its action space: by the env's own ``seed``, or by a reset if it has none."""
         super().seed(seed)
         return self.actor.call("envactors_seed", seed).result()
 
     def render(self, **kwargs: Any) -> Any:
-        """The env's frame."""
+        """Return a frame of the env."""
         return self.actor.call("render", **kwargs).result()
 
     def close_env(self) -> None:
-        """Takes in what is under way, closes the env and ends its process, within the close deadline."""
+        """Wait for the pending request, close the env and end its process, within the close deadline."""
         self.actor.close()
 
 
 class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many envs as one, each in an actor of its own, under tianshou's interface.
+    """Steps many envs as one, each in an actor of its own, with tianshou's interface.
 
     Args:
-        env_fns: One callable an env; run in the workers alone, which start side by side.
-        wait_num: How many envs a step waits for; None: all.
-        timeout: How long a step waits for them, in seconds; it returns at least one env's result.
-        deadlines: How long things may take.
-        restart: When a lost process is replaced.
+        env_fns: One callable per env; called only in the workers, which start in parallel.
+        wait_num: Number of envs that a step waits for; None: all.
+        timeout: Seconds that a step waits for them; it returns at least one result.
+        deadlines: Deadlines.
+        restart: Limits of the replacement of lost processes.
 
     Raises:
-        ActorStartError: An env could not be made.
+        ActorStartError: An env could not be created.
     """
 
     def __init__(
@@ -150,15 +153,16 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         actors = iter([ActorEnvWorker.start(env_fn, deadlines, restart) for env_fn in env_fns])
         super().__init__(env_fns, lambda env_fn: ActorEnvWorker(env_fn, actor=next(actors)), wait_num, timeout)
 
-    def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # its name there
-        """Steps envs, as there.
+    def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # tianshou's name
+        """Step envs as ``BaseVectorEnv.step`` does.
 
         Raises:
-            Exception: What an env has raised; it can be reset, and the others go on.
+            Exception: The exception of an env; it can be reset, and the others go on.
         """
         try:
             return super().step(action, id)
         except Exception:
-            # One that fails in `recv` is neither waiting nor ready there, and could never be asked again.
+            # The base class leaves an env that failed in `recv` neither waiting nor ready, so it could never step
+            # again.
             self.ready_id += [i for i in range(self.env_num) if i not in {*self.ready_id, *self.waiting_id}]
             raise

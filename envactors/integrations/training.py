@@ -1,7 +1,7 @@
-"""What ML-Agents' package ``mlagents`` says of env managers, for where only ``mlagents_envs`` is installed.
+"""Stand-ins for the env manager classes of ML-Agents' package ``mlagents``, if only ``mlagents_envs`` is installed.
 
-The same names, fields and methods as in ``mlagents.trainers.env_manager`` and ``mlagents.trainers.action_info`` 0.28,
-so that programs work with either; imports no framework.
+They have the names, fields and methods of ``mlagents.trainers.env_manager`` and ``mlagents.trainers.action_info`` 0.28,
+so that programs work with either. Imports no framework.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class ActionInfo(NamedTuple):
-    """What a policy chose for the agents of one behavior.
+    """Actions of a policy for the agents of one behavior.
 
     Attributes:
-        action: The policy's own output.
-        env_action: What the env is given, for ``BaseEnv.set_actions``.
-        outputs: Whatever else the policy computed.
-        agent_ids: The agents that it is for, in the order of the actions.
+        action: Output of the policy.
+        env_action: Actions for ``BaseEnv.set_actions``.
+        outputs: Further outputs of the policy.
+        agent_ids: Ids of the agents, in the order of the actions.
     """
 
     action: Any
@@ -32,7 +32,7 @@ class ActionInfo(NamedTuple):
 
     @staticmethod
     def empty() -> ActionInfo:
-        """That of no agents."""
+        """Return an action info without agents."""
         return ActionInfo([], [], {}, [])
 
 
@@ -41,9 +41,9 @@ class EnvironmentStep(NamedTuple):
 
     Attributes:
         current_all_step_result: ``(DecisionSteps, TerminalSteps)`` by behavior name.
-        worker_id: Which env.
-        brain_name_to_action_info: What the policies chose, which led to this step.
-        environment_stats: What the env sent through its stats channel since the step before.
+        worker_id: Index of the env's worker.
+        brain_name_to_action_info: Actions that led to this step, by behavior name.
+        environment_stats: Stats that the env has sent since the previous step.
     """
 
     current_all_step_result: Mapping[str, tuple[Any, Any]]
@@ -53,12 +53,12 @@ class EnvironmentStep(NamedTuple):
 
     @property
     def name_behavior_ids(self) -> Iterable[str]:
-        """The behaviors in it."""
+        """Names of the behaviors."""
         return self.current_all_step_result.keys()
 
     @staticmethod
     def empty(worker_id: int) -> EnvironmentStep:
-        """That of an env of which nothing is known."""
+        """Return a step without behaviors."""
         return EnvironmentStep({}, worker_id, {}, {})
 
 
@@ -69,9 +69,9 @@ class EnvManager(ABC):
     action_info)``, ``record_environment_stats(stats, worker_id)`` and a ``policy_queue``, a `queue.Queue` of policies.
 
     Attributes:
-        policies: By behavior name; each has ``get_action(decision_steps, worker_id)``, which gives an `ActionInfo`.
-        agent_managers: By behavior name.
-        first_step_infos: The steps of the last reset, until they were passed on.
+        policies: Policies by behavior name; each has ``get_action(decision_steps, worker_id) -> ActionInfo``.
+        agent_managers: Agent managers by behavior name.
+        first_step_infos: Steps of the last reset, until they are passed on.
     """
 
     def __init__(self) -> None:
@@ -80,23 +80,23 @@ class EnvManager(ABC):
         self.first_step_infos: list[EnvironmentStep] = []
 
     def set_policy(self, brain_name: str, policy: Any) -> None:
-        """Has a policy choose a behavior's actions."""
+        """Set the policy of a behavior."""
         self.policies[brain_name] = policy
         if brain_name in self.agent_managers:
             self.agent_managers[brain_name].policy = policy
 
     def set_agent_manager(self, brain_name: str, manager: Any) -> None:
-        """Has an agent manager get a behavior's experiences."""
+        """Set the agent manager of a behavior."""
         self.agent_managers[brain_name] = manager
 
     def reset(self, config: Mapping[str, Any] | None = None) -> int:
-        """Ends all episodes and resets all envs.
+        """End all episodes and reset all envs.
 
         Args:
             config: Parameters of the envs.
 
         Returns:
-            How many envs there are.
+            The number of envs.
         """
         for manager in self.agent_managers.values():
             manager.end_episode()
@@ -104,10 +104,10 @@ class EnvManager(ABC):
         return len(self.first_step_infos)
 
     def get_steps(self) -> list[EnvironmentStep]:
-        """Takes new policies over and steps the envs.
+        """Take new policies over and steps the envs.
 
         Returns:
-            The steps that are done, for `process_steps`.
+            The finished steps, for `process_steps`.
         """
         if self.first_step_infos:
             self._process_step_infos(self.first_step_infos)
@@ -119,7 +119,7 @@ class EnvManager(ABC):
         return self._step()
 
     def process_steps(self, new_step_infos: list[EnvironmentStep]) -> int:
-        """Passes steps on to the agent managers; gives their number."""
+        """Pass steps to the agent managers and return their number."""
         return self._process_step_infos(new_step_infos)
 
     def _process_step_infos(self, step_infos: list[EnvironmentStep]) -> int:
@@ -134,8 +134,8 @@ class EnvManager(ABC):
                 manager.record_environment_stats(step.environment_stats, step.worker_id)
         return len(step_infos)
 
-    def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 # is not needed
-        """Is told when a behavior begins to be trained."""
+    def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 # optional
+        """Handle the start of a behavior's training; does nothing by default."""
 
     @abstractmethod
     def _step(self) -> list[EnvironmentStep]: ...
@@ -145,7 +145,7 @@ class EnvManager(ABC):
 
     @abstractmethod
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Sends parameters to the envs."""
+        """Send parameters to the envs."""
 
     @property
     @abstractmethod
@@ -154,11 +154,11 @@ class EnvManager(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the envs."""
+        """Close the envs."""
 
 
 def _newest(policies: queue.Queue[Any]) -> Any:
-    """The last one of a queue, which is empty then; None where there was none."""
+    """Empty a queue and return its last item, or None if it had none."""
     newest = None
     while True:
         try:

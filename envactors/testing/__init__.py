@@ -1,4 +1,4 @@
-"""A kit for testing actors: envs that fail on command, an env that shows any mixed-up result, conformance suites.
+"""Testing kit: envs that fail on command, an echo env that exposes any wrong result, and conformance suites.
 
 Nothing here needs Gymnasium; the suites are classes of plain ``test_`` methods for pytest to collect from your own
 subclasses.

@@ -1,4 +1,4 @@
-"""Actions for an env, sampled from its own space."""
+"""Sampling of actions from an env's own action space."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 
 def sample_actions(env: Any, maker: str, count: int, seed: int) -> list[Any]:
-    """Samples actions.
+    """Sample actions from an env's action space.
 
     Args:
-        env: Whose action space is sampled.
-        maker: What has made it, for the error.
-        count: How many actions.
-        seed: Of the space, where that can be seeded.
+        env: Env with an ``action_space`` that has a method ``sample``.
+        maker: Name of the factory that made the env, used in the error message.
+        count: Number of actions.
+        seed: Seed of the space; ignored if the space has no ``seed``.
 
     Raises:
-        ValueError: There is nothing to sample from.
+        ValueError: The env has no action space to sample from.
     """
     space: Any = getattr(env, "action_space", None)
     if not callable(getattr(space, "sample", None)):

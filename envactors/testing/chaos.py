@@ -1,4 +1,4 @@
-"""A storm of faults over a vector env, whose results are all accounted for.
+"""Chaos test: run a vector env under real faults and check every result.
 
     from envactors.testing.chaos import chaos
 
@@ -6,8 +6,8 @@
     assert report.ok, report
 
 The faults are real: processes kill themselves, hang in C, are stopped, die while they write. Each happens once. Each
-result is compared with that of a rehearsal: the same envs, stepped one after the other in one process that nothing
-happens to. Needs ``psutil``.
+result is compared with that of an oracle: the same envs, stepped one after the other in one process without faults.
+Needs ``psutil``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import loky.backend.resource_tracker
 
 import envactors as ea
 from envactors.backends.base import Backend
-from envactors.testing.census import CHILD_PATIENCE
+from envactors.testing.checker import Limits
+from envactors.testing.faults import FaultInjectingEnv, FaultTable, LargeEcho
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
+from envactors.testing.oracle import make_oracle
 from envactors.testing.plan import plan_faults
-from envactors.testing.referee import Limits
-from envactors.testing.rehearsal import rehearse
-from envactors.testing.sabotage import LargeEcho, Orders, Saboteur
-from envactors.testing.storm import Storm
-from envactors.testing.tally import ChaosReport, Tally
-from envactors.vector.slot import OnFailure
+from envactors.testing.process_watch import CHILD_PATIENCE
+from envactors.testing.report import ChaosReport, ReportBuilder
+from envactors.testing.runner import ChaosRunner
+from envactors.vector.failure_policy import OnFailure
 
-STALL_MARGIN = 2.0  # seconds that a result may take beyond the deadline
+STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
 _MAX_RESTARTS = 1_000_000
 
 
@@ -52,28 +52,27 @@ def chaos(
     backend: Backend | None = None,
     watch: Callable[[ChaosReport], None] | None = None,
 ) -> ChaosReport:
-    """Raises a storm of faults over a vector env and accounts for every result.
+    """Run a vector env under faults and check every result.
 
-    Nothing else should open files or start threads and processes in this process meanwhile: it would count as a leak.
+    Nothing else in this process should open files or start threads or processes meanwhile: that would count as a leak.
 
     Args:
-        factory: Makes one env, in the workers; None: an echo env, whose results tell which calls made them. The env
-            needs an ``action_space`` to sample from, and whatever its reset and steps do must take less than the
-            deadline.
-        faults: How many.
-        seed: Decides the plan of faults, the actions, and the seeds of the envs.
-        num_envs: How many envs.
-        envs_per_actor: How many of them share a process.
-        on_failure: ``"renew"`` or ``"replay"``. Where failures are replayed, each fault comes after the one before
-            it in its actor is over, and no result may tell of a failure.
-        deadline: Of each step and reset, in seconds; longer than what a busy machine makes of the env's own time.
+        factory: Makes one env, in the workers; None: an echo env, whose results show which calls produced them. The env
+            needs an ``action_space`` to sample from, and its resets and steps must take less than the deadline.
+        faults: Number of faults.
+        seed: Seed of the plan, the actions and the envs.
+        num_envs: Number of envs.
+        envs_per_actor: Number of envs per process.
+        on_failure: ``"renew"`` or ``"replay"``. With ``"replay"`` each fault waits until its actor has recovered from
+            the previous one, and no result may have a failure.
+        deadline: Deadline of each step and reset, in seconds; must exceed the env's own time on a busy machine.
         shared_memory: As for `envactors.VectorEnv`.
-        backend: Where the actors live; None: processes of a fork server, which start in milliseconds.
-        watch: Is given what the storm has shown so far, a few times a second.
+        backend: Backend of the actors; None: processes of a fork server, which start in milliseconds.
+        watch: Called with the report so far, a few times per second.
 
     Raises:
-        ValueError: An argument makes no sense, or there are no actions to sample.
-        ActorError: The env fails without being made to.
+        ValueError: An argument is invalid, or there are no actions to sample.
+        ActorError: The env fails without a fault.
     """
     for name, value in (("faults", faults), ("num_envs", num_envs), ("envs_per_actor", envs_per_actor)):
         if value < 1:
@@ -84,16 +83,19 @@ def chaos(
         raise ValueError(f"deadline is {deadline}: expected a positive number of seconds")
     backend = backend or ea.ProcessBackend(start_method="forkserver")
     started = time.monotonic()
-    tally = Tally(faults, seed, on_failure)
-    before = _take_stock()
+    report_builder = ReportBuilder(faults, seed, on_failure)
+    before = _start_trackers_and_take_inventory()
     with contextlib.ExitStack() as stack:
-        rehearsal = stack.enter_context(rehearse(factory, num_envs, seed, backend, tally))
-        orders = Orders.make(num_envs)
-        stack.callback(orders.remove)
+        oracle = stack.enter_context(make_oracle(factory, num_envs, seed, backend, report_builder))
+        fault_table = FaultTable.make(num_envs)
+        stack.callback(fault_table.remove)
         makers = [functools.partial(LargeEcho, i) if factory is None else factory for i in range(num_envs)]
         begun = time.monotonic()
         with ea.VectorEnv(
-            [functools.partial(Saboteur, maker, orders.path, num_envs, i) for i, maker in enumerate(makers)],
+            [
+                functools.partial(FaultInjectingEnv, maker, fault_table.path, num_envs, i)
+                for i, maker in enumerate(makers)
+            ],
             envs_per_actor=envs_per_actor,
             on_failure=on_failure,
             deadlines=ea.Deadlines(step=deadline, reset=deadline, close=5.0),
@@ -101,21 +103,23 @@ def chaos(
             backend=backend,
             shared_memory=shared_memory,
         ) as envs:
-            # All processes at once: no single one takes longer, unless the machine has more to do than now.
+            # All processes started at once: a single one takes less, unless the machine is busier than now.
             start_seconds = time.monotonic() - begun
             limits = Limits(deadline, deadline + STALL_MARGIN, 2 * start_seconds)
-            storm = Storm(envs, orders, plan_faults(faults, seed, num_envs), rehearsal, tally, limits, watch)
-            storm.run()
-        storm.account_for_processes()
-        del envs, storm
+            runner = ChaosRunner(
+                envs, fault_table, plan_faults(faults, seed, num_envs), oracle, report_builder, limits, watch
+            )
+            runner.run()
+        runner.report_leftover_processes()
+        del envs, runner
     gc.collect()
-    tally.leaks += _leaks(before)
-    tally.seconds = time.monotonic() - started
-    return tally.report()
+    report_builder.leaks += _leaks(before)
+    report_builder.seconds = time.monotonic() - started
+    return report_builder.report()
 
 
-def _take_stock() -> Inventory:
-    """Starts what stays until this process ends, and takes stock."""
+def _start_trackers_and_take_inventory() -> Inventory:
+    """Start the resource trackers, which live as long as this process, and return the inventory."""
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     gc.collect()

@@ -1,4 +1,4 @@
-"""What every backend and every env has to do: suites to subclass.
+"""Conformance suites for backends and envs, to be subclassed.
 
 class TestMyBackend(envactors.testing.BackendConformance):
 def make_backend(self):
@@ -21,22 +21,22 @@ import envactors as ea
 from envactors.backends.base import Backend
 from envactors.testing.envs import EchoEnv, FaultyEnv, expected_checksum
 
-_SOON = 30.0  # seconds that an answer may take on a busy machine
+_SOON = 30.0  # timeout in seconds that a busy machine never reaches
 
 
 class BackendConformance:
-    """What every backend has to do. Subclasses say which one in `make_backend`."""
+    """Tests that every backend must pass. Subclasses return theirs from `make_backend`."""
 
     def make_backend(self) -> Backend | str:
-        """The backend, or its name."""
+        """Return the backend or its name."""
         raise NotImplementedError
 
     def spawn(self, factory: Any = EchoEnv, **options: Any) -> Any:
-        """An actor in the backend."""
+        """Start an actor in the backend."""
         return ea.spawn(factory, backend=self.make_backend(), **options)
 
     def make_envs(self, count: int = 4, **options: Any) -> ea.VectorEnv:
-        """A vector env in the backend, of echo envs that fail on command."""
+        """Return a vector env of echo envs that fail on command, in the backend."""
         factories = [lambda i=i: FaultyEnv(EchoEnv(i, 5)) for i in range(count)]
         return ea.VectorEnv(factories, backend=self.make_backend(), **options)
 
@@ -201,20 +201,20 @@ class BackendConformance:
 
 
 class EnvConformance:
-    """What an env has to do to live in an actor. Subclasses make theirs in `make_env`."""
+    """Tests that an env must pass to run in an actor. Subclasses return theirs from `make_env`."""
 
     steps = 50
 
     def make_env(self) -> Any:
-        """A fresh env; must itself pickle by cloudpickle, as a factory."""
+        """Return a new env. The method itself must be picklable by cloudpickle, since it is the factory."""
         raise NotImplementedError
 
     def make_envs(self, backend: Backend | str, count: int = 2) -> ea.VectorEnv:
-        """A vector of the env."""
+        """Return a vector env of such envs."""
         return ea.VectorEnv([self.make_env] * count, backend=backend)
 
     def _actions(self, envs: ea.VectorEnv) -> Any:
-        """Actions for all envs: samples of one's action space."""
+        """Return an action for each env, sampled from the action space of env 0."""
         space = envs.get_attr("action_space", env_ids=[0])[0]
         space.seed(3) if hasattr(space, "seed") else None
         return [space.sample() for _ in range(envs.num_envs)]

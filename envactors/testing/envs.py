@@ -1,4 +1,4 @@
-"""Envs that fail on command, and one whose results tell which calls made them."""
+"""Envs that fail on command, and an echo env whose results show which calls produced them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LONG = 1000.0  # seconds: longer than any deadline of a test
 
 
 class Space:
-    """The least that a space is: a shape and a dtype.
+    """A minimal space: a shape and a dtype.
 
     Args:
-        shape: Of one value.
-        dtype: Of its elements.
+        shape: Shape of one value.
+        dtype: Dtype of its elements.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -35,12 +35,12 @@ class Space:
         self.dtype = np.dtype(dtype)
 
     def sample(self) -> npt.NDArray[Any]:
-        """A value of this space: zeros."""
+        """Return a value of this space, always zeros."""
         return np.zeros(self.shape, self.dtype)
 
 
 def expected_checksum(seed: int | None, actions: Iterable[int]) -> int:
-    """What `EchoEnv` answers as its checksum after a reset with this seed and these actions."""
+    """Return the checksum that `EchoEnv` shows after a reset with this seed and these actions."""
     checksum = zlib.crc32(struct.pack("<q", -1 if seed is None else seed))
     for action in actions:
         checksum = zlib.crc32(struct.pack("<q", int(action)), checksum)
@@ -50,12 +50,12 @@ def expected_checksum(seed: int | None, actions: Iterable[int]) -> int:
 class EchoEnv:
     """An env whose observation is ``[env id, steps since the reset, last action, checksum]`` (int64).
 
-    The checksum covers the seed of the last reset and every action since: a result that belongs to another call, a
-    step done twice or left out shows at once. The reward of a step is its action.
+    The checksum covers the seed of the last reset and every action since. It therefore exposes a result that belongs to
+    another call, and a step that was repeated or skipped. The reward of a step is its action.
 
     Args:
-        env_id: Its number.
-        episode_length: After how many steps it terminates.
+        env_id: Number shown in the observations.
+        episode_length: Number of steps after which an episode terminates.
     """
 
     observation_space = Space((4,), np.int64)
@@ -72,24 +72,24 @@ class EchoEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
-        """Begins an episode; the info tells the seed and the options."""
+        """Begin an episode; the info has the seed and the options."""
         self.steps, self.last_action = 0, -1
         self.checksum = expected_checksum(seed, ())
         return self._observe(), {"seed": seed, "options": options}
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.int64], float, bool, bool, dict[str, Any]]:
-        """Takes in an action."""
+        """Record the action."""
         self.steps += 1
         self.last_action = int(action)
         self.checksum = zlib.crc32(struct.pack("<q", self.last_action), self.checksum)
         return self._observe(), float(self.last_action), self.steps >= self.episode_length, False, {}
 
     def echo(self, value: Any) -> Any:
-        """Gives the value back."""
+        """Return the value unchanged."""
         return value
 
     def close(self) -> None:
-        """Remembers that it was closed."""
+        """Record that the env was closed."""
         self.closed = True
 
     def _observe(self) -> npt.NDArray[np.int64]:
@@ -153,17 +153,17 @@ FAULTS: dict[str, Callable[[], None]] = {
     "start_child": _start_child,
     "grow": _grow,
 }
-"""What `FaultyEnv` can be told to do, besides ``"unpicklable"``: to return what does not pickle."""
+"""Faults of `FaultyEnv` by name. It also knows ``"unpicklable"``: a result that cannot be pickled."""
 
 
 class FaultyEnv:
-    """Wraps an env, and fails on command.
+    """Wrapper that fails on command.
 
     ``env.arm("crash")`` makes the next step crash, ``env.arm("sleep", where="reset")`` the next reset sleep; see
-    `FAULTS` for what there is. Everything else is the wrapped env's.
+    `FAULTS` for the names. All other attributes are those of the wrapped env.
 
     Args:
-        env: The env; an `EchoEnv` when None.
+        env: The env to wrap; None: an `EchoEnv`.
     """
 
     def __init__(self, env: Any = None) -> None:
@@ -171,14 +171,14 @@ class FaultyEnv:
         self._armed: dict[str, str] = {}
 
     def arm(self, fault: str, where: str = "step") -> None:
-        """Arms a fault.
+        """Arm a fault, which happens once.
 
         Args:
             fault: A key of `FAULTS`, or ``"unpicklable"``.
             where: ``"step"`` or ``"reset"``.
 
         Raises:
-            ValueError: No such fault, or place.
+            ValueError: The fault or the place is unknown.
         """
         if fault not in FAULTS and fault != "unpicklable":
             raise ValueError(f"fault is {fault!r}: expected 'unpicklable' or one of {sorted(FAULTS)}")
@@ -187,12 +187,12 @@ class FaultyEnv:
         self._armed[where] = fault
 
     def step(self, action: Any) -> Any:
-        """Steps the wrapped env, unless something is armed."""
+        """Step the wrapped env, then run the armed fault, if any."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         return obs, reward, terminated, truncated, self._fail("step", info)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Resets the wrapped env, unless something is armed."""
+        """Reset the wrapped env, then run the armed fault, if any."""
         obs, info = self.env.reset(**kwargs)
         return obs, self._fail("reset", info)
 

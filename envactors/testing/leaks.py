@@ -1,4 +1,4 @@
-"""What a process holds, to be compared before and after."""
+"""Inventory of what a process holds, to compare before and after."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import psutil
 
-_SHM = Path("/dev/shm")  # noqa: S108 # looked at, never written to
+_SHM = Path("/dev/shm")  # noqa: S108 # only read
 
 
 class Inventory(NamedTuple):
-    """What this process holds.
+    """Resources that this process holds.
 
     Attributes:
-        descriptors: How many.
-        threads: Their names.
-        children: The process ids of all descendants.
-        shm: The entries of /dev/shm.
+        descriptors: Number of open descriptors.
+        threads: Names of the threads.
+        children: Process ids of all descendants.
+        shm: Entries of /dev/shm.
     """
 
     descriptors: int
@@ -33,11 +33,11 @@ class Inventory(NamedTuple):
 
 
 def inventory(known_shm: Collection[str] | None = None) -> Inventory:
-    """Takes stock.
+    """Return what this process holds now.
 
     Args:
-        known_shm: What was in /dev/shm before. Of what is new there only what no stranger uses counts, and what others
-            have removed meanwhile counts as if it were still there: the whole machine shares that place.
+        known_shm: Earlier entries of /dev/shm, which the whole machine shares. New entries that other programs have
+            mapped are ignored, and earlier entries that are gone count as if they were still there.
     """
     shm = {path.name for path in _SHM.iterdir()}
     if known_shm is not None:
@@ -52,9 +52,9 @@ def inventory(known_shm: Collection[str] | None = None) -> Inventory:
 
 
 def _used_by_strangers() -> set[str]:
-    """The entries of /dev/shm that processes have mapped which are none of ours."""
+    """Return the entries of /dev/shm that processes other than ours have mapped."""
     me = psutil.Process()
-    # By their inodes: who makes a semaphore has mapped it under a name that it had for a moment only.
+    # By inode, since the creator of a semaphore maps it under a temporary name.
     names = {str(entry.inode()): entry.name for entry in os.scandir(_SHM)}
     used = set()
     for pid in {*psutil.pids()} - {me.pid, *(child.pid for child in me.children(recursive=True))}:
@@ -66,7 +66,7 @@ def _used_by_strangers() -> set[str]:
 
 
 def settled_inventory(wanted: Inventory, patience: float = 10.0) -> Inventory:
-    """The inventory once it is as wanted, or as it is when patience (seconds) ends."""
+    """Return the inventory as soon as it equals ``wanted``, or the last one after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while (now := inventory(wanted.shm)) != wanted and time.monotonic() < deadline:
         gc.collect()
@@ -75,7 +75,7 @@ def settled_inventory(wanted: Inventory, patience: float = 10.0) -> Inventory:
 
 
 def describe(pid: int) -> str:
-    """What a process that should be gone is doing."""
+    """Return command line, wait channel and status of a process, for a message about a leak."""
     parts = []
     for name in ("cmdline", "wchan", "status"):
         try:

@@ -1,13 +1,13 @@
-"""The plan of a storm: which fault befalls which env, and when."""
+"""Plan of a chaos run: which fault happens to which env, and when."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 
-from envactors.testing.sabotage import FaultKind, Place
+from envactors.testing.faults import FaultKind, Place
 
-_MOST_GAP = 3  # results between two faults of one actor
+_MOST_GAP = 3  # most results between two faults of one actor
 
 _IN_STEP_OR_RESET = (
     FaultKind.STOP,
@@ -24,17 +24,17 @@ _IN_STEP_OR_RESET = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """One fault of a plan.
 
     Attributes:
         kind: What happens.
-        env_id: To which env.
-        place: Where in its life; None: while its process is idle.
-        gap: How many results its actor gives out in peace before.
-        joined: Whether it may come while the fault before it, in the same actor, is not over yet.
-        by_hand: Whether a reset that is to suffer is asked for, rather than waited for.
-        overrun: Of a sleep, by how many seconds it is longer than the deadline.
+        env_id: Index of the env.
+        place: Point of the env's life at which it happens; None: while its process is idle.
+        gap: Number of results that the actor delivers before the fault.
+        joined: True if it may happen before the actor has recovered from the previous fault.
+        by_hand: True if the affected reset is requested explicitly; False to wait for an autoreset.
+        overrun: Seconds by which a sleep is longer than the deadline.
     """
 
     kind: FaultKind
@@ -46,16 +46,16 @@ class Fault:
     overrun: float
 
 
-def plan_faults(faults: int, seed: int, num_envs: int) -> list[Fault]:
-    """Plans a storm; all kinds come about equally often.
+def plan_faults(faults: int, seed: int, num_envs: int) -> list[PlannedFault]:
+    """Return a plan in which all kinds of fault are about equally frequent.
 
     Args:
-        faults: How many.
-        seed: Equal ones give equal plans.
-        num_envs: How many envs there are to choose from.
+        faults: Number of faults.
+        seed: Seed of the plan; equal seeds give equal plans.
+        num_envs: Number of envs to choose from.
     """
     dice = random.Random(seed)  # noqa: S311 # no secret
-    plan: list[Fault] = []
+    plan: list[PlannedFault] = []
     while len(plan) < faults:
         for kind in dice.sample(list(FaultKind), len(FaultKind)):
             place: Place | None = Place.STEP
@@ -66,7 +66,7 @@ def plan_faults(faults: int, seed: int, num_envs: int) -> list[Fault]:
             elif kind is FaultKind.KILL_RESET or (kind in _IN_STEP_OR_RESET and dice.random() < 0.2):
                 place = Place.RESET
             plan.append(
-                Fault(
+                PlannedFault(
                     kind,
                     env_id=dice.randrange(num_envs),
                     place=place,

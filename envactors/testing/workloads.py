@@ -1,7 +1,7 @@
-"""Envs whose steps cost a known amount of one thing, for measuring: ``envactors bench MODULE:FACTORY``.
+"""Envs whose steps cost a known amount of one resource, for measurements: ``envactors bench MODULE:FACTORY``.
 
 Each function makes one env. They need Gymnasium, `pong` also ``ale-py`` and ``opencv-python-headless``, and `humanoid`
-``mujoco``; nothing of that is imported before an env is made.
+``mujoco``; they are imported when an env is made.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import gymnasium
 
-# How many turns of the loop below take 0.1 ms, on a core of a 2.x GHz server with CPython 3.11. It is the same number
-# on every machine and in every process: sides that are compared do the same work, whatever else goes on meanwhile.
+# Iterations of the loop below that take 0.1 ms on a core of a 2.x GHz server with CPython 3.11. The number is fixed, so
+# that compared subjects do the same work on every machine and under any load.
 _TURNS_PER_100_US = 1400
 _FRAMES = 4
 _SLEEP_SECONDS = 0.002
 
 
 def nothing() -> gymnasium.Env[Any, Any]:
-    """An env that does nothing; it shows 4 float32."""
+    """Return an env that does nothing; observations are 4 float32."""
     return _workload(np.zeros(4, np.float32))
 
 
 def image() -> gymnasium.Env[Any, Any]:
-    """An env that does nothing; it shows 4 frames of 84 x 84 uint8."""
+    """Return an env that does nothing; observations are 4 frames of 84 x 84 uint8."""
     return _workload(np.zeros((4, 84, 84), np.uint8))
 
 
 def busy_100us() -> gymnasium.Env[Any, Any]:
-    """An env that computes for about 0.1 ms a step, always the same amount."""
+    """Return an env that does a fixed amount of work per step, about 0.1 ms."""
     return _workload(np.zeros(4, np.float32), lambda _: compute(_TURNS_PER_100_US))
 
 
 def busy_1ms() -> gymnasium.Env[Any, Any]:
-    """An env that computes for about 1 ms a step, always the same amount."""
+    """Return an env that does a fixed amount of work per step, about 1 ms."""
     return _workload(np.zeros(4, np.float32), lambda _: compute(10 * _TURNS_PER_100_US))
 
 
 def sleeping() -> gymnasium.Env[Any, Any]:
-    """An env that waits 2 ms a step in the mean, distributed exponentially; the seed of the reset decides."""
+    """Return an env that sleeps per step, exponentially distributed with a mean of 2 ms and seeded by ``reset``."""
     return _workload(np.zeros(4, np.float32), lambda rng: time.sleep(rng.exponential(_SLEEP_SECONDS)))
 
 
 def pong() -> gymnasium.Env[Any, Any]:
-    """Atari's Pong as agents see it: every fourth frame, grey, 84 x 84, the last 4 of them."""
+    """Return Atari Pong, preprocessed: every fourth frame in grey, 84 x 84, the last 4 stacked."""
     import ale_py
     import gymnasium
 
@@ -63,14 +63,14 @@ def pong() -> gymnasium.Env[Any, Any]:
 
 
 def humanoid() -> gymnasium.Env[Any, Any]:
-    """MuJoCo's humanoid."""
+    """Return MuJoCo's Humanoid-v5."""
     import gymnasium
 
     return gymnasium.make("Humanoid-v5")
 
 
 def compute(turns: int) -> int:
-    """Does arithmetic that takes as long as ``turns`` says, and that nothing can shorten."""
+    """Run ``turns`` iterations of arithmetic, each of which depends on the one before."""
     number = 1
     for _ in range(turns):
         number = (number * 1103515245 + 12345) & 0x7FFFFFFF
@@ -89,7 +89,7 @@ def _workload_class() -> type:
     import gymnasium
 
     class Workload(gymnasium.Env[Any, Any]):
-        """Shows the same observation for ever, and works before."""
+        """Env that returns the same observation after each piece of work."""
 
         def __init__(self, obs: npt.NDArray[Any], work: Callable[[np.random.Generator], object] | None) -> None:
             low, high = (0, 255) if obs.dtype == np.uint8 else (-1.0, 1.0)

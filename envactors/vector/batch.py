@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from envactors.actor.states import ActorStats
 
 
 class EnvStep(NamedTuple):
@@ -50,3 +53,18 @@ class Batch(NamedTuple):
     truncated: npt.NDArray[np.bool_]
     infos: list[dict[str, Any]]
     incarnations: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorStats:
+    """Counts over a vector env's life.
+
+    Attributes:
+        steps: Steps of each env.
+        episodes: Episodes that ended, of each env.
+        actors: The counts of each actor.
+    """
+
+    steps: list[int]
+    episodes: list[int]
+    actors: list[ActorStats]

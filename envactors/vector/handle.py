@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, Caller
+from envactors.actor.handle import ActorView, Caller
 from envactors.errors import VectorInputError
 
 
@@ -14,7 +13,7 @@ class EnvCaller(Caller):
 
     __slots__ = ()
 
-    def _refuse(self, method: str) -> None:
+    def _check_method(self, method: str) -> None:
         if method in ("step", "reset"):
             raise VectorInputError(
                 f"{method} through the handle of an env that shares its process: the facade keeps account of its "
@@ -22,27 +21,28 @@ class EnvCaller(Caller):
             )
 
 
-class EnvHandle(EnvCaller, ActorHandle):
+class EnvHandle(ActorView):
     """An env of several that share a process: its methods and attributes, and what concerns it alone."""
 
     __slots__ = ()
     _caller_type = EnvCaller
+    _check_method = EnvCaller._check_method
 
-    def renew(self) -> ActorFuture:
-        """Refused: it would take the other envs of the process with it."""
-        self._refuse_for_all("renew()")
+    def renew(self) -> NoReturn:
+        """Raise: it would take the other envs of the process with it."""
+        self._refuse("renew()")
 
-    def kill(self, *, restart: bool = False) -> None:
-        """Refused: it would take the other envs of the process with it."""
-        self._refuse_for_all(f"kill(restart={restart})")
+    def kill(self, *, restart: bool = False) -> NoReturn:
+        """Raise: it would take the other envs of the process with it."""
+        self._refuse(f"kill(restart={restart})")
 
-    def close(self, timeout: float | None = None) -> None:
-        """Refused: it would take the other envs of the process with it."""
-        self._refuse_for_all(f"close({timeout})")
+    def close(self, timeout: float | None = None) -> NoReturn:
+        """Raise: it would take the other envs of the process with it."""
+        self._refuse(f"close({timeout})")
 
-    def _refuse_for_all(self, call: str) -> NoReturn:
-        start = self._supervisor.plan.start
+    def _refuse(self, call: str) -> NoReturn:
+        first = self._supervisor.config.first_index
         raise VectorInputError(
-            f"{call} through the handle of env {start.first + self._env}, which shares its process with other envs: "
+            f"{call} through the handle of env {first + self._env}, which shares its process with other envs: "
             f"use envs.actors[j].{call} for all of {self.name!r}, or make the vector with envs_per_actor=1"
         )

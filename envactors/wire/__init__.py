@@ -1,1 +1,1 @@
-"""The vocabulary between the two halves: messages, pickling with its fallbacks, channels."""
+"""The protocol between the parent and its workers: messages, pickling, channels and the control page."""

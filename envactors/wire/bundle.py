@@ -1,20 +1,22 @@
-"""Numbered parts one behind the other, each aligned: a pickle and its arrays, or what came besides a turn's results."""
+"""Bundles: numbered parts in one buffer, each aligned, such as a pickle and its arrays, or the items of a frame."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
 
-# The first byte of a pickle is another.
+# The first byte of a bundle; no pickle begins with it.
 MARK = 0
+# The mark and the number of parts.
 _HEAD = struct.Struct("<B3xI")
+# The number and the length of a part.
 _ENTRY = struct.Struct("<IQ")
-# Enough for the elements of any array.
+# In bytes; enough for the elements of any array.
 _ALIGNMENT = 16
 
 
 def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearray:
-    """Puts numbered parts one behind the other."""
+    """Return a bundle of numbered parts."""
     parts = list(parts)
     bundle = bytearray(_HEAD.pack(MARK, len(parts)))
     for index, part in parts:
@@ -26,7 +28,7 @@ def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearr
 
 
 def unpack(bundle: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Gives the parts again, without copying them."""
+    """Yield the numbered parts of a bundle, without copying them."""
     view = memoryview(bundle)
     _, count = _HEAD.unpack_from(view)
     start = _HEAD.size + count * _ENTRY.size

@@ -1,4 +1,4 @@
-"""One actor's connection to its worker: frames over a local stream socket."""
+"""The connection between an actor and its worker: frames over a local stream socket."""
 
 from __future__ import annotations
 
@@ -6,35 +6,38 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from envactors.system import unread_by_peer
 from envactors.wire.messages import Frame
 
 if TYPE_CHECKING:
     import socket
 
-# Its length keeps large arrays behind it aligned.
-_HEADER = struct.Struct("<HQBIQI5x")
+# Magic number, length of the payload, kind, incarnation, call id; padded so that large arrays behind it stay aligned.
+_HEADER = struct.Struct("<HQBIQ9x")
 _MAGIC = 0xEA70
+# The most to read at once, in bytes. Longer payloads get a buffer of their own.
 _CHUNK = 1 << 16
-# Far above any real message. A longer one, or no magic number, means that somebody else wrote into the channel.
+# In bytes, far above any real message. A longer one, or no magic number, means that other code wrote into the channel.
 _LONGEST = 1 << 40
 
 
 class ChannelCorruptError(Exception):
-    """The bytes that came are no frame."""
+    """The received bytes are no frame."""
 
 
 class Channel:
-    """Frames over a connected stream socket.
+    """One end of a channel, over a connected stream socket.
 
-    The parent's end does not block: what does not fit is kept and goes out with `flush`. The worker's end
-    blocks. Writing is for one thread at a time, and so is reading.
+    The parent's end does not block: what does not fit is buffered until `flush`. The worker's end blocks. One thread at
+    a time may write, and one may read.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        # The bytes that are still to be written.
         self._outbox: deque[memoryview] = deque()
+        # The beginning of an incomplete frame.
         self._parts = bytearray()
+        # An incomplete frame of more than a chunk, and how many bytes of it have come.
         self._large: bytearray | None = None
         self._filled = 0
 
@@ -43,21 +46,17 @@ class Channel:
 
     @property
     def backlog(self) -> bool:
-        """Whether something still waits to be written."""
+        """Whether parts of frames are still to be written."""
         return bool(self._outbox)
 
-    def unread(self) -> bool:
-        """Whether the other end has left something unread that was sent to it."""
-        return self.backlog or unread_by_peer(self.socket)
-
     def send(self, frame: Frame) -> None:
-        """Writes a frame, or as much of it as fits.
+        """Write a frame, or as much of it as fits.
 
         Raises:
-            OSError: The other end is gone.
+            OSError: The other end is closed.
         """
-        kind, incarnation, call_id, payload, check = frame
-        header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id, check)
+        kind, incarnation, call_id, payload = frame
+        header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id)
         if len(payload) < _CHUNK:
             self._outbox.append(memoryview(header + payload))
         else:
@@ -66,10 +65,10 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what is left.
+        """Write as much of the backlog as fits.
 
         Raises:
-            OSError: The other end is gone.
+            OSError: The other end is closed.
         """
         outbox = self._outbox
         while outbox:
@@ -84,12 +83,12 @@ class Channel:
                 outbox[0] = part[sent:]
 
     def receive(self) -> list[Frame] | None:
-        """Reads once and gives the frames that are complete now; None when the other end is gone.
+        """Read once and return the frames that are complete now; None if the other end is closed.
 
         Raises:
-            BlockingIOError: Nothing is there (only on an end that does not block).
-            ConnectionResetError: The other end went without reading everything that was sent to it.
-            ChannelCorruptError: What came is no frame.
+            BlockingIOError: There is nothing to read (only on an end that does not block).
+            ConnectionResetError: The other end was closed before it had read everything that was sent to it.
+            ChannelCorruptError: The received bytes are no frame.
         """
         if self._large is not None:
             return self._receive_large(self._large)
@@ -106,12 +105,12 @@ class Channel:
         frames = []
         start, end = 0, len(data)
         while end - start >= _HEADER.size:
-            magic, length, kind, incarnation, call_id, check = _HEADER.unpack_from(data, start)
+            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(data, start)
             if magic != _MAGIC or length > _LONGEST:
                 raise ChannelCorruptError(f"no frame begins with {bytes(data[start : start + _HEADER.size])!r}")
             body = start + _HEADER.size
             if end - body >= length:
-                frames.append(Frame(kind, incarnation, call_id, data[body : body + length], check))
+                frames.append(Frame(kind, incarnation, call_id, data[body : body + length]))
                 start = body + length
             elif length > _CHUNK:
                 # A large frame is read straight into its own buffer rather than chunk by chunk.
@@ -133,8 +132,8 @@ class Channel:
         if self._filled < len(large):
             return []
         self._large = None
-        _, _, kind, incarnation, call_id, check = _HEADER.unpack_from(large)
-        return [Frame(kind, incarnation, call_id, memoryview(large)[_HEADER.size :], check)]
+        _, _, kind, incarnation, call_id = _HEADER.unpack_from(large)
+        return [Frame(kind, incarnation, call_id, memoryview(large)[_HEADER.size :])]
 
     def close(self) -> None:
         self._outbox.clear()

@@ -1,16 +1,18 @@
-"""Every message that travels between an actor and its worker.
+"""The messages between an actor and its worker.
 
-What is asked of a vector's envs in every step, and what comes of it, stands in shared memory instead where that is
-possible (`envactors.arrays.slab`); only what does not fit there is sent, as `Mail`.
+Each request is a frame, and so is its reply. If the values of the envs are arrays of known shapes, steps go through
+shared memory instead (`envactors.arrays.slab`), and only what does not fit there is sent, as `Kind.OVERFLOW`.
 
-A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the
-named tuples below. The header is readable without the payload, so that a payload that cannot be unpickled
-fails its own call and no other.
+A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the named
+tuples below. The header is readable without the payload, so that a payload that cannot be unpickled fails its own call
+and no other. For the same reason steps and their outcomes are packed env by env; if caller and worker are in one
+process, they are passed as objects (`envactors.wire.steps`).
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -20,36 +22,40 @@ from envactors.arrays.specs import Spec
 
 
 class Kind(enum.IntEnum):
-    """What a frame says; requests first, then replies."""
+    """The kind of a frame; requests first, then replies."""
 
     START = 1
     CALL = 2
     GET = 3
     SET = 4
     DESCRIBE = 5
+    # The kinds of `Reset` and `Step` where a `Replay` repeats them; requests come as `STEPS`.
     RESET = 6
     STEP = 7
     CLOSE = 8
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
+    STEPS = 12
 
     RESULT = 16
     FAILED = 17
-    RESETTING = 18
-    PROGRESS = 19
-    # How many envs are made, while there are more to make: whose factory it is that runs.
-    MADE = 20
+    # The reply to STEPS: outcomes of envs, each with its position; packed by `envactors.wire.steps`.
+    OUTCOMES = 18
+    # Sent during a step in shared memory: what does not fit into its rows. A `envactors.wire.bundle` of parts by the
+    # envs' indices in the vector, read by `envactors.wire.info_codec`.
+    OVERFLOW = 19
+    # Sent during START while there are more envs to make: how many are made, and so whose factory runs.
+    ENV_MADE = 20
 
 
 class Frame(NamedTuple):
-    """One message as it travels; ``check`` is the env's checksum after a reset or a step, where one is kept."""
+    """One message. The payload is pickled, except that steps and outcomes are objects within one process."""
 
     kind: int
     incarnation: int
     call_id: int
-    payload: bytes | bytearray | memoryview
-    check: int = 0
+    payload: Any
 
 
 class Attach(NamedTuple):
@@ -62,8 +68,8 @@ class Attach(NamedTuple):
 class Start(NamedTuple):
     """Make the envs.
 
-    ``first`` is the index of the first of them; ``registrations`` are for Gymnasium; with ``journal`` a checksum over
-    all observations since its last seeded reset is kept of each env.
+    ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
+    checksum over all observations since its last seeded reset.
     """
 
     name: str
@@ -75,7 +81,7 @@ class Start(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Be another actor from now on, with the first ``envs`` of the envs; otherwise as in `Start`."""
+    """Belong to another actor from now on, with the first ``envs`` of the envs; for the other fields see `Start`."""
 
     name: str
     first: int
@@ -84,7 +90,7 @@ class Adopt(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Call a method of an env; with ``or_get``, what cannot be called is read instead."""
+    """Call a method of an env; with ``or_get``, return the attribute of that name if it cannot be called."""
 
     env: int
     method: str
@@ -109,13 +115,13 @@ class Set(NamedTuple):
 
 
 class Describe(NamedTuple):
-    """Say what an env's observations, actions and rewards look like."""
+    """Return what an env's observations, actions and rewards look like."""
 
     env: int
 
 
 class Reset(NamedTuple):
-    """Reset an env; without ``seed``, a new incarnation's first reset takes one that follows from ``root_seed``."""
+    """Reset an env; without ``seed``, a new incarnation's first reset derives its seed from ``root_seed``."""
 
     env: int
     seed: int | None
@@ -132,25 +138,39 @@ class Step(NamedTuple):
     root_seed: int | None
 
 
-class Turns(NamedTuple):
-    """Steps of one env in shared memory, one after the other: a column for each leaf of the action; what was asked."""
+class PickledItem(NamedTuple):
+    """A `Step` or a `Reset` that is pickled already."""
+
+    env: int
+    payload: bytes | bytearray
+
+
+class Steps(NamedTuple):
+    """Step and reset envs, in this order; with ``stream`` each outcome is sent as soon as it is ready."""
+
+    items: Sequence[Step | Reset | PickledItem]
+    stream: bool
+
+
+class RecordedSteps(NamedTuple):
+    """Consecutive steps of one env in shared memory: one array per leaf of the action, and the operations."""
 
     actions: list[npt.NDArray[Any]]
-    what: bytes
+    ops: bytes
 
 
 class Replay(NamedTuple):
-    """Bring an env to where it was: set attributes, ask the same again, and say whether it has shown the same.
+    """Replay an env's journal: set the attributes, repeat the entries, and return whether the checksum agrees.
 
-    ``entries`` are `Turns`, whose actions have the spec ``action``, or the kind and the payload of a message; ``check``
-    is the checksum that must come out, and where there is no entry nothing is compared.
+    ``entries`` are `RecordedSteps`, whose actions have the spec ``action``, or (kind, payload) of a message. ``check``
+    is the expected checksum; without entries nothing is compared.
     """
 
     env: int
     attributes: list[bytes]
     action: Spec | None
     autoreset: bool
-    entries: list[Turns | tuple[int, bytes]]
+    entries: list[RecordedSteps | tuple[int, bytes]]
     check: int
 
 
@@ -167,7 +187,7 @@ class Fault(enum.IntEnum):
 
 
 class Failure(NamedTuple):
-    """A call that failed: the pickled exception (None where it does not pickle) and what can always be said."""
+    """A failed call: the pickled exception (None if it does not pickle), its repr and its traceback as text."""
 
     fault: Fault
     pickled: bytes | None
@@ -176,7 +196,7 @@ class Failure(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What an env's values look like; a spec that is None is learnt from the first value."""
+    """The specs of an env's values, and its attributes; a spec that is None follows from the first value."""
 
     observation: Any
     action: Any
@@ -185,24 +205,25 @@ class Description(NamedTuple):
     render_mode: str | None
 
 
-class Mail(NamedTuple):
-    """What a step in shared memory had besides: its info, and the parts of its observation that are not arrays.
-
-    A turn's come together, as a `envactors.wire.bundle` by the envs' indices; so do the failures of its envs.
-    """
-
-    info: dict[str, Any]
-    loose: list[Any]
-
-
 class Transition(NamedTuple):
-    """The result of `Reset` (with reward 0 and no flags) and `Step`."""
+    """The result of a `Step`, or of a `Reset` (with reward 0 and no flags)."""
 
     obs: Any
     reward: Any
     terminated: bool
     truncated: bool
     info: dict[str, Any]
+
+
+class StepOutcome(NamedTuple):
+    """The outcome of one item of `Steps`: a `Transition`'s fields, or a `Failure`'s.
+
+    ``check`` is the checksum over the env's observations since its last seeded reset, 0 without a journal.
+    """
+
+    check: int
+    transition: tuple[Any, ...] | None
+    failure: tuple[Any, ...] | None
 
 
 REQUESTS: dict[int, Any] = {

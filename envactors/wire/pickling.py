@@ -1,4 +1,4 @@
-"""Pickling: protocol 5, cloudpickle where that is not enough, exceptions without ``__init__``."""
+"""Pickling: protocol 5, cloudpickle for what that cannot pickle, exceptions without ``__init__``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from envactors.wire.messages import Failure, Fault
 
 PROTOCOL = 5
 
-# Arrays from this size on stand behind the pickle rather than in it, so that loading does not copy them. What is
-# larger than this is read into memory of its own by `envactors.wire.channel`, so that they can be written to.
+# Arrays of at least this size, in bytes, are placed behind the pickle rather than in it, so that loading does not copy
+# them. `envactors.wire.channel` reads larger frames into buffers of their own, so that these arrays are writable.
 _LARGE = 1 << 16
 
 
 def dumps(value: Any) -> bytes | bytearray:
-    """Pickles a value so that the other half can load it.
+    """Pickle a value so that the other process can load it.
 
-    What refers to ``__main__`` goes through cloudpickle, which sends it by value: the worker never imports the
-    caller's main module, so that a reference into it would only fail there.
+    Values that refer to ``__main__`` are pickled by value with cloudpickle: workers never import the caller's main
+    module, so a reference into it would fail there.
 
     Raises:
         Exception: Whatever the value's own reduction, pickle or cloudpickle raises.
     """
     large: list[memoryview] = []
 
-    def keep(buffer: pickle.PickleBuffer) -> bool:
+    def pickle_in_band(buffer: pickle.PickleBuffer) -> bool:
         try:
             raw = buffer.raw()
         except BufferError:  # not in one piece
@@ -43,23 +43,23 @@ def dumps(value: Any) -> bytes | bytearray:
         return False
 
     try:
-        data = pickle.dumps(value, PROTOCOL, buffer_callback=keep)
+        data = pickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
     except Exception:
         data = b"__main__"
     if b"__main__" in data:
         large.clear()
-        data = cloudpickle.dumps(value, PROTOCOL, buffer_callback=keep)
+        data = cloudpickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
     return bundle.pack(enumerate([data, *large])) if large else data
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickles with cloudpickle: lambdas, local classes and what lives in ``__main__`` travel by value."""
+    """Pickle with cloudpickle: lambdas, local classes and everything of ``__main__`` are pickled by value."""
     data: bytes = cloudpickle.dumps(value, PROTOCOL)
     return data
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
-    """Loads what `dumps` made; large arrays stay in its memory."""
+    """Return the value that `dumps` pickled; its large arrays are views of ``data``."""
     if data[0] != bundle.MARK:
         return pickle.loads(data)
     pickled, *large = (part for _, part in bundle.unpack(data))
@@ -76,14 +76,14 @@ class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickl
 
 
 def dump_exception(value: Any) -> bytes:
-    """Pickles a value in which every exception goes as class, arguments and state."""
+    """Pickle a value, and every exception in it as its class, arguments and state."""
     buffer = io.BytesIO()
     _ExceptionPickler(buffer, PROTOCOL).dump(value)
     return buffer.getvalue()
 
 
 def _reduce_step_error(error: VectorStepError) -> tuple[Any, ...]:
-    # Its failures are the envs' own exceptions, which need not survive pickle's own way.
+    # Its failures are the envs' own exceptions, which may not survive a plain pickle.
     state = {**error.__dict__, "failures": None}
     return _rebuild_step_error, (error.args, dump_exception(error.failures), state)
 
@@ -99,7 +99,7 @@ copyreg.pickle(VectorStepError, _reduce_step_error)
 
 
 def pack_failure(error: BaseException, fault: Fault) -> Failure:
-    """Makes of an exception what can travel; a part that cannot is left out, the text never is."""
+    """Return an exception as a `Failure`; an exception that does not pickle is sent as text alone."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickled = dump_exception(error)
@@ -109,7 +109,7 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
 
 
 def unpack_failure(failure: Failure) -> BaseException | None:
-    """Rebuilds the exception of a failure, its `RemoteTraceback` as the cause; None where it cannot be rebuilt."""
+    """Rebuild the exception of a failure, with a `RemoteTraceback` as its cause; None if it cannot be rebuilt."""
     if failure.pickled is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Envs that the caller has registered with Gymnasium: a worker never runs the caller's main module, so they travel."""
+"""Gymnasium registrations of the caller. Workers never run the caller's main module, so these are sent to them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 
 from envactors.wire.pickling import dumps_by_value, loads
 
+# The entry points of the envs that Gymnasium itself registers begin with these.
 _OWN = ("gymnasium.", "shimmy.")
-# The pickled form of each registration seen, with what it was made from: most are the same for every actor.
+# env id: (registration, its pickle, None if it does not pickle). A cache: most are the same for every actor.
 _known: dict[str, tuple[Any, bytes | None]] = {}
 
 
 def collect() -> tuple[list[bytes], list[bytes]]:
-    """Pickles what is registered with Gymnasium; nothing where Gymnasium is not in use.
+    """Pickle the registrations of Gymnasium; return empty lists if Gymnasium is not imported.
 
     Returns:
-        Those of the caller and of other packages, and those whose entry point is in Gymnasium itself: most of
-        these a worker has anyway, but a script may have registered a variant.
+        The registrations of the caller and of other packages, and those whose entry point is in Gymnasium itself. Most
+        of the latter a worker has anyway, but a script may have registered a variant.
     """
     registry: dict[str, Any] = getattr(sys.modules.get("gymnasium"), "registry", {})
     foreign: list[bytes] = []
@@ -36,9 +37,9 @@ def collect() -> tuple[list[bytes], list[bytes]]:
 
 
 def install(foreign: list[bytes], own: list[bytes]) -> None:
-    """Registers what `collect` found, where this process has nothing under the same name.
+    """Add the registrations of `collect` whose names are not registered in this process.
 
-    Gymnasium is imported for the first kind alone; call again once a factory has been loaded.
+    Gymnasium is imported only if there are foreign ones, so call this after a factory was loaded, which may import it.
     """
     if not foreign and "gymnasium" not in sys.modules:
         return
@@ -47,10 +48,10 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
     for data in (*foreign, *own):
         try:
             spec = loads(data)
-        except Exception:  # noqa: S112 # one that cannot travel is missed only by a factory that asks for it
+        except Exception:  # noqa: S112 # only a factory that makes this env needs it
             continue
         gymnasium.registry.setdefault(spec.id, spec)
-    # A package that registers its envs when a factory imports it says so once more for each of them.
+    # A package that registers its envs when a factory imports it would now warn of each of them.
     warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
 
 
@@ -63,7 +64,7 @@ def _pickle(spec: Any) -> bytes | None:
     try:
         module, _, name = str(spec.entry_point).partition(":")
         if module == "__main__":
-            # What the name stands for, in place of the name.
+            # The object itself in place of its name.
             spec = copy.copy(spec)
             spec.entry_point = operator.attrgetter(name)(sys.modules["__main__"])
         return dumps_by_value(spec)

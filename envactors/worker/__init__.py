@@ -1,1 +1,1 @@
-"""The child: start, one small function a message, the host of the envs, autoreset."""
+"""The worker: its start, its loop over requests, its envs, and the processes that start and end workers."""

@@ -1,8 +1,9 @@
-"""The first steps of a worker process: signals, output, evidence, the parent's death."""
+"""The start of a worker process: signals, output, stacks, and its end with the parent."""
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,16 +15,19 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
 from envactors import system
-from envactors.wire.board import PAGE, Board
+from envactors.arrays.slab import Layout, Slab
 from envactors.wire.channel import Channel
+from envactors.wire.control_page import PAGE, ControlPage
+from envactors.wire.info_codec import InfoEncoder, InfoWriter
 from envactors.worker.context import own_process
 from envactors.worker.main import serve
 
+# Streams of the process that a worker was forked from; see `_redirect`.
 _inherited: list[Any] = []
 
 
 class Descriptors(NamedTuple):
-    """The descriptors that a worker gets from its parent; the slab's where there may be one."""
+    """The descriptors that a worker inherits from its parent; the slab's is None if its steps never use one."""
 
     channel: int
     stdout: int
@@ -35,64 +39,79 @@ class Descriptors(NamedTuple):
     slab: int | None = None
 
     def present(self) -> list[int]:
-        """Those that there are, in order."""
+        """Return the descriptors without None, in order."""
         return [fd for fd in self if fd is not None]
 
 
 class Passage:
-    """Carries descriptors into a process that is being started, whatever its start method."""
+    """Pickles descriptors for a process that is being started; it unpickles to `Descriptors`."""
 
     def __init__(self, descriptors: Descriptors) -> None:
         self._descriptors = descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, tuple(DupFd(fd) for fd in self._descriptors.present())
+        return _unpickle_descriptors, tuple(DupFd(fd) for fd in self._descriptors.present())
 
 
-def _arrive(*passed: Any) -> Descriptors:
+def _unpickle_descriptors(*passed: Any) -> Descriptors:
     return Descriptors(*(descriptor.detach() for descriptor in passed))
 
 
-def run(descriptors: Descriptors, parent_pid: int) -> None:
-    """Runs a worker in this process until it is told to end.
+def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -> None:
+    """Run a worker in this process until its parent ends it.
 
     Args:
-        descriptors: What the parent passed.
-        parent_pid: The parent's process id; without that parent the worker ends itself.
+        descriptors: The descriptors from the parent.
+        parent_pid: The parent's process id; the worker ends when that process ends.
+        fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
+            again.
     """
     system.die_with_parent(parent_pid)
-    system.own_layout()
-    # A group of its own: Ctrl-C in the caller's terminal reaches the caller, who decides. Not a session: schedulers
-    # that share a core out by session let no worker give it to the caller.
+    if fixed_layout:
+        system.restore_random_layout()
+    # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
+    # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
     os.setpgid(0, 0)
     system.leave_terminal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     own_process()
-    # Env code that starts processes of its own gets what it would get anywhere.
+    # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
     faulthandler.register(system.STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)
-    page = system.map_file(descriptors.page, PAGE)
+    memory = system.map_file(descriptors.page, PAGE)
     os.close(descriptors.page)
-    board = Board(page, system.Doorbell(descriptors.to_worker), system.Doorbell(descriptors.to_parent))
+    page = ControlPage(memory, system.Doorbell(descriptors.to_worker), system.Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)
-        serve(Channel(sock), board, descriptors.slab)
+        rows = None if descriptors.slab is None else functools.partial(_open_rows, descriptors.slab)
+        serve(Channel(sock), page, rows, None)
 
 
-def run_fresh(descriptors: list[int], parent_pid: int) -> None:
-    """Runs a worker in an interpreter that was started for it alone."""
-    run(Descriptors(*descriptors), parent_pid)
+def _open_rows(fd: int, layout: Layout) -> tuple[Slab, InfoWriter]:
+    slab = Slab(layout, system.map_file(fd, layout.size))
+    return slab, InfoEncoder(slab)
 
 
-def run_forked(descriptors: Descriptors, parent_pid: int, environment: Mapping[str, str]) -> NoReturn:
-    """Runs a worker in a process that was forked for it, and ends that process."""
+def run_fresh(descriptors: list[int], parent_pid: int, fixed_layout: bool) -> None:
+    """Run a worker in a fresh interpreter; see `run`."""
+    run(Descriptors(*descriptors), parent_pid, fixed_layout)
+
+
+def run_forked(descriptors: Descriptors, parent_pid: int, changes: Mapping[str, str | None]) -> NoReturn:
+    """Run a worker in a process that was forked for it, and end that process.
+
+    Args:
+        descriptors: The descriptors from the parent.
+        parent_pid: The parent's process id; the worker ends when that process ends.
+        changes: Environment variables to set, and with None to unset.
+    """
     code = 1
     try:
-        os.environ.update(environment)
-        system.show_environment()
+        _change_environment(changes)
+        _reseed()
         run(descriptors, parent_pid)
         code = 0
     except BaseException:
@@ -101,20 +120,40 @@ def run_forked(descriptors: Descriptors, parent_pid: int, environment: Mapping[s
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        # Not sys.exit: what the original registered for its own end is not the copy's to run.
+        # Not sys.exit: exit handlers of the original process must not run in its copy.
         os._exit(code)
 
 
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _reseed() -> None:
+    """Reseed NumPy's global generator, so that workers do not share its numbers; `random` does so after each fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return  # the generator is seeded when NumPy is imported
+    try:
+        numpy_random.seed()
+    except TypeError:  # the bit generator was replaced by one that cannot be reseeded
+        numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
+
+
 def _redirect(descriptors: Descriptors) -> None:
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     for source, target in ((descriptors.stdout, 1), (descriptors.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
     for name, fd in (("stdout", 1), ("stderr", 2)):
-        # What a forked worker's caller had not written yet is the caller's to write: kept, so that nothing flushes it.
+        # The stream of a forked worker may have a copy of what the caller has not flushed yet. This reference prevents
+        # its finalization, which would write that copy a second time.
         _inherited.append(getattr(sys, name))
-        # Line by line: what Python holds back since it goes into a pipe would come late, and be lost with the process.
+        # Line-buffered: Python would buffer more for a pipe, and the rest would be lost with the process.
         stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)

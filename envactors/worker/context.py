@@ -1,12 +1,12 @@
-"""Who is running: what env code can ask about itself."""
+"""The current actor: whose env code is running."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
 from contextvars import ContextVar
+
+from envactors.wire.control_page import ENV_INDEX, ControlPage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class ActorContext:
     Attributes:
         name: The actor's name.
         index: The index of the env whose code is running.
-        incarnation: 0 for the first process, one more for each further one.
+        incarnation: The number of the process: 0 for the first, and one more for each replacement.
     """
 
     name: str
@@ -24,49 +24,59 @@ class ActorContext:
     incarnation: int
 
 
-_current: ContextVar[ActorContext | None] = ContextVar("envactors_current_actor", default=None)
-# What env code's own threads see; only in a process that is one actor's alone.
-_process_wide: ActorContext | None = None
+class WorkerEnvs:
+    """The envs of one worker, one of which runs at a time; the control page says which.
+
+    Attributes:
+        contexts: One context per env that is made, or being made.
+    """
+
+    def __init__(self, page: ControlPage) -> None:
+        self.contexts: list[ActorContext] = []
+        self._counters = page.counters
+
+    @property
+    def running(self) -> ActorContext | None:
+        """The context of the env that runs, or ran last; None before the first."""
+        return self.contexts[self._counters[ENV_INDEX]] if self.contexts else None
+
+
+# The envs that the current thread runs, unless the process is one actor's alone.
+_current: ContextVar[WorkerEnvs | None] = ContextVar("envactors_worker_envs", default=None)
+# The envs of a process that is one actor's alone: threads that env code starts see them too.
+_process_wide: WorkerEnvs | None = None
 _is_worker_process = False
-_is_forked_copy = False
+# How many forks lie between this process and the one that imported this module. If the number changes in a worker, env
+# code has forked and this process is the copy. A variable rather than a function, since it is read in every step.
+forks = 0
 
 
 def current_actor() -> ActorContext | None:
-    """The actor whose code is running; None outside a worker."""
-    return _current.get() or _process_wide
+    """Return the actor whose env code is running; None outside a worker."""
+    envs = _current.get() or _process_wide
+    return None if envs is None else envs.running
 
 
 def own_process() -> None:
-    """Says that this process is one actor's alone."""
+    """Declare that this process belongs to one actor alone."""
     global _is_worker_process
     _is_worker_process = True
-    os.register_at_fork(after_in_child=_note_copy)
 
 
-def _note_copy() -> None:
-    global _is_forked_copy
-    _is_forked_copy = True
-
-
-def is_forked_copy() -> bool:
-    """Whether this process is a copy that env code has made of its worker."""
-    return _is_forked_copy
-
-
-def enter(context: ActorContext) -> None:
-    """Says whose code runs from here on."""
+def enter(envs: WorkerEnvs | None) -> WorkerEnvs | None:
+    """Set the envs that this thread runs, or this process if it is one actor's alone; return the previous ones."""
     global _process_wide
     if _is_worker_process:
-        _process_wide = context
+        before, _process_wide = _process_wide, envs
     else:
-        _current.set(context)
+        before = _current.get()
+        _current.set(envs)
+    return before
 
 
-@contextlib.contextmanager
-def restored() -> Iterator[None]:
-    """Puts back afterwards who was running before."""
-    before = _current.get()
-    try:
-        yield
-    finally:
-        _current.set(before)
+def _count_fork() -> None:
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)

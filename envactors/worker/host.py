@@ -1,4 +1,4 @@
-"""The envs of one worker, and what can be asked of them."""
+"""The envs of one worker, and the requests that run on them."""
 
 from __future__ import annotations
 
@@ -7,103 +7,195 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
 from envactors.wire import registry
-from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Reset, Set, Start, Step, Transition
+from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, ControlPage
+from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Set, Start
 from envactors.wire.pickling import dumps, loads
-from envactors.worker.context import ActorContext, enter
+from envactors.wire.seeding import renewed_seed
+from envactors.worker.context import ActorContext, WorkerEnvs
+
+# The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
+Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
 _MISSING = object()
 
 
-class Seat:
-    """One env and what its host knows of it."""
+class HostedEnv:
+    """An env inside a worker.
 
-    def __init__(self, env: Any, context: ActorContext) -> None:
+    Args:
+        env: The env.
+        position: Its position in the actor.
+        context: The context of its actor.
+        page: The control page, on which a reset within a step is recorded.
+        journal: Whether to compute a checksum over its observations.
+
+    Attributes:
+        context: The context of its actor.
+        index: Its index in the vector.
+        was_reset: Whether it was reset in this process.
+        check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
+    """
+
+    def __init__(self, env: Any, position: int, context: ActorContext, page: ControlPage, journal: bool) -> None:
         self.env = env
-        self.take(context)
-        self.spec = _space_spec(env, "observation_space")
+        self.position = position
+        self.journal = journal
+        self.identify(context)
+        self._set_spec(_space_spec(env, "observation_space"))
         self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
-        self.plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
         self.was_reset = False
-        self.needed_by_reset = _needed_by(env, "reset", ("seed", "options"))
-        # Over all observations since the last seeded reset, where it is kept.
         self.check = 0
+        self._page = page
+        # Whether rewards are plain floats.
+        self._plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
+        # The parameters without defaults of its `reset`.
+        self._needed_by_reset = _needed_by(env, "reset", ("seed", "options"))
 
-    def take(self, context: ActorContext) -> None:
-        """Says which env it is."""
+    def identify(self, context: ActorContext) -> None:
+        """Assign the env to an actor."""
         self.context = context
         self.index = context.index
-        # Named once: this is on the way of every step.
-        self.observation_name = f"the observation of env {self.index}"
+        # For error messages; made once rather than in every step.
+        self._observation_name = f"the observation of env {self.index}"
+
+    def step(self, action: Any, autoreset: bool, root_seed: int | None) -> Fields:
+        """Step the env; check and convert the values that it returns, except for the flags.
+
+        Args:
+            action: The action; the env may modify it.
+            autoreset: Whether an episode that ends is reset at once (Gymnasium's ``SAME_STEP``).
+            root_seed: See `reset`.
+        """
+        result = self.env.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise TypeError(
+                f"step of env {self.index} returned {_shape_of(result)}: "
+                "expected (obs, reward, terminated, truncated, info)"
+            )
+        obs, reward, terminated, truncated, info = result
+        # `conform` does the same check for a value that fits, but calling it takes as long as a light step.
+        if type(obs) is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
+            obs = self._conform(obs)
+        if self.journal:
+            self.check = checksum(obs, self.check)
+        if type(reward) is not float:
+            # NumPy's float64 is a float.
+            reward = float(reward) if self._plain_reward and isinstance(reward, float) else self._as_reward(reward)
+        if autoreset and (terminated or truncated):
+            # Not converted, as with Gymnasium; a copy, since the reset may write to the same arrays.
+            last = copy.deepcopy(result[0])
+            self._page.record_env(METHOD_RESET, self.position)
+            obs, _, _, _, reset_info = self.reset(None, None, root_seed)
+            info = {**reset_info, "final_obs": last, "final_info": info}
+        return obs, reward, terminated, truncated, info
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None, root_seed: int | None) -> Fields:
+        """Reset the env; check and convert the values that it returns.
+
+        Args:
+            seed: The seed. If None, the env chooses, except that the first reset of a renewed env is seeded.
+            options: The options, None for none.
+            root_seed: The seed that the seed of such a reset is derived from; None if the env was never seeded.
+        """
+        if seed is None and root_seed is not None and self.context.incarnation > 0 and not self.was_reset:
+            seed = renewed_seed(root_seed, self.context.incarnation)
+        kwargs = {
+            name: value
+            for name, value in (("seed", seed), ("options", options))
+            if value is not None or name in self._needed_by_reset
+        }
+        result = self.env.reset(**kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"reset of env {self.index} returned {_shape_of(result)}: expected (obs, info)")
+        self.was_reset = True
+        obs = self._conform(result[0])
+        if self.journal:
+            self.check = checksum(obs, 0 if seed is not None else self.check)
+        return obs, 0.0, False, False, result[1]
+
+    def _set_spec(self, spec: Spec | None) -> None:
+        self.spec = spec
+        # The dtype and shape of an observation that is one array, else None.
+        self._dtype: np.dtype[Any] | None = None
+        self._shape: tuple[int, ...] | None = None
+        if isinstance(spec, ArraySpec):
+            self._dtype, self._shape = spec.dtype, spec.shape
+
+    def _conform(self, obs: Any) -> Any:
+        if self.spec is None:
+            self._set_spec(spec_of_value(obs))
+        assert self.spec is not None, "just set"
+        return conform(self.spec, obs, self._observation_name)
+
+    def _as_reward(self, reward: Any) -> Any:
+        if not self._plain_reward:
+            return conform(self.reward_spec, reward, f"the reward of env {self.index}")
+        if isinstance(reward, np.ndarray) and reward.size == 1:
+            reward = reward.reshape(())
+        return float(conform(self.reward_spec, reward, f"the reward of env {self.index}"))
 
 
 class Host:
-    """Runs the envs of one worker.
+    """Makes the envs of one worker, and runs all requests that are neither steps nor resets.
 
     Args:
-        start: What to make.
-        incarnation: Which of the actor's processes this is.
-        resetting: Called when a step goes over into a reset, which has a deadline of its own.
-        made: Called with the number of envs that are made, while there are more to make.
+        start: The request that has the factories.
+        incarnation: The number of this process.
+        page: The control page, on which the env that runs is recorded.
+        envs: Gets the context of each env, for `envactors.current_actor`.
+        on_made: Called with the number of envs that are made, while there are more to make.
 
     Attributes:
-        seats: Its envs.
-        journals: Whether checksums are kept.
-        check: The checksum of the env that was reset or stepped last by a message.
+        hosted_envs: The actor's envs.
     """
 
     def __init__(
-        self, start: Start, incarnation: int, resetting: Callable[[], None], made: Callable[[int], None]
+        self, start: Start, incarnation: int, page: ControlPage, envs: WorkerEnvs, on_made: Callable[[int], None]
     ) -> None:
-        self._incarnation = incarnation
-        self._resetting = resetting
-        self.journals = start.journal
-        self.check = 0
-        self.seats: list[Seat] = []
+        self._page = page
+        self._envs = envs
+        self.hosted_envs: list[HostedEnv] = []
         for offset, factory in enumerate(start.factories):
             context = ActorContext(start.name, start.first + offset, incarnation)
-            enter(context)
+            envs.contexts.append(context)
+            page.record_env(METHOD_CALL, offset)
             if offset:
-                made(offset)
+                on_made(offset)
             make = loads(factory)
             if not offset:
                 registry.install(*start.registrations)
-            self.seats.append(Seat(make(), context))
-        self._made = self.seats
+            self.hosted_envs.append(HostedEnv(make(), offset, context, page, start.journal))
+        # All envs; `hosted_envs` has fewer of them after `adopt` by an actor with fewer envs.
+        self._made = self.hosted_envs
 
     def adopt(self, message: Adopt, incarnation: int) -> None:
-        """Makes the envs those of an actor that needs them; any that it has no use for wait to be closed."""
-        self._incarnation = incarnation
-        self.seats = self._made[: message.envs]
-        for offset, seat in enumerate(self.seats):
-            seat.take(ActorContext(message.name, message.first + offset, incarnation))
-            enter(seat.context)
-
-    def _enter(self, position: int) -> Seat:
-        seat = self.seats[position]
-        enter(seat.context)
-        return seat
+        """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""
+        self.hosted_envs = self._made[: message.envs]
+        for offset, hosted in enumerate(self.hosted_envs):
+            self._envs.contexts[offset] = ActorContext(message.name, message.first + offset, incarnation)
+            hosted.identify(self._envs.contexts[offset])
 
     def call(self, message: Call) -> Any:
-        """Calls a method of an env."""
-        method = find(self._enter(message.env).env, message.method)
+        """Call a method of an env."""
+        method = find(self._begin_call(message.env).env, message.method)
         if message.or_get and not callable(method):
             return method
         return method(*message.args, **message.kwargs)
 
     def get(self, message: Get) -> Any:
-        """Reads an attribute of an env."""
-        return find(self._enter(message.env).env, message.name)
+        """Read an attribute of an env."""
+        return find(self._begin_call(message.env).env, message.name)
 
     def set(self, message: Set) -> None:
-        """Writes an attribute of an env."""
-        env = self._enter(message.env).env
-        # A drop-in's own way goes first: the env's method of that name may be called as well, and does another thing.
+        """Write an attribute of an env."""
+        env = self._begin_call(message.env).env
+        # The method of an env adapter goes first: the env may have a `set_wrapper_attr` that does something else.
         setter = getattr(env, "envactors_set", None) or getattr(env, "set_wrapper_attr", None)
         if callable(setter):
             setter(message.name, message.value)
@@ -111,117 +203,44 @@ class Host:
             setattr(env, message.name, message.value)
 
     def describe(self, message: Describe) -> Description:
-        """Says what an env's values look like, as far as its spaces tell."""
-        seat = self._enter(message.env)
-        env = seat.env
+        """Return the specs of an env's values, as far as its spaces define them, and its attributes."""
+        hosted = self._begin_call(message.env)
+        env = hosted.env
         metadata = getattr(env, "metadata", None)
         render_mode = getattr(env, "render_mode", None)
         return Description(
-            seat.spec,
+            hosted.spec,
             _space_spec(env, "action_space"),
-            seat.reward_spec,
+            hosted.reward_spec,
             dict(metadata) if isinstance(metadata, dict) else {},
             render_mode if isinstance(render_mode, str) else None,
         )
 
-    def reset(self, message: Reset) -> Transition:
-        """Resets an env."""
-        seat = self._enter(message.env)
-        obs, info = self.reset_seat(seat, message.seed, message.options, message.root_seed)
-        self.check = seat.check
-        return Transition(obs, 0.0, False, False, info)
-
-    def step(self, message: Step) -> Transition:
-        """Steps an env; with autoreset an ended episode's successor is begun (Gymnasium's ``SAME_STEP``)."""
-        seat = self._enter(message.env)
-        obs, reward, terminated, truncated, info = self.advance(
-            seat, message.action, message.autoreset, message.root_seed, self._resetting
-        )
-        self.check = seat.check
-        return Transition(obs, reward, bool(terminated), bool(truncated), info)
-
-    def advance(
-        self, seat: Seat, action: Any, autoreset: bool, root_seed: int | None, resetting: Callable[[], None]
-    ) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the env of a seat; gives a `Transition`'s fields, and calls ``resetting`` on the way to a reset.
-
-        What the env gives is checked and converted, but for the flags, of which only the truth counts.
-        """
-        result = seat.env.step(action)
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise TypeError(
-                f"step of env {seat.index} returned {_shape_of(result)}: "
-                "expected (obs, reward, terminated, truncated, info)"
-            )
-        obs, reward, terminated, truncated, info = result
-        spec = seat.spec
-        # What `conform` does with a value that fits already; the call alone takes as long as many a step.
-        if (
-            type(obs) is not np.ndarray
-            or not isinstance(spec, ArraySpec)
-            or obs.dtype is not spec.dtype
-            or obs.shape != spec.shape
-        ):
-            obs = self._conform(seat, obs)
-        if self.journals:
-            seat.check = checksum(obs, seat.check)
-        if autoreset and (terminated or truncated):
-            # As the env gave it, which is how Gymnasium hands it out; a copy, since the reset may fill the same arrays.
-            last = copy.deepcopy(result[0])
-            resetting()
-            first, reset_info = self.reset_seat(seat, None, None, root_seed)
-            obs, info = first, {**reset_info, "final_obs": last, "final_info": info}
-        if type(reward) is not float:
-            # NumPy's float64 is a float.
-            reward = float(reward) if seat.plain_reward and isinstance(reward, float) else _as_reward(seat, reward)
-        return obs, reward, terminated, truncated, info
-
     def close(self, _message: Close) -> None:
-        """Closes the envs, all of them even if some raise.
+        """Close the envs, all of them even if some raise.
 
         Raises:
-            Exception: The first that an env's ``close`` raised.
+            Exception: The first exception of an env's ``close``.
         """
-        first: Exception | None = None
-        for seat in self._made:
-            enter(seat.context)
-            closer = getattr(seat.env, "close", None)
+        first_error: Exception | None = None
+        for hosted in self._made:
+            self._page.record_env(METHOD_CALL, hosted.position)
+            closer = getattr(hosted.env, "close", None)
             try:
                 if callable(closer):
                     closer()
             except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
-    def reset_seat(
-        self, seat: Seat, seed: int | None, options: dict[str, Any] | None, root_seed: int | None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Resets the env of a seat; gives its observation and its info."""
-        if seed is None and root_seed is not None and self._incarnation > 0 and not seat.was_reset:
-            seed = renewed_seed(root_seed, self._incarnation)
-        kwargs = {
-            name: value
-            for name, value in (("seed", seed), ("options", options))
-            if value is not None or name in seat.needed_by_reset
-        }
-        result = seat.env.reset(**kwargs)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"reset of env {seat.index} returned {_shape_of(result)}: expected (obs, info)")
-        seat.was_reset = True
-        obs = self._conform(seat, result[0])
-        if self.journals:
-            seat.check = checksum(obs, 0 if seed is not None else seat.check)
-        return obs, result[1]
-
-    def _conform(self, seat: Seat, obs: Any) -> Any:
-        if seat.spec is None:
-            seat.spec = spec_of_value(obs)
-        return conform(seat.spec, obs, seat.observation_name)
+    def _begin_call(self, position: int) -> HostedEnv:
+        self._page.record_env(METHOD_CALL, position)
+        return self.hosted_envs[position]
 
 
 def checksum(obs: Any, before: int) -> int:
-    """A checksum over an observation and those before it."""
+    """Return the checksum over an observation and, by their checksum ``before``, those before it."""
     if isinstance(obs, dict):
         obs = tuple(obs.values())
     if isinstance(obs, tuple):
@@ -232,10 +251,10 @@ def checksum(obs: Any, before: int) -> int:
 
 
 def find(env: Any, name: str) -> Any:
-    """Finds an attribute of an env, also one that Gymnasium's wrappers hide.
+    """Return an attribute of an env, also one that Gymnasium's wrappers hide.
 
     Raises:
-        AttributeError: Neither the env nor one that it wraps has it.
+        AttributeError: Neither the env nor an env that it wraps has the attribute.
     """
     value = getattr(env, name, _MISSING)
     if value is not _MISSING:
@@ -244,11 +263,6 @@ def find(env: Any, name: str) -> Any:
     if callable(getter):
         return getter(name)
     return getattr(env, name)
-
-
-def renewed_seed(root_seed: int, incarnation: int) -> int:
-    """The seed of a renewed env's first reset: distinct for each incarnation, the same in every run."""
-    return int(np.random.SeedSequence(root_seed, spawn_key=(incarnation,)).generate_state(1)[0])
 
 
 def _space_spec(env: Any, name: str) -> Spec | None:
@@ -260,20 +274,12 @@ def _space_spec(env: Any, name: str) -> Spec | None:
 
 
 def _needed_by(env: Any, method: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of these parameters a method of an env has without a default."""
+    """Return those of the parameters ``names`` that a method of an env has without defaults."""
     try:
         parameters = inspect.signature(getattr(env, method)).parameters
     except (AttributeError, TypeError, ValueError):
         return ()
     return tuple(name for name in names if name in parameters and parameters[name].default is inspect.Parameter.empty)
-
-
-def _as_reward(seat: Seat, reward: Any) -> Any:
-    if seat.plain_reward:
-        if isinstance(reward, np.ndarray) and reward.size == 1:
-            reward = reward.reshape(())
-        return float(conform(seat.reward_spec, reward, f"the reward of env {seat.index}"))
-    return conform(seat.reward_spec, reward, f"the reward of env {seat.index}")
 
 
 def _shape_of(result: Any) -> str:

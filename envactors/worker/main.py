@@ -1,191 +1,220 @@
-"""The worker's life: read a request, run it, answer; end when told to or when the channel does."""
+"""The worker's loop: wait for a request, run it, reply; end when the parent closes the worker or the channel."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-from envactors import system
-from envactors.arrays.slab import Slab
-from envactors.system import Poller, look_out, woken_on
-from envactors.wire.board import FRAMES_DOWN, FRAMES_UP, LOOKING, ORDERED, WAIT, Board, core_of
-from envactors.wire.channel import Channel
-from envactors.wire.messages import REQUESTS, Adopt, Attach, Failure, Fault, Frame, Kind
+from envactors.arrays.slab import Layout, Slab
+from envactors.system import Poller, pinned_while_sleeping, spin_until_changed
+from envactors.wire.control_page import FRAMES, METHOD_CALL, POSTED, SPINNING, STEP, WAIT, ControlPage, wait_cpu
+from envactors.wire.info_codec import InfoWriter
+from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Replay, Start, Steps
 from envactors.wire.pickling import dumps, loads, pack_failure
+from envactors.wire.steps import OutcomePacker, unpack_steps
+from envactors.worker import context
 from envactors.worker.host import Host
 from envactors.worker.replay import replay
-from envactors.worker.turns import Turns
+from envactors.worker.step_runner import StepRunner, WriteGuard
+
+# Opens the slab of a layout.
+OpenRows: TypeAlias = Callable[[Layout], tuple[Slab, InfoWriter]]
 
 _ANYWHERE = contextlib.nullcontext()
-# How many times a worker looks on a core of its own before it makes sure that it is there.
-_LOOKS_IN_PLACE = 50
+# A worker that spins on a CPU of its own is moved there again after this many spins.
+_SPINS_PER_PINNING = 50
+_STEPS = Kind.STEPS
 
 
-def serve(channel: Channel, board: Board | None = None, slab: int | None = None) -> None:
-    """Answers requests until the parent closes or is gone.
+class WorkerChannel(Protocol):
+    """The worker's end of a channel; see `envactors.wire.channel.Channel`."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when requests come."""
+
+    def send(self, frame: Frame) -> None:
+        """Send a whole frame."""
+
+    def receive(self) -> list[Frame] | None:
+        """Wait for data and return the frames that are complete, if any; None at the end.
+
+        Raises:
+            BlockingIOError: There is nothing to read (only on an end that does not block).
+        """
+
+
+def serve(channel: WorkerChannel, page: ControlPage, open_rows: OpenRows | None, guard: WriteGuard | None) -> None:
+    """Run requests until the parent closes the worker or ends.
 
     Args:
         channel: The worker's end, which blocks.
-        board: What is shared with the parent, where that is another process.
-        slab: The descriptor of the file that a slab may be mapped from.
+        page: The worker's control page.
+        open_rows: Opens the slab; None if steps never go through shared memory.
+        guard: Of a worker that cannot be killed: tells it that it was abandoned.
     """
-    try:
-        if board is None:
-            _read(channel, Server(channel.send))
-        else:
-            _attend(channel, board, slab)
-    except OSError:
-        # The parent is gone or has given this process up: there is nobody left to tell.
-        return
-
-
-def _read(channel: Channel, server: Server) -> None:
-    while (frames := channel.receive()) is not None:
-        for frame in frames:
-            if not server.handle(frame):
-                return
-
-
-def _attend(channel: Channel, board: Board, slab: int | None) -> None:
-    """Waits for frames and for turns together."""
-    words = board.words
-
-    def send(frame: Frame) -> None:
-        channel.send(frame)
-        words[FRAMES_UP] += 1
-
-    server = Server(send, board, slab)
-    poller = Poller()
-    fd = channel.fileno()
-    poller.add(fd)
-    board.to_worker.tell(poller)
-    received = taken = looks = 0
-
-    def called() -> bool:
-        return words[ORDERED] != taken or words[FRAMES_DOWN] > received
-
-    while True:
-        if words[ORDERED] != taken:
-            taken = words[ORDERED]
-            server.take_turn(taken)
-            continue
-        if words[FRAMES_DOWN] <= received:
-            wait = words[WAIT]
-            core = core_of(wait)
-            if wait & LOOKING:
-                if core is not None and looks % _LOOKS_IN_PLACE == 0:
-                    with woken_on(core):
-                        pass  # the scheduler has no reason to move it there, nor from there soon
-                looks += 1
-                if look_out(called):
-                    continue
-            with _ANYWHERE if core is None else woken_on(core):
-                events = dict(poller.poll(None))
-            if fd not in events:
-                continue
-        frames = channel.receive()
-        if frames is None:
+    server = Server(channel, page, open_rows, guard)
+    context.enter(server.envs)
+    counters, spins = page.counters, 0
+    with contextlib.closing(Poller()) as poller:
+        fd = channel.fileno()
+        poller.add(fd)
+        page.to_worker.register(poller)
+        try:
+            while not server.closed:
+                handled = server.handled
+                if counters[POSTED] == handled:
+                    wait = counters[WAIT]
+                    core = wait_cpu(wait) if wait > SPINNING else None
+                    if wait & SPINNING:
+                        if core is not None and spins % _SPINS_PER_PINNING == 0:
+                            with pinned_while_sleeping(core):
+                                pass  # moves the thread there; the scheduler has no reason to move it away soon
+                        spins += 1
+                    if not (wait & SPINNING and spin_until_changed(counters, POSTED, handled)):
+                        with _ANYWHERE if core is None else pinned_while_sleeping(core):
+                            # A ring may be that of a request that was seen while spinning, and is done.
+                            while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
+                                pass
+                server.run_posted()
+        except OSError:
+            # The parent has ended or has abandoned this worker, so there is nothing left to reply to.
             return
-        for frame in frames:
-            received += 1
-            if not server.handle(frame):
-                return
 
 
 class Server:
-    """Answers one request at a time.
+    """Runs one request at a time, and replies to it.
 
     Args:
-        send: Takes each answer.
-        board: What is shared with the parent, where that is another process.
-        slab: The descriptor of the file that a slab may be mapped from.
+        channel: The worker's end of the channel.
+        page: The worker's control page.
+        open_rows: Opens the slab; None if steps never go through shared memory.
+        guard: Of a worker that cannot be killed: tells it that it was abandoned.
+
+    Attributes:
+        handled: The value of `POSTED` up to which all requests were run, or are about to be.
+        closed: Whether no more requests will come.
+        envs: The envs that the thread must `enter` that runs the server.
     """
 
-    def __init__(self, send: Callable[[Frame], None], board: Board | None = None, slab: int | None = None) -> None:
-        self._send = send
-        self._board = board
-        self._slab = slab
-        self._turns: Turns | None = None
-        self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
-        self._pid = os.getpid()
-        self._host: Host | None = None
+    def __init__(
+        self,
+        channel: WorkerChannel,
+        page: ControlPage,
+        open_rows: OpenRows | None = None,
+        guard: WriteGuard | None = None,
+    ) -> None:
+        self.handled = 0
+        self.closed = False
+        self.envs = context.WorkerEnvs(page)
+        self._channel = channel
+        self._page = page
+        self._counters = page.counters
+        self._open_rows = open_rows
+        self._guard = guard
+        self._forks = context.forks
+        # How many frames were read, to compare with `FRAMES`.
+        self._frames_read = 0
+        # The call id of the last batch step in shared memory.
+        self._last_step = 0
+        # Those of the current request.
         self._incarnation = 0
         self._call_id = 0
+        # None until the envs are made.
+        self._runner: StepRunner | None = None
+        # The handlers by kind of request. The first request is START, which makes the envs and adds the others.
+        self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
 
-    def handle(self, frame: Frame) -> bool:
-        """Runs a request and answers it; False after the last one."""
+    def run_posted(self) -> None:
+        """Run the posted requests; if there are none, read the channel to find out whether it was closed.
+
+        Raises:
+            OSError: The parent has ended.
+        """
+        counters = self._counters
+        posted = counters[POSTED]
+        nothing, self.handled = posted == self.handled, posted
+        step = counters[STEP]
+        if step != self._last_step:
+            self._last_step = self._call_id = step
+            assert self._runner is not None, "no step comes before START"
+            self._runner.run_rows(step)
+        while (nothing or counters[FRAMES] != self._frames_read) and not self.closed:
+            nothing = False
+            frames = self._channel.receive()
+            if frames is None:
+                self.closed = True
+                return
+            for frame in frames:
+                self._frames_read += 1
+                self._run_frame(frame)
+
+    def _run_frame(self, frame: Frame) -> None:
         self._incarnation, self._call_id = frame.incarnation, frame.call_id
-        kind, payload = self._execute(frame)
-        if os.getpid() != self._pid:
-            os._exit(1)  # env code forked, and its child came back here: it must not answer
-        self._answer(kind, payload)
-        return frame.kind != Kind.CLOSE
+        self._page.start_request(frame.call_id, METHOD_CALL, 0)
+        if frame.kind == _STEPS:
+            self._run_steps(frame)
+        else:
+            self._reply(*self._execute(frame))
+        self._page.finish_frame(frame.call_id)
+        self.closed = frame.kind == Kind.CLOSE
+
+    def _run_steps(self, frame: Frame) -> None:
+        assert self._runner is not None, "no steps come before START"
+        stream, items = unpack_steps(frame.payload)
+        self._runner.run_items(
+            frame.call_id, items, OutcomePacker(pickles=not isinstance(frame.payload, Steps)), stream
+        )
 
     def _execute(self, frame: Frame) -> tuple[Kind, bytes | bytearray]:
-        """Runs one request and gives its reply; whatever it raises fails this request alone."""
+        """Run one request and return its reply; an exception fails only this request."""
+        fault = Fault.ARGUMENTS
         try:
             message = REQUESTS[frame.kind](*loads(frame.payload))
-        except BaseException as error:
-            return self._failed(error, Fault.ARGUMENTS)
-        try:
+            fault = Fault.RAISED
             result = self._handlers[frame.kind](message)
+            fault = Fault.RESULT
+            reply = Kind.RESULT, dumps(result)
         except BaseException as error:
-            return self._failed(error, Fault.RAISED)
-        try:
-            return Kind.RESULT, dumps(result)
-        except BaseException as error:
-            return self._failed(error, Fault.RESULT)
+            reply = Kind.FAILED, dumps(tuple(pack_failure(error, fault)))
+        if context.forks != self._forks:
+            os._exit(1)  # env code forked, and its child came back here: it must not reply
+        return reply
 
-    def _start(self, message: Any) -> None:
-        host = Host(message, self._incarnation, self._resetting, self._made)
+    def _reply(self, kind: Kind, payload: Any) -> None:
+        self._channel.send(Frame(kind, self._incarnation, self._call_id, payload))
+
+    # Handlers, one per kind of request --------------------------------------------------------------------
+
+    def _start(self, message: Start) -> None:
+        host = Host(message, self._incarnation, self._page, self.envs, self._report_made)
+        self._runner = StepRunner(host, self._page, self._reply, self._guard)
+
+        def adopt(message: Adopt) -> None:
+            host.adopt(message, self._incarnation)
+            self._attach(message.attach)
+
+        def repeat(message: Replay) -> bool:
+            return replay(host, self._page, message)
+
         self._handlers = {
-            Kind.ADOPT: lambda adopt: self._adopt(host, adopt),
-            Kind.ATTACH: lambda attach: self._attach(host, attach),
+            Kind.ADOPT: adopt,
+            Kind.ATTACH: self._attach,
             Kind.CALL: host.call,
             Kind.GET: host.get,
             Kind.SET: host.set,
             Kind.DESCRIBE: host.describe,
-            Kind.RESET: host.reset,
-            Kind.STEP: host.step,
-            Kind.REPLAY: lambda message: replay(host, message, self._progress),
+            Kind.REPLAY: repeat,
             Kind.CLOSE: host.close,
         }
-        self._host = host
-        if message.attach is not None:
-            self._attach(host, message.attach)
+        self._attach(message.attach)
 
-    def _adopt(self, host: Host, message: Adopt) -> None:
-        host.adopt(message, self._incarnation)
-        if message.attach is not None:
-            self._attach(host, message.attach)
+    def _attach(self, message: Attach | None) -> None:
+        if message is not None:
+            assert self._open_rows is not None, "the parent attaches only workers that it has passed a slab"
+            assert self._runner is not None, "no ATTACH comes before START"
+            self._runner.attach(*self._open_rows(message.layout), message.autoreset)
 
-    def _attach(self, host: Host, message: Attach) -> None:
-        assert self._board is not None, "only processes are told to attach a slab"
-        assert self._slab is not None, "and only those that have one"
-        slab = Slab(message.layout, system.map_file(self._slab, message.layout.size))
-        self._turns = Turns(host, slab, self._board, message.autoreset, self._answer)
-
-    def take_turn(self, order: int) -> None:
-        """Runs the steps that were asked through shared memory."""
-        assert self._turns is not None, "no turn comes before the slab"
-        self._call_id = order
-        self._turns.take(order)
-
-    def _made(self, count: int) -> None:
-        self._answer(Kind.MADE, dumps(count))
-
-    def _progress(self, method: str) -> None:
-        self._answer(Kind.PROGRESS, method.encode())
-
-    def _resetting(self) -> None:
-        self._answer(Kind.RESETTING, b"")
-
-    def _failed(self, error: BaseException, fault: Fault) -> tuple[Kind, bytes | bytearray]:
-        failure: Failure = pack_failure(error, fault)
-        return Kind.FAILED, dumps(tuple(failure))
-
-    def _answer(self, kind: Kind, payload: bytes | bytearray) -> None:
-        check = 0 if self._host is None else self._host.check
-        self._send(Frame(kind, self._incarnation, self._call_id, payload, check))
+    def _report_made(self, count: int) -> None:
+        self._reply(Kind.ENV_MADE, dumps(count))

@@ -1,86 +1,69 @@
-"""Bringing an env back to where it was: the same is asked of it again."""
+"""The worker's half of a replay: repeats everything that was requested of an env since its last seeded reset."""
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from envactors.arrays.slab import RESET
 from envactors.arrays.specs import reader
-from envactors.wire.messages import REQUESTS, Kind, Replay, Set, Turns
+from envactors.wire.control_page import METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.wire.messages import REQUESTS, Kind, RecordedSteps, Replay, Set
 from envactors.wire.pickling import loads
-from envactors.worker.context import enter
-from envactors.worker.host import Host
-
-# How often it is told that the replay goes on, in seconds.
-PULSE = 0.05
-_METHODS: dict[int, str] = {Kind.RESET: "reset", Kind.STEP: "step"}
+from envactors.worker.host import Host, HostedEnv
 
 
-def replay(host: Host, message: Replay, progress: Callable[[str], None]) -> bool:
-    """Asks an env everything again that a lost process was asked.
+def replay(host: Host, page: ControlPage, message: Replay) -> bool:
+    """Repeat the journal of an env whose process was lost.
 
     Args:
         host: The env's host.
-        message: What was asked.
-        progress: Called with the name of the method that comes next, where that is another one than before, and now
-            and then while it goes on.
+        page: The control page. Each entry is recorded there, since each has a deadline of its own.
+        message: The journal.
 
     Returns:
-        Whether the env has shown the same observations.
+        Whether the env has returned the same observations.
     """
-    seat = host.seats[message.env]
-    enter(seat.context)
+    hosted = host.hosted_envs[message.env]
     for payload in message.attributes:
         host.set(Set(*loads(payload)))
     if not message.entries:
         return True
-    told, last = 0.0, ""
-
-    def tell(method: str) -> None:
-        nonlocal told, last
-        now = time.monotonic()
-        if method != last or now - told > PULSE:
-            told, last = now, method
-            progress(method)
-
-    for method, ask in _asks(host, message, lambda: tell("reset")):
-        tell(method)
-        ask()
-    same = seat.check == message.check
-    # Where it is not the same, its next reset is that of an env that was made anew.
-    seat.was_reset = same
+    for entry in message.entries:
+        if isinstance(entry, RecordedSteps):
+            _repeat_steps(hosted, page, message, entry)
+        else:
+            _repeat(host, hosted, page, *entry)
+    same = hosted.check == message.check
+    # If they differ, the env counts as new, so that its next reset is seeded as after a renewal.
+    hosted.was_reset = same
     return same
 
 
-def _asks(host: Host, message: Replay, resetting: Callable[[], None]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is to be asked, each with the name of its method."""
-    seat = host.seats[message.env]
-    handlers: dict[int, Callable[[Any], Any]] = {
-        Kind.CALL: host.call,
-        Kind.SET: host.set,
-        Kind.RESET: host.reset,
-        Kind.STEP: host.step,
-    }
+def _repeat_steps(hosted: HostedEnv, page: ControlPage, message: Replay, recorded: RecordedSteps) -> None:
+    assert message.action is not None, "steps in shared memory have actions of a known spec"
+    for row, operation in enumerate(recorded.ops):
+        if operation == RESET:
+            page.record_env(METHOD_RESET, hosted.position)
+            hosted.reset(None, None, None)
+        else:
+            action = reader(message.action, recorded.actions, row)()
+            page.record_env(METHOD_STEP, hosted.position)
+            hosted.step(action, message.autoreset, None)
 
-    def repeat(kind: int, payload: bytes) -> None:
-        asked = REQUESTS[kind](*loads(payload))
+
+def _repeat(host: Host, hosted: HostedEnv, page: ControlPage, kind: int, payload: bytes) -> None:
+    content = REQUESTS[kind](*loads(payload))
+    if kind == Kind.RESET:
+        page.record_env(METHOD_RESET, hosted.position)
+        hosted.reset(content.seed, content.options, content.root_seed)
+    elif kind == Kind.STEP:
+        page.record_env(METHOD_STEP, hosted.position)
+        hosted.step(content.action, content.autoreset, content.root_seed)
+    else:
+        handlers: dict[int, Callable[[Any], Any]] = {Kind.CALL: host.call, Kind.SET: host.set}
         try:
-            handlers[kind](asked)
+            handlers[kind](content)  # records on the page what runs
         except Exception:
-            if kind != Kind.CALL:  # a call may have raised the first time, too
+            if kind != Kind.CALL:  # the call may have raised the first time, too
                 raise
-
-    for entry in message.entries:
-        if not isinstance(entry, Turns):
-            yield _METHODS.get(entry[0], "call"), functools.partial(repeat, *entry)
-            continue
-        assert message.action is not None, "steps in shared memory have actions of a known spec"
-        for row, what in enumerate(entry.what):
-            if what == RESET:
-                yield "reset", functools.partial(host.reset_seat, seat, None, None, None)
-            else:
-                action = reader(message.action, entry.actions, row)()
-                yield "step", functools.partial(host.advance, seat, action, message.autoreset, None, resetting)

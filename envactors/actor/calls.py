@@ -1,0 +1,230 @@
+"""What an actor is asked: queued, sent, answered; how replies find their requests.
+
+At most one call runs at a time. Batch steps in shared memory pipeline: the next one is posted while the worker is
+still at the one before.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+from envactors.actor.batch_step import FrameBatchStep, StepRequest
+from envactors.actor.core import ActorCore
+from envactors.actor.launching import START_CALL_ID
+from envactors.actor.process import ExitReport
+from envactors.actor.requests import Answer, CallRequest, Entry, Request
+from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
+from envactors.actor.states import BACKOFF, DEAD, ENDING, LAUNCHING, LIVE, STOPPING, EndReason
+from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
+from envactors.errors import ActorError, copy_error
+from envactors.wire.control_page import ASLEEP, SPINNING
+from envactors.wire.messages import Frame, Kind
+from envactors.wire.pickling import dumps
+from envactors.wire.steps import pack_steps
+
+# How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
+EXIT_GRACE = 1.0
+
+
+class Calls:
+    """The requests of one actor on their way to the worker and back.
+
+    Args:
+        core: The actor's state.
+        on_start_reply: Called with the reply to START or ADOPT.
+
+    Attributes:
+        tuner: Chooses how caller and worker wait for each other between calls.
+        steps: The batch steps in shared memory.
+    """
+
+    def __init__(self, core: ActorCore, on_start_reply: Callable[[Frame], None]) -> None:
+        self._core = core
+        self._on_start_reply = on_start_reply
+        self.tuner = WaitTuner(core.config.spin)
+        self.steps = SharedMemorySteps(core, self.receive, self.dispatch)
+        # When the last reply came (`time.monotonic`).
+        self._answered = 0.0
+
+    # Sending ---------------------------------------------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Send what heads the queue, as far as the worker is free for it."""
+        core = self._core
+        if core.phase is not LIVE or core.process is None:
+            return
+        while (entry := core.table.start_next()) is not None:
+            self._post(entry)
+            if core.phase is not LIVE:
+                return
+        if core.table.queue and core.table.running[0].pipelines:
+            self.steps.watch_end()  # the thread that waits for the step need not be awake
+
+    def _post(self, entry: Entry) -> None:
+        core, now = self._core, time.monotonic()
+        if isinstance(entry, SharedMemoryBatchStep):
+            if core.step_limit is not None and len(core.table.running) == 1:
+                core.timers.set("call", now + core.step_limit)
+            core.table.last_id += 1
+            entry.start(core.table.last_id, now, ASLEEP)
+            return
+        entry.started = now
+        entry.mark_running()
+        if isinstance(entry, CallRequest) and entry.kind in (None, Kind.CLOSE):
+            self._send_close(entry)
+        elif isinstance(entry, CallRequest):
+            self._send(entry.kind, entry, entry.payload)
+        elif isinstance(entry, FrameBatchStep):
+            self._send(Kind.STEPS, entry, pack_steps(entry.message, core.config.backend.pickles))
+
+    def _send_close(self, request: CallRequest) -> None:
+        core = self._core
+        core.phase = STOPPING
+        core.reason = EndReason.RENEW if request.kind is None else EndReason.CLOSE
+        if request.kind is None and core.config.deadlines.close is not None:
+            core.timers.set("kill", request.started + core.config.deadlines.close)
+        self._send(Kind.CLOSE, request, dumps(()), timed=False)
+
+    def _send(self, kind: Kind | None, entry: Entry, payload: object, *, timed: bool = True) -> None:
+        core = self._core
+        assert core.process is not None, "a live actor has a process"
+        assert kind is not None, "a renewal sends CLOSE"
+        if timed and core.config.backend.kills:
+            when = entry.next_look(None, core.config.deadlines, entry.started)
+            core.timers.set("call", entry.started if when is None else when)
+        spins = self.tuner.strategy.workers_spin and entry.started - self._answered < SHORT_PAUSE
+        frame = Frame(kind, core.incarnation, entry.call_id, payload)
+        core.process.send(frame, SPINNING if spins else ASLEEP)
+
+    # Replies ---------------------------------------------------------------------------------------------
+
+    def receive(self, mask: int) -> bool:
+        """Handle what has come; return False if nothing had. Under the lock."""
+        core = self._core
+        process = core.process
+        if process is None or process.at_end:
+            return False
+        frames = process.advance(mask)
+        for frame in frames or ():
+            self.on_frame(frame)
+        if process.at_end and core.phase is not STOPPING:
+            # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
+            core.timers.set("kill", time.monotonic() + EXIT_GRACE)
+        return frames is not None
+
+    def on_frame(self, frame: Frame) -> None:
+        """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
+        core = self._core
+        entry = core.table.find_running(frame.call_id)
+        if frame.incarnation != core.incarnation:
+            core.stale += 1
+        elif frame.call_id == START_CALL_ID and core.phase is LAUNCHING:
+            self._on_start_reply(frame)
+        elif core.phase is ENDING:
+            core.stale += 1
+        elif frame.kind == Kind.OVERFLOW:
+            self.steps.on_overflow(frame)
+        elif entry is None:
+            core.stale += 1
+        elif core.phase is STOPPING:
+            # The env is closed. What may still keep its process, such as a thread that never ends, gets a moment.
+            core.timers.set_earlier("kill", time.monotonic() + EXIT_GRACE)
+        elif core.phase is LIVE:
+            self._on_reply(entry, frame)
+
+    def _on_reply(self, entry: Entry, frame: Frame) -> None:
+        core = self._core
+        answers, ended = entry.answers(frame)
+        if ended:
+            core.table.running.remove(entry)
+            core.timers.cancel("call")
+            self._answered = now = time.monotonic()
+            self.tuner.record(now - entry.started, now)
+        for answer in answers:
+            core.completed += 1
+            if not core.recovery.record(answer, frame.incarnation):
+                self.fail_bound(core.incarnation - 1)
+            core.deferred.add(functools.partial(self._settle, answer, frame.incarnation, core.pid))
+        if ended and core.table.queue:
+            self.dispatch()
+
+    # Outcomes --------------------------------------------------------------------------------------------
+
+    def _settle(self, answer: Answer, incarnation: int, pid: int | None) -> None:
+        value, error = self._core.errors.outcome(answer, incarnation, pid)
+        answer.request.settle(value, error, incarnation)
+        self._core.reactor.wake(answer.request.future)
+
+    def answer(self, request: Request, value: object) -> None:
+        """End a request with a value of the parent's own."""
+        incarnation = self._core.incarnation
+        self._core.deferred.add(lambda: self._settle_here(request, value, None, incarnation))
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End a request with an error of the parent's own."""
+        self._core.failed += 1
+        incarnation = self._core.incarnation
+        self._core.deferred.add(lambda: self._settle_here(request, None, error, incarnation))
+
+    def _settle_here(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
+        request.settle(value, error, incarnation)
+        self._core.reactor.wake(request.future)
+
+    def fail_bound(self, incarnation: int) -> None:
+        """Fail what waits and was meant for a lost process, as far as no other can take its place."""
+        core = self._core
+
+        def is_lost(entry: Entry) -> bool:
+            return any(
+                request.bound is not None and request.bound <= incarnation and not core.recovery.holds(request)
+                for request in entry.parts
+            )
+
+        self.separate_waiting_steps()
+        for entry in core.table.withdraw_all(is_lost):
+            for request in entry.parts:
+                self.fail(request, self.loss_error(request))
+
+    def separate_waiting_steps(self) -> None:
+        """Make waiting batch steps into one per env: after the end of a process their envs may fare differently."""
+        queue = self._core.table.queue
+        if not any(isinstance(entry, SharedMemoryBatchStep) or len(entry.parts) > 1 for entry in queue):
+            return
+        entries = list(queue)
+        queue.clear()
+        for entry in entries:
+            if isinstance(entry, CallRequest):
+                queue.append(entry)
+                continue
+            started = entry.started
+            _, requests = entry.split(None, blame=False)
+            for request in requests:
+                single = self.as_entry(request)
+                single.started = started if isinstance(entry, FrameBatchStep) else 0.0
+                queue.append(single)
+
+    def as_entry(self, request: Request) -> Entry:
+        """Return what the table holds for a request that is asked by itself."""
+        if isinstance(request, CallRequest):
+            return request
+        assert isinstance(request, StepRequest), "there are calls and steps"
+        entry = FrameBatchStep([request], self._core.config.first_index, stream=True)
+        self._core.table.last_id += 1
+        entry.call_id = self._core.table.last_id
+        return entry
+
+    def loss_error(self, request: Request) -> ActorError:
+        """Return the error of a request that was lost with its process before it could run."""
+        core = self._core
+        loss = core.loss
+        if loss is None:
+            return core.errors.death(ExitReport(), core.incarnation, request, aborted=True)
+        if (loss.call_id, loss.index) == (request.call_id, request.index):
+            return copy_error(loss)
+        return core.errors.loss(request, loss)
+
+    def is_between_processes(self) -> bool:
+        """Return whether one process is gone and the next one, if any, has not begun."""
+        return self._core.phase in (BACKOFF, DEAD)

@@ -1,0 +1,53 @@
+"""What an actor is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+from envactors.actor.process import ActorProcess
+from envactors.backends.base import Backend, RowMemory
+from envactors.options import Deadlines, RestartPolicy
+from envactors.system import STORES_IN_ORDER
+from envactors.wire.messages import Start
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorConfig:
+    """What an actor is made of.
+
+    Attributes:
+        name: For errors and output.
+        backend: Starts its workers.
+        start: The first message of each worker.
+        deadlines: How long things may take.
+        restart: When a lost process is replaced.
+        env_vars: Environment variables of its workers.
+        memory: The memory that batch steps go through; None without it.
+        max_journal: How many steps of each env are kept for a replay; None keeps none.
+        take_standby: Returns a started process for an actor that has lost its own, or None; its argument is how many
+            seconds later the standby may start another.
+        is_standby: Whether the actor only holds a process for others.
+    """
+
+    name: str
+    backend: Backend
+    start: Start
+    deadlines: Deadlines
+    restart: RestartPolicy
+    env_vars: Mapping[str, str]
+    memory: RowMemory | None = None
+    max_journal: int | None = None
+    take_standby: Callable[[float], ActorProcess | None] | None = None
+    is_standby: bool = False
+
+    @functools.cached_property
+    def spin(self) -> bool:
+        """Whether caller and worker may spin before they sleep: only where stores keep their order."""
+        return self.backend.spin and STORES_IN_ORDER
+
+    @property
+    def first_index(self) -> int:
+        """The index of the actor's first env."""
+        return self.start.first

@@ -1,0 +1,313 @@
+"""The batch step in shared memory, and how those of one actor start and end.
+
+Everything here is on the way of each step: it makes few calls, and takes the actor's lock twice per step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from envactors.actor.batch_step import StepRequest
+from envactors.actor.core import ActorCore
+from envactors.actor.future import ActorFuture
+from envactors.actor.recovery import Recovery
+from envactors.actor.requests import Answer, Request, next_look
+from envactors.actor.states import LIVE
+from envactors.arrays.slab import Slab
+from envactors.options import Deadlines
+from envactors.system import READABLE
+from envactors.wire import bundle
+from envactors.wire.control_page import FINISHED, METHOD_RESET, OVERFLOWS, ControlPage
+from envactors.wire.info_codec import InfoReader
+from envactors.wire.messages import Frame
+
+
+class SharedMemoryBatchStep:
+    """A batch step that travels through rows of shared memory; reused once it is over and nothing was lost.
+
+    Args:
+        rows: Where it is written what each env is asked, and what comes of it.
+        infos: Reads what comes beside the arrays.
+        page: The control page of the process that holds the envs' episodes.
+        envs: The indices of the envs that step, ascending.
+        first_index: The index of the actor's first env.
+        bound: The incarnation that holds their episodes.
+        stream: Whether each result is announced before the others are there.
+        waiter: What `Reactor.wake` is given when something has changed.
+        reissue: Returns the request that stands for an env whose step was lost, from its index; None once the vector
+            is gone.
+
+    Attributes:
+        over: Whether it has ended: all results are in the rows, or its process has gone.
+        failed_envs: The envs that were lost with the process.
+        claimed: The envs whose results count, whatever becomes of the process.
+        overflow: What came beside the rows, by env: an info that did not fit, or a failure.
+    """
+
+    pipelines = True
+    parts: Sequence[Request] = ()
+
+    def __init__(
+        self,
+        rows: Slab,
+        infos: InfoReader,
+        page: ControlPage,
+        envs: Sequence[int],
+        first_index: int,
+        bound: int,
+        waiter: object,
+        reissue: Callable[[int], StepRequest | None],
+        *,
+        stream: bool,
+    ) -> None:
+        self.rows = rows
+        self.infos = infos
+        self.page = page
+        self.envs = envs
+        self.bound = bound
+        self.stream = stream
+        self.waiter = waiter
+        self.call_id = 0
+        self.started = 0.0
+        self.over = True
+        self.failed_envs: Sequence[int] = ()
+        self.claimed: set[int] = set()
+        self.overflow: dict[int, Frame] = {}
+        self._first_index = first_index
+        self._reissue = reissue
+        self._requested = rows.requested.data
+        self._completed = rows.completed.data
+        # The env that has passed its deadline: from then on no result of it counts.
+        self._overdue: int | None = None
+
+    def start(self, call_id: int, now: float, wait: int) -> None:
+        """Post it to the worker; under the actor's lock.
+
+        Only here are the envs' numbers raised: a number that is raised while the step before still counts as running
+        would make that one's result look as if it had never come, should the process end at that moment.
+        """
+        requested = self._requested
+        for index in self.envs:
+            requested[index] += 1
+        self.call_id = call_id
+        self.started = now
+        self.over = False
+        self.failed_envs = ()
+        if self.overflow:
+            self.overflow = {}
+        if self.claimed:
+            self.claimed = set()
+        self.page.post_step(call_id, wait, self.stream)
+
+    def wait_in_queue(self) -> None:
+        """Make it a step that has not been posted, behind others of its actor."""
+        self.started = 0.0
+        self.over = False
+        self.failed_envs = ()
+        self.claimed = set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the worker has run all of it; what came beside the rows may still be on the way."""
+        return self.page.counters[FINISHED] >= self.call_id
+
+    def complete(self, index: int) -> bool:
+        """Return whether an env's result is there as a whole, before its deadline."""
+        return (
+            self.started > 0.0  # until it is posted, the rows hold the results of the step before
+            and self._completed[index] == self._requested[index]
+            and index != self._overdue
+            and (index in self.overflow or not self.infos.needs_overflow(index))
+        )
+
+    def record(self, recovery: Recovery, envs: Sequence[int]) -> None:
+        """Record the results of envs that count, unless that was done when they were claimed."""
+        recovery.record_rows(self.rows, self.infos, [env for env in envs if env not in self.claimed], self.call_id)
+
+    def mark_running(self) -> None:
+        """Nothing to mark: no future waits for it."""
+
+    def withdraw(self, future: ActorFuture) -> Request | None:
+        """Return None: no future waits for it."""
+        del future
+        return None
+
+    def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
+        for index, payload in bundle.unpack(frame.payload):
+            self.overflow[index] = frame._replace(payload=payload)
+        return [], False
+
+    def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
+        when, _ = next_look(self, page, deadlines, now)
+        if when is None:
+            self._overdue = self._index_at(self.page.progress().position) if self._begun else self.envs[0]
+        return when
+
+    @property
+    def _begun(self) -> bool:
+        return self.page.progress().call_id >= self.call_id
+
+    def _index_at(self, position: int) -> int:
+        return self._first_index + position
+
+    def split(self, page: ControlPage | None, *, blame: bool) -> tuple[Request | None, list[Request]]:
+        """As `Entry.split`; what is asked of a lost env is taken back, so that its last row stays as it is."""
+        del page, blame
+        progress = self.page.progress()
+        posted = self.started > 0.0
+        self.failed_envs = lost = [i for i in self.envs if i not in self.claimed and not self.complete(i)]
+        running = self._overdue
+        if running is None and posted and not progress.ended:
+            running = self._index_at(progress.position)
+        current: Request | None = None
+        waiting: list[Request] = []
+        for index in lost:
+            request = self._reissue(index)
+            if request is not None:
+                request.call_id = self.call_id
+                if index == running:
+                    current = request
+                    current.started = progress.since if self._begun else self.started or time.monotonic()
+                    if progress.method == METHOD_RESET:
+                        current.method = "reset"
+                else:
+                    waiting.append(request)
+        for index in lost if posted else ():
+            if self._completed[index] == self._requested[index]:
+                self._completed[index] -= 1  # came too late; its writer is dead
+            self._requested[index] = self._completed[index]
+        self.over = True
+        self._overdue = None
+        return current, waiting
+
+
+class SharedMemorySteps:
+    """Starts and ends the batch steps of one actor that go through shared memory.
+
+    Args:
+        core: The actor's state.
+        receive: Reads what has come through the channel; returns False if nothing had.
+        dispatch: Sends what waits.
+    """
+
+    def __init__(self, core: ActorCore, receive: Callable[[int], bool], dispatch: Callable[[], None]) -> None:
+        self._core = core
+        self._receive = receive
+        self._dispatch = dispatch
+
+    def start(self, step: SharedMemoryBatchStep, now: float, wait: int) -> bool:
+        """Start a batch step whose actions stand in its rows, or queue it; called with signals deferred.
+
+        Args:
+            step: The step.
+            now: The time (`time.monotonic`).
+            wait: How the worker waits for the request after it, as `envactors.wire.control_page` says.
+
+        Returns:
+            False if the actor has another process, or none: then the envs are asked in frames.
+        """
+        core = self._core
+        with core.lock:
+            process, table = core.process, core.table
+            if process is None or process.page is not step.page or core.phase is not LIVE or core.closing:
+                return False
+            if table.queue or (table.running and not table.running[-1].pipelines):
+                step.wait_in_queue()
+                table.add(step)
+                self._dispatch()
+                return True
+            if core.step_limit is not None and not table.running:
+                core.timers.set("call", now + core.step_limit)  # not put off: it may be that of the step before
+            table.last_id += 1
+            table.running.append(step)
+            step.start(table.last_id, now, wait)
+        return True
+
+    def finish(self, step: SharedMemoryBatchStep) -> bool:
+        """Retire a batch step that the worker has finished; return whether it is over. Called with signals deferred."""
+        if not step.over:
+            with self._core.lock:
+                self.retire()
+        return step.over
+
+    def retire(self) -> None:
+        """Take the batch steps that the worker has finished out of the running ones; under the lock."""
+        core = self._core
+        running, process = core.table.running, core.process
+        if process is None or core.phase is not LIVE:
+            return
+        counters, retired = process.page.counters, False
+        while running and isinstance(step := running[0], SharedMemoryBatchStep) and counters[FINISHED] >= step.call_id:
+            if counters[OVERFLOWS] != process.overflows and not self.fetch_overflow():
+                return
+            del running[0]
+            step.over = retired = True
+            core.completed += len(step.envs)
+            if core.recovery.replays:
+                step.record(core.recovery, step.envs)
+        if retired and not running:
+            if core.step_limit is not None:
+                core.timers.cancel("call")
+            if process.watches_doorbell:
+                process.watch_doorbell(None)
+            if core.table.queue:
+                self._dispatch()
+
+    def wake_waiters(self) -> None:
+        """Retire finished steps and wake the threads that wait for one; under the lock."""
+        steps = [entry for entry in self._core.table.running if isinstance(entry, SharedMemoryBatchStep)]
+        self.retire()
+        for waiter in {id(step.waiter): step.waiter for step in steps}.values():
+            self._core.reactor.wake(waiter)
+
+    def watch_end(self) -> None:
+        """Have the end of the running steps noticed, since others wait for it; under the lock."""
+        if self._core.process is not None:
+            self._core.process.watch_doorbell(self._on_ring)
+            self.retire()  # it may have rung before
+
+    def _on_ring(self, _mask: int) -> None:
+        with self._core.change:
+            if self._core.process is not None:
+                self._core.process.clear_doorbell()
+            self.wake_waiters()  # the ring was meant for them too
+
+    def claim(self, step: SharedMemoryBatchStep, env: int) -> bool:
+        """Return whether the result of an env counts; from then on the env cannot be lost with the process."""
+        with self._core.lock:
+            if env in step.failed_envs or not step.complete(env):
+                return False
+            if self._core.recovery.replays and not step.over:
+                step.record(self._core.recovery, [env])  # the row may be used again before the step is retired
+            step.claimed.add(env)
+            return True
+
+    def fetch_overflow(self) -> bool:
+        """Read what came beside the rows that are complete: it was sent before them.
+
+        Returns:
+            False if it did not come; then the process is killed.
+        """
+        with self._core.lock:
+            process = self._core.process
+            while (
+                self._core.phase is LIVE
+                and process is not None
+                and process.page.counters[OVERFLOWS] > process.overflows
+            ):
+                if not self._receive(READABLE):
+                    self._core.kill_inconsistent()  # the worker's counters are wrong: what else is?
+                    return False
+        return True
+
+    def on_overflow(self, frame: Frame) -> None:
+        """Keep what came beside the rows with the step that it belongs to."""
+        core = self._core
+        steps = [entry for entry in core.table.running if isinstance(entry, SharedMemoryBatchStep)]
+        for index, payload in bundle.unpack(frame.payload):
+            if core.process is not None:
+                core.process.overflows += 1
+            for step in steps:
+                if index in step.envs:
+                    step.overflow[index] = frame._replace(payload=payload)

@@ -1,0 +1,50 @@
+"""Registry of the subjects of a bench."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envactors.cli.baselines import BarePipe, PlainLoop
+from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
+from envactors.cli.jobs import BenchInputError, Job
+from envactors.cli.libraries import Dask, GymnasiumLoop, GymnasiumProcesses, Loky, Ray, StableBaselines, Tianshou
+from envactors.cli.subject_base import Subject
+
+BASELINES: tuple[type[Subject], ...] = (
+    GymnasiumProcesses,
+    StableBaselines,
+    Tianshou,
+    Ray,
+    Dask,
+    Loky,
+    BarePipe,
+)
+
+
+def choose_subjects(against: Sequence[str] | None, job: Job) -> tuple[list[type[Subject]], dict[str, str]]:
+    """Return the subjects that take part, and the reason for each that does not.
+
+    Args:
+        against: Names of the wanted baselines; None: all that can take part.
+        job: Env, number of envs and actions.
+
+    Raises:
+        BenchInputError: A wanted baseline cannot take part.
+    """
+    subjects: list[type[Subject]] = [EnvactorsSubject, EnvactorsRecv]
+    if job.envs_per_actor > 1:
+        subjects.insert(1, EnvactorsPacked)
+    subjects.append(GymnasiumLoop if job.is_gymnasium else PlainLoop)
+    skipped = {}
+    for baseline in BASELINES:
+        if against is not None and baseline.name not in against:
+            continue
+        if not baseline.is_installed():
+            skipped[baseline.name] = f"not installed: pip install {baseline.package}"
+        elif baseline.only_gymnasium and not job.is_gymnasium:
+            skipped[baseline.name] = f"{job.source.name} is not a gymnasium.Env"
+        else:
+            subjects.append(baseline)
+    if against is not None and skipped:
+        raise BenchInputError("; ".join(f"--against {name}: {why}" for name, why in skipped.items()))
+    return subjects, skipped

@@ -1,0 +1,92 @@
+"""What drop-ins for other libraries need of a vector beyond its public surface.
+
+Drop-ins translate names and types; what they share beyond `VectorEnv` stands here, so that none of them reaches into
+its parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from envactors.vector.batch import Batch
+from envactors.vector.facade import VectorEnv
+from envactors.vector.failure_policy import Autoreset
+from envactors.vector.pending import IDLE
+from envactors.vector.transitions import EnvFuture
+
+
+class VectorAccess:
+    """Starts and collects the requests of a vector separately, with fewer checks than its public methods.
+
+    Args:
+        envs: The vector.
+    """
+
+    def __init__(self, envs: VectorEnv) -> None:
+        self._envs = envs
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What happens at the end of an episode."""
+        return self._envs._parts.autoreset
+
+    def check_open(self) -> None:
+        """Refuse to go on with a closed vector, or in a process that inherited it.
+
+        Raises:
+            ActorClosedError: It is closed, or belongs to another process.
+        """
+        self._envs._check_open()
+
+    def busy(self) -> list[int]:
+        """Return the envs whose results were not delivered."""
+        return [env_id for env_id, state in enumerate(self._envs._parts.pending.states) if state != IDLE]
+
+    def let_envs_judge(self) -> None:
+        """Let envs step that were never reset, or whose episode is over: they decide themselves what that means.
+
+        For drop-ins of vector envs that check nothing else. An env that was lost needs a reset as ever.
+        """
+        for env in self._envs._envs:
+            env.needs_reset = env.strict = False
+
+    def start_reset(
+        self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> None:
+        """Start resets; `gather` delivers their results."""
+        self.check_open()
+        self._envs._starter.start_reset(env_ids, seeds, options)
+
+    def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
+        """Start a reset and return a future of its result."""
+        self.check_open()
+        future = EnvFuture(self._envs._envs[env_id])
+        self._envs._starter.start_reset([env_id], [seed], [options], [future])
+        return future
+
+    def start_steps(self, env_ids: list[int], actions: Any) -> None:
+        """Start steps; `gather` delivers their results."""
+        self.check_open()
+        self._envs._starter.start(env_ids, actions, stream=False)
+
+    def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
+        """Start steps whose actions, one per env, are neither checked nor converted; `gather` delivers the results."""
+        self.check_open()
+        self._envs._starter.start_in_frames(env_ids, actions, stream=True, check_actions=False)
+
+    def gather(self, env_ids: list[int], timeout: float | None, what: str) -> Batch:
+        """Wait for results and deliver them.
+
+        Args:
+            env_ids: The envs.
+            timeout: How long to wait, in seconds; None waits until they are there.
+            what: What the user called, for errors.
+
+        Raises:
+            VectorTimeoutError: The waiting ended; nothing is lost.
+            VectorStepError: Some envs failed.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return self._envs._collector.gather(env_ids, timeout, deadline, what)

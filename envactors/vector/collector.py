@@ -1,0 +1,166 @@
+"""Waiting for results and delivering them, in the thread that uses the vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from envactors.actor.signal_deferral import defer_signals
+from envactors.errors import (
+    ActorClosedError,
+    ActorError,
+    NothingPendingError,
+    VectorStepError,
+    VectorTimeoutError,
+)
+from envactors.vector.batch import Batch, EnvStep
+from envactors.vector.env_state import EnvState
+from envactors.vector.pending import IDLE, IN_FLIGHT, Pending, ReadyResult
+from envactors.vector.results import Batcher
+from envactors.vector.shm_step import SharedMemoryStepper
+
+
+class Collector:
+    """Waits for results and delivers them.
+
+    Args:
+        envs: All envs.
+        pending: Where their results are.
+        batcher: Makes batches of them.
+        stepper: Steps through shared memory; None without any.
+        waiter: What actors give to `Reactor.wake`.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[EnvState],
+        pending: Pending,
+        batcher: Batcher,
+        stepper: SharedMemoryStepper | None,
+        waiter: object,
+    ) -> None:
+        self._envs = envs
+        self._pending = pending
+        self._batcher = batcher
+        self._stepper = stepper
+        self._waiter = waiter
+        self._supervisors = list(dict.fromkeys(env.supervisor for env in envs))
+        self._reactor = self._supervisors[0].reactor
+        self._wait_set = None if stepper is None else stepper.wait_set
+
+    def wait_for(self, done: Callable[[], bool], deadline: float | None) -> bool:
+        """Wait until ``done()`` or the deadline (`time.monotonic`); return whether ``done()``.
+
+        Raises:
+            ActorClosedError: The vector was closed meanwhile, and nothing comes any more.
+        """
+        for supervisor in self._supervisors:
+            supervisor.resume_inline()
+
+        def is_there() -> bool:
+            ended = all(supervisor.has_ended for supervisor in self._supervisors)
+            if self._stepper is not None:
+                with defer_signals:
+                    self._stepper.collect()
+            if done():
+                return True
+            if ended:
+                raise ActorClosedError("this vector env is closed: make another")
+            return False
+
+        return self._reactor.wait(is_there, self._waiter, deadline, self._wait_set)
+
+    def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
+        """Wait for the results of envs and deliver them.
+
+        Args:
+            env_ids: The envs.
+            timeout: How long the user waits, in seconds, for the error.
+            deadline: Until when (`time.monotonic`).
+            what: What the user called, for errors.
+
+        Raises:
+            VectorTimeoutError: The deadline passed; nothing is lost.
+            NothingPendingError: A signal handler or another thread took the results.
+            VectorStepError: Some envs failed.
+        """
+        pending = self._pending
+        self.wait_for(lambda: not pending.in_flight(env_ids), deadline)
+        late = pending.in_flight(env_ids)
+        if late:
+            raise VectorTimeoutError(
+                f"{what} waited {timeout} s and the results of the envs {late} have not come; nothing is lost, recv "
+                f"hands all of them out. Env {late[0]} is in {self._whereabouts(late[0])}",
+                env_ids=late,
+                timeout=timeout,
+            )
+        gone = [env_id for env_id in env_ids if pending.states[env_id] == IDLE]
+        if gone:
+            raise NothingPendingError(
+                f"{what} waited for the results of the envs {gone}, which were handed out to a signal handler or "
+                "another thread meanwhile: let one of the two take them"
+            )
+        return self.deliver(env_ids, what)
+
+    def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
+        """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
+        pending, ready = self._pending, self._pending.ready
+
+        def enough() -> bool:
+            if min_envs is not None and len(ready) >= min_envs:
+                return True
+            # Counted anew on every wake-up: a signal handler or another thread may take results meanwhile.
+            return IN_FLIGHT not in pending.states or any(result.error for result in tuple(ready.values()))
+
+        self.wait_for(enough, deadline)
+        if not pending.receivable:
+            raise NothingPendingError(
+                "recv with nothing under way any more: a signal handler or another thread took it"
+            )
+        results = sorted(ready.values(), key=lambda result: result.when)
+        failed = [result.env_id for result in results if result.error is not None]
+        fine = [result.env_id for result in results if result.error is None][:max_envs]
+        return self.deliver([*fine, *failed], "recv")
+
+    def deliver(self, env_ids: list[int], what: str) -> Batch:
+        """Deliver results that are ready.
+
+        Raises:
+            VectorStepError: Some of them are failures; the others are in its ``.batch``.
+        """
+        with defer_signals:  # what is delivered is also taken into account
+            results = self._pending.take(env_ids)
+            if results and self._stepper is not None and all(result.is_in_rows for result in results):
+                batch = self._stepper.take_batch(env_ids)
+                self._reactor.wake(self._waiter)  # another thread may wait for the same ones
+                return batch
+            failures = {result.env_id: result.error for result in results if result.error is not None}
+            steps, mismatches = self._batcher.conform_all(self._steps(results))
+            failures.update(mismatches)
+            batch = self._batcher.batch(steps)
+        self._reactor.wake(self._waiter)  # another thread may wait for the same ones
+        if failures:
+            first_id, first_error = next(iter(failures.items()))
+            # An error of an actor says itself where it happened.
+            where = "" if isinstance(first_error, ActorError) else f" ({self._whereabouts(first_id)})"
+            raise VectorStepError(
+                f"{len(failures)} of {len(results)} envs failed in {what}; env {first_id}{where}: "
+                f"{type(first_error).__name__}: {first_error}",
+                failures=failures,
+                batch=batch,
+            ) from first_error
+        return batch
+
+    def _steps(self, results: Sequence[ReadyResult]) -> list[EnvStep]:
+        """Return the results that are no failures, in order."""
+        in_rows = [result.env_id for result in results if result.is_in_rows]
+        taken: dict[int, EnvStep] = {}
+        if in_rows:
+            assert self._stepper is not None, "only it leaves results in rows"
+            taken = {step.env_id: step for step in self._stepper.take(in_rows)}
+        steps = [result.step or taken.get(result.env_id) for result in results]
+        return [step for step in steps if step is not None]
+
+    def _whereabouts(self, env_id: int) -> str:
+        """Return which actor an env is in, for errors."""
+        handle = self._envs[env_id].handle
+        return f"actor {handle.name!r}, pid {handle.pid}, incarnation {handle.incarnation}"

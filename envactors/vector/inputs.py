@@ -1,0 +1,178 @@
+"""Checks of what users give to a vector: everything is refused before anything is sent."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+
+from envactors.backends.base import Backend
+from envactors.errors import VectorInputError
+from envactors.options import RecyclePolicy
+from envactors.vector.failure_policy import Autoreset, OnFailure
+
+EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
+
+
+def check_options(
+    factories: list[Callable[[], Any]],
+    envs_per_actor: object,
+    autoreset: object,
+    on_failure: object,
+    max_journal: object,
+    recycle: RecyclePolicy | None,
+    backend: Backend,
+) -> None:
+    """Refuse options of `VectorEnv` that make no sense.
+
+    Raises:
+        VectorInputError: Naming the option, its value, and what was expected.
+    """
+    if not factories:
+        raise VectorInputError("no factories: expected one callable per env, and at least one")
+    for name, value, kind in (("autoreset", autoreset, Autoreset), ("on_failure", on_failure, OnFailure)):
+        if value not in get_args(kind):
+            raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
+    if isinstance(envs_per_actor, bool) or not isinstance(envs_per_actor, int) or envs_per_actor < 1:
+        raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1")
+    if not is_count(max_journal):
+        raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
+    if recycle is not None and (envs_per_actor > 1 or not backend.kills):
+        raise VectorInputError(
+            f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env per actor, "
+            "so that no other's episode is cut off, and processes"
+        )
+
+
+def check_flags(**flags: object) -> None:
+    """Refuse what is no bool.
+
+    Raises:
+        VectorInputError: Naming the option.
+    """
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise VectorInputError(f"{name} is {flag!r}: expected True or False")
+
+
+def check_standbys(
+    standbys: int,
+    factories: list[Callable[[], Any]],
+    env_vars: Sequence[Mapping[str, str] | None],
+    backend: Backend,
+) -> None:
+    """Refuse standbys that could not stand in for every actor.
+
+    Raises:
+        VectorInputError: Naming the first difference between the actors.
+    """
+    if isinstance(standbys, bool) or not isinstance(standbys, int) or standbys < 0:
+        raise VectorInputError(f"standbys is {standbys!r}: expected an int >= 0")
+    if not standbys:
+        return
+    if not backend.kills:
+        raise VectorInputError(
+            f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
+        )
+    for env_id, factory in enumerate(factories):
+        if factory is not factories[0]:
+            raise VectorInputError(
+                f"standbys={standbys}, and the factory of env {env_id} is {factory!r}, that of env 0 {factories[0]!r}: "
+                "expected one and the same object for all, since a standby is made before it is known which env it "
+                "will be; [make] * n, say"
+            )
+    for number, variables in enumerate(env_vars):
+        if variables != env_vars[0]:
+            raise VectorInputError(
+                f"standbys={standbys}, and the env_vars of actor {number} are {variables!r}, those of actor 0 "
+                f"{env_vars[0]!r}: expected the same for all, since a standby is started before it is known whose "
+                "place it takes"
+            )
+
+
+def env_vars_per_actor(env_vars: EnvVars, count: int) -> Sequence[Mapping[str, str] | None]:
+    """Return one mapping (or None) per actor.
+
+    Raises:
+        VectorInputError: Another number of mappings.
+    """
+    if env_vars is None or isinstance(env_vars, Mapping):
+        return [env_vars] * count
+    if len(env_vars) != count:
+        raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {count} actors: expected one per actor")
+    return env_vars
+
+
+def check_env_ids(env_ids: Any, count: int) -> list[int]:
+    """Return env ids as ints.
+
+    Raises:
+        VectorInputError: No iterable of ints, an id that is out of range, or one that comes twice.
+    """
+    if isinstance(env_ids, (str, bytes)) or not isinstance(env_ids, Iterable):
+        raise VectorInputError(f"env_ids is {env_ids!r}: expected an iterable of ints, or None for all")
+    ids = []
+    for one in env_ids:
+        if isinstance(one, (bool, np.bool_)) or not isinstance(one, (int, np.integer)):
+            raise VectorInputError(f"env_ids has {one!r}: expected ints from 0 to {count - 1}")
+        if not 0 <= one < count:
+            raise VectorInputError(f"env_ids has {one}: expected ids from 0 to {count - 1}")
+        ids.append(int(one))
+    if len(set(ids)) != len(ids):
+        raise VectorInputError(f"env_ids is {ids}: expected each id once")
+    return ids
+
+
+def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -> list[int | None]:
+    """Return one seed (or None) per env for what `VectorEnv.reset` takes.
+
+    Raises:
+        VectorInputError: No seed, or another number of them.
+    """
+    if seed is None:
+        return [None] * len(env_ids)
+    if is_count(seed):
+        return [operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
+    if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
+        raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, a sequence of them, or None")
+    if len(seed) != len(env_ids):
+        raise VectorInputError(f"{len(seed)} seeds for {len(env_ids)} envs: expected one per env")
+    for one in seed:
+        if one is not None and not is_count(one):
+            raise VectorInputError(f"seed has {one!r}: expected ints >= 0, or None")
+    return [None if one is None else operator.index(one) for one in seed]
+
+
+def options_for(options: Any, count: int) -> list[dict[str, Any] | None]:
+    """Return one mapping of options (or None) per env for what `VectorEnv.reset` takes.
+
+    Raises:
+        VectorInputError: Another number of them.
+    """
+    each: list[Any] = list(options) if isinstance(options, (list, tuple)) else [options] * count
+    if len(each) != count:
+        raise VectorInputError(f"{len(each)} options for {count} envs: expected one per env")
+    return each
+
+
+def check_limits(min_envs: int | None, max_envs: int | None) -> None:
+    """Refuse numbers of results for `recv` that make no sense.
+
+    Raises:
+        VectorInputError: Naming the argument.
+    """
+    for name, value in (("min_envs", min_envs), ("max_envs", max_envs)):
+        if value is not None and not is_count(value):
+            raise VectorInputError(f"recv({name}={value!r}): expected an int >= 0, or None")
+    if max_envs is not None and min_envs is not None and max_envs < min_envs:
+        raise VectorInputError(f"recv(min_envs={min_envs}, max_envs={max_envs}): expected min_envs <= max_envs")
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is an int, or NumPy's like of one, and not negative."""
+    try:
+        return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= 0
+    except TypeError:
+        return False

@@ -1,0 +1,365 @@
+"""Steps through shared memory: actions into rows, one ring per actor, results out of rows.
+
+    start    actions, what to do ──▶ rows ──▶ a batch step of each actor's envs
+    gather   all of them are over, and nothing is out of the ordinary ──▶ the whole batch, a copy per array
+    collect  single results that are complete ──▶ `Pending`; failures ──▶ `Transitions`
+    read     results that wait to be delivered ──▶ a batch
+
+An env goes this way while the process that holds its episode lives; everything else goes in frames.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.batch_step import StepRequest
+from envactors.actor.requests import Answer
+from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
+from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
+from envactors.arrays.specs import ArraySpec, flatten, reader, split_batch
+from envactors.system import cores, spin_until_all
+from envactors.vector.batch import Batch, EnvStep
+from envactors.vector.env_state import EnvState
+from envactors.vector.episodes import Changes, Episodes
+from envactors.vector.pending import IN_FLIGHT, Pending, ReadyResult
+from envactors.vector.prepared import PreparedStep, PreparedSteps
+from envactors.vector.results import LastResults
+from envactors.vector.rows import NO_CONTENT, Content, RowReader
+from envactors.vector.transitions import Transitions
+from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
+from envactors.wire.info_codec import PLAIN, InfoReader
+
+
+class SharedMemoryStepper:
+    """Steps envs through shared memory.
+
+    Args:
+        reader: Reads results out of the rows.
+        infos: Reads what comes beside the arrays.
+        envs: All envs.
+        pending: Where their results are.
+        episodes: The bookkeeper.
+        transitions: Asks envs in frames, and handles failures.
+        last: The last result of each env; None if failures are raised.
+        changes: Counts what prepared steps have to look at.
+        waiter: What actors give to `Reactor.wake`.
+
+    Attributes:
+        rows: The rows of all envs.
+        wait_set: What the vector's thread sleeps in.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        infos: InfoReader,
+        envs: list[EnvState],
+        pending: Pending,
+        episodes: Episodes,
+        transitions: Transitions,
+        last: LastResults | None,
+        changes: Changes,
+        waiter: object,
+    ) -> None:
+        self._reader = reader
+        self.rows = rows = reader.rows
+        self._infos = infos
+        self._envs = envs
+        self._pending = pending
+        self._episodes = episodes
+        self._transitions = transitions
+        self._last = last
+        self._prepared = PreparedSteps(self.rows, infos, envs, changes, waiter, self._reissue)
+        self._actors = self._prepared.actors
+        self.wait_set = self._prepared.wait_set
+        config = self._actors[0].supervisor.config
+        self._tuner = WaitTuner(config.spin, may_pin=config.backend.kills and 1 < len(self._actors) <= cores())
+        self._changes = changes
+        self._waiter = waiter
+        self._inline = config.backend.inline
+        # The batch steps whose results were not all collected.
+        self._running: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
+        # When the last full batch was started, and gathered (`time.monotonic`).
+        self._started = self._gathered = 0.0
+        layout = rows.layout
+        self._action_spec = layout.action
+        # The one array of actions, if there is only one.
+        self._only_action = rows.actions[0] if isinstance(layout.action, ArraySpec) else None
+        self._all_plain = bytes([PLAIN]) * len(envs)
+        self._no_resets = bytes(len(envs))
+
+    # Starting --------------------------------------------------------------------------------------------
+
+    def start(self, env_ids: list[int], actions: Any, *, stream: bool) -> PreparedStep:
+        """Start a step of each of some envs; called with signals deferred.
+
+        Args:
+            env_ids: The envs.
+            actions: As `VectorEnv.step` takes them.
+            stream: Whether each result is of use before the others are there.
+
+        Raises:
+            AlreadyPendingError: A result of one of them was not delivered.
+            VectorInputError: One of them needs a reset.
+            SpaceMismatchError: The actions do not conform.
+        """
+        pending = self._pending
+        prepared = self._prepared.full_batch
+        if prepared is None or prepared.env_ids is not env_ids or stream:
+            prepared = self._prepared.find(env_ids, stream)
+        if pending.states != pending.all_idle:
+            pending.check_idle(env_ids)
+        if prepared.version != self._changes.count or (self._running and not prepared.is_over()):
+            prepared = self._prepared.prepare(env_ids, stream)
+        only, index = self._only_action, prepared.index
+        if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
+            values: Any = actions if actions.shape == (len(env_ids), *only.shape[1:]) else None
+        else:
+            values = None
+        if values is None:
+            values = split_batch(self._action_spec, actions, len(env_ids), "actions")
+        if only is not None:
+            only[index] = values
+        else:
+            for env_id, value in zip(env_ids, values, strict=True):
+                self._write_action(env_id, value)
+        self._post(prepared, values, stream)
+        return prepared
+
+    def _post(self, prepared: PreparedStep, values: Any, stream: bool) -> None:
+        pending, ended = self._pending, self._episodes.ended
+        resets = ended[prepared.index]
+        self.rows.ops[prepared.index] = resets
+        prepared.resets = None if ended.tobytes() == self._no_resets else resets.copy()
+        if prepared.is_all:
+            pending.states[:] = pending.all_in_flight
+        else:
+            pending.mark(prepared.env_ids, IN_FLIGHT)
+        self._started = now = time.monotonic()
+        strategy, wait = self._tuner.strategy, ASLEEP
+        if strategy.workers_spin and now - self._gathered < SHORT_PAUSE:
+            wait = SPINNING
+        refused = prepared.unreachable
+        for steps, step, number in prepared.parts:
+            if steps.start(step, now, encode_wait(number, wait) if strategy.pinned else wait):
+                self._running.append((steps, step))
+            else:
+                refused = [*refused, *step.envs]
+        prepared.asked_in_frames = bool(refused)
+        if refused:
+            self._changes.count += 1
+            actions = dict(zip(prepared.env_ids, values, strict=True))
+            requests = [self._transitions.request_step(env_id, actions[env_id]) for env_id in refused]
+            self._transitions.submit(requests, stream=stream)
+
+    def run_inline(self) -> None:
+        """Run what was started, if the workers run in the threads that call them."""
+        for actor in self._actors:
+            if actor.supervisor.core.run_inline is not None:
+                actor.supervisor.core.run_inline()
+
+    def _write_action(self, env_id: int, action: Any) -> None:
+        for array, leaf in zip(self.rows.actions, flatten(self._action_spec, action), strict=True):
+            array[env_id] = leaf
+
+    def _reissue(self, env_id: int) -> StepRequest:
+        """Return the request that stands for a step that was lost with its process."""
+        return self._transitions.request_lost(env_id, self._read_action(env_id), was_reset=bool(self.rows.ops[env_id]))
+
+    def _read_action(self, env_id: int) -> Any:
+        return reader(self._action_spec, self.rows.actions, env_id)()
+
+    # Finishing -------------------------------------------------------------------------------------------
+
+    def finish_at_once(self, prepared: PreparedStep) -> tuple[Any, ...] | None:
+        """Return what `gather` does if the workers are done within the spin window; called with signals deferred."""
+        if self._tuner.strategy.both_spin and not prepared.asked_in_frames:
+            pairs = []
+            for _, step, _ in prepared.parts:
+                pairs.append((step.page.counters, step.call_id))  # a comprehension is one more call
+            if spin_until_all(pairs, FINISHED) and not defer_signals.interrupted:
+                return self.gather(prepared)
+        return None
+
+    def finish(self, prepared: PreparedStep, deadline: float | None) -> tuple[Any, ...] | None:
+        """Wait for a step until the deadline (`time.monotonic`), and return what `gather` does."""
+        if prepared.asked_in_frames:
+            return None
+        is_finished = functools.partial(_is_finished, prepared)
+        if self._inline:
+            self.run_inline()
+        if self.wait_set.wait_rings(is_finished, self._waiter, deadline):
+            with defer_signals:
+                return self.gather(prepared)
+        return None
+
+    def gather(self, prepared: PreparedStep) -> tuple[Any, ...] | None:
+        """Return the results of a step, batched as `VectorEnv.step` returns them; called with signals deferred.
+
+        Returns:
+            None if something is out of the ordinary, and each env is to be looked at; nothing is delivered then.
+        """
+        pending, rows, index, is_all = self._pending, self.rows, prepared.index, prepared.is_all
+        for steps, step, _ in prepared.parts:
+            if not steps.finish(step) or step.failed_envs:
+                return None
+        if prepared.asked_in_frames or (
+            pending.states != pending.all_in_flight if is_all else not self._all_in_flight(prepared.env_ids)
+        ):
+            return None
+        contents = None
+        if rows.info_encoding.tobytes() != self._all_plain:
+            contents = self._decode_all(prepared)
+            if contents is None:
+                return None
+        infos = [{} for _ in prepared.env_ids] if contents is None else [content[0] for content in contents]
+        obs = self._reader.observations(prepared.env_ids, contents, all_envs=is_all)
+        terminated, truncated = rows.terminated[index], rows.truncated[index]
+        if is_all:
+            terminated, truncated = terminated.copy(), truncated.copy()
+        result = obs, rows.rewards[index].copy(), terminated, truncated, infos
+        if len(self._running) == len(prepared.parts):
+            self._running.clear()
+        else:
+            self._forget_running(prepared)
+        if is_all:
+            pending.states[:] = pending.all_idle
+            self._episodes.record_all(terminated, truncated, prepared.resets)
+        else:
+            pending.mark(prepared.env_ids, 0)
+            self._record(prepared.index)
+        if self._last is not None:
+            self._keep_last(prepared, contents)
+        self._gathered = now = time.monotonic()
+        self._tuner.record(now - self._started, now)
+        return result
+
+    def _all_in_flight(self, env_ids: list[int]) -> bool:
+        states = self._pending.states
+        return all(states[env_id] == IN_FLIGHT for env_id in env_ids)
+
+    def _forget_running(self, prepared: PreparedStep) -> None:
+        over = {id(step) for _, step, _ in prepared.parts}
+        self._running = [pair for pair in self._running if id(pair[1]) not in over]
+
+    def _decode_all(self, prepared: PreparedStep) -> list[Content] | None:
+        """Return (info, object leaves) per env; None if one has failed."""
+        contents = {}
+        for _, step, _ in prepared.parts:
+            for env_id in step.envs:
+                if self._infos.failed(env_id):
+                    return None
+                try:
+                    contents[env_id] = self._infos.decode(env_id, _payload(step, env_id))
+                except BaseException:  # unpickling runs any code; `collect` makes an error of it
+                    return None
+        return [contents[env_id] for env_id in prepared.env_ids]
+
+    def _record(self, index: Any) -> None:
+        rows = self.rows
+        overs = rows.terminated[index] | rows.truncated[index]
+        self._episodes.record_some(index, overs, rows.ops[index].astype(np.bool_))
+
+    def _keep_last(self, prepared: PreparedStep, contents: list[Content] | None) -> None:
+        assert self._last is not None, "checked before"
+        if prepared.is_all:
+            self._reader.contents = contents or [NO_CONTENT] * len(self._envs)
+        else:
+            for position, env_id in enumerate(prepared.env_ids):
+                self._reader.contents[env_id] = NO_CONTENT if contents is None else contents[position]
+        self._last.keep_rows(prepared.index, self.rows.requested[prepared.index])
+
+    # Single results --------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Hand on single results that are complete; called with signals deferred."""
+        going: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
+        found: list[ReadyResult] = []
+        states, now = self._pending.states, time.monotonic()
+        for steps, step in self._running:
+            over = steps.finish(step) if step.over or step.finished else False
+            if not over and step.stream:
+                steps.fetch_overflow()
+            for env_id in step.envs:
+                if (
+                    states[env_id] == IN_FLIGHT
+                    and env_id not in step.claimed
+                    and step.complete(env_id)
+                    and steps.claim(step, env_id)
+                ):
+                    if self._read_content(step, env_id):
+                        found.append(ReadyResult(env_id, float(self.rows.when[env_id]) if step.stream else now))
+            if not over:
+                going.append((steps, step))
+        self._running = going
+        for result in sorted(found, key=lambda result: result.when):
+            self._pending.complete(result)
+
+    def _read_content(self, step: SharedMemoryBatchStep, env_id: int) -> bool:
+        """Read what came beside an env's rows; if the env has failed, hand on the failure and return False."""
+        payload = _payload(step, env_id)
+        failed = self._infos.failed(env_id)
+        if not failed:
+            try:
+                self._reader.contents[env_id] = self._infos.decode(env_id, payload)
+            except BaseException:  # noqa: S110 # unpickling runs any code; the error factory says what was wrong
+                pass
+            else:
+                return True
+        content: Any = tuple(self._infos.failure(env_id, payload)) if failed else payload
+        if content is None:
+            content = self.rows.inline_info(env_id)
+        env, request = self._envs[env_id], self._reissue(env_id)
+        request.call_id = step.call_id
+        self._infos.mark_failed(env_id)  # what could not be unpickled is no result either
+        errors, answer = env.supervisor.core.errors, Answer(request, failed, content)
+        request.settle(None, errors.outcome(answer, step.bound, env.handle.pid)[1], step.bound)
+        return False
+
+    def take_batch(self, env_ids: list[int]) -> Batch:
+        """Return results that stand in the rows, and take them into account; called with signals deferred."""
+        index, rows = np.array(env_ids, np.int64), self.rows
+        contents = [self._reader.contents[env_id] for env_id in env_ids]
+        batch = Batch(
+            index,
+            self._reader.observations(env_ids, contents, all_envs=False),
+            rows.rewards[index],
+            rows.terminated[index],
+            rows.truncated[index],
+            [content[0] for content in contents],
+            np.array([self._envs[env_id].incarnation or 0 for env_id in env_ids], np.int64),
+        )
+        self._account_for(index)
+        return batch
+
+    def take(self, env_ids: Sequence[int]) -> list[EnvStep]:
+        """Return results that stand in the rows one by one, and take them into account."""
+        envs = [self._envs[env_id] for env_id in env_ids]
+        steps = [self._reader.step(env.env_id, env.incarnation or 0) for env in envs]
+        self._account_for(np.array(env_ids, np.int64))
+        return steps
+
+    def _account_for(self, index: npt.NDArray[np.int64]) -> None:
+        self._record(index)
+        if self._last is not None:
+            self._last.keep_rows(index, self.rows.requested[index])
+
+
+def _is_finished(prepared: PreparedStep) -> bool:
+    """Return whether no batch step is with its worker any more."""
+    for _, step, _ in prepared.parts:  # noqa: SIM110 # a generator takes three times as long
+        if not step.over and step.page.counters[FINISHED] < step.call_id:
+            return False
+    return True
+
+
+def _payload(step: SharedMemoryBatchStep, env_id: int) -> Any:
+    frame = step.overflow.get(env_id)
+    return None if frame is None else frame.payload

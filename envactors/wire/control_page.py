@@ -1,0 +1,169 @@
+"""The control page of a worker: a page of shared memory with a few counters, and two doorbells.
+
+Each counter has one writer. The state is in the counters; a ring only says that one may have changed, so that lost and
+extra rings do no harm. There is no lock that a killed process could leave held.
+
+    parent  post_step      WAIT, STREAM, STEP, POSTED, ring  post_frame  WAIT, FRAMES, POSTED (the frame follows)
+    worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env  SINCE, METHOD, ENV_INDEX
+            finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
+
+Each method writes its counters in this order.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import Final, NamedTuple
+
+from envactors.system import Doorbell, yield_cpu
+
+PAGE: Final = mmap.PAGESIZE
+
+# Written by the parent.
+# How many requests have been posted, frames and batch steps; the only counter that an idle worker watches.
+POSTED: Final = 0
+# How many of them are frames.
+FRAMES: Final = 1
+# The call id of the last batch step that was posted through shared memory.
+STEP: Final = 2
+# 1 if the results of that step are streamed: one ring per env.
+STREAM: Final = 3
+# How the worker waits for the next request: `ASLEEP` or `SPINNING`, and on which CPU; see `encode_wait`.
+WAIT: Final = 4
+
+# Written by the worker, in cache lines of its own.
+# The call id of the request that runs, or ran last; written before any code of the env runs.
+BEGUN: Final = 32
+# The call id of the last finished request; a frame is finished once its reply was sent. Call ids only grow, so a step
+# is finished if this is not less than its own.
+FINISHED: Final = 33
+# The position in its actor of the env that runs, from 0.
+ENV_INDEX: Final = 34
+# What this env runs: `METHOD_CALL`, `METHOD_STEP` or `METHOD_RESET`. An autoreset within a step changes it.
+METHOD: Final = 35
+# When that has started (`time.monotonic`); read and written through `ControlPage.times`.
+SINCE: Final = 36
+# How many parts the worker has sent in `Kind.OVERFLOW` frames.
+OVERFLOWS: Final = 37
+
+METHOD_CALL: Final = 0
+METHOD_STEP: Final = 1
+METHOD_RESET: Final = 2
+
+ASLEEP: Final = 0
+SPINNING: Final = 1
+
+
+def encode_wait(core: int, wait: int) -> int:
+    """Return the value of `WAIT` for `ASLEEP` or `SPINNING` on the CPU of this number rather than on any."""
+    return wait | (core + 1) << 1
+
+
+def wait_cpu(wait: int) -> int | None:
+    """Return the CPU that a value of `encode_wait` names; None for any."""
+    return (wait >> 1) - 1 if wait >> 1 else None
+
+
+class Progress(NamedTuple):
+    """What a worker runs, read from its control page.
+
+    Attributes:
+        call_id: The call id of the request that it runs or ran last; 0 before the first.
+        ended: Whether that request has finished.
+        position: The position in its actor of the env that runs.
+        method: `METHOD_CALL`, `METHOD_STEP` or `METHOD_RESET`.
+        since: When that has started (`time.monotonic`).
+    """
+
+    call_id: int
+    ended: bool
+    position: int
+    method: int
+    since: float
+
+
+NOT_BEGUN = Progress(0, ended=True, position=0, method=METHOD_STEP, since=0.0)
+
+
+class ControlPage:
+    """The control page of one worker, in memory that the parent and the worker share.
+
+    Args:
+        memory: At least `PAGE` bytes, zeros at first.
+        to_worker: Rung by the parent.
+        to_parent: Rung by the worker.
+
+    Attributes:
+        counters: The memory as integers of 64 bits; the indices are the names above.
+        times: The same memory as floats: times of `time.monotonic`, in seconds.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray, to_worker: Doorbell, to_parent: Doorbell) -> None:
+        self.counters = memoryview(memory).cast("q")
+        self.times = memoryview(memory).cast("d")
+        self.to_worker = to_worker
+        self.to_parent = to_parent
+
+    # The parent ------------------------------------------------------------------------------------------
+
+    def post_step(self, call_id: int, wait: int, stream: bool) -> None:
+        """Post the batch step whose rows have been written; the caller ensures that the doorbells stay open."""
+        counters = self.counters
+        counters[WAIT] = wait
+        counters[STREAM] = stream
+        counters[STEP] = call_id
+        counters[POSTED] += 1
+        self.to_worker.ring_open()
+
+    def post_frame(self, wait: int) -> None:
+        """Announce a frame. It must be sent next, and wakes the worker."""
+        counters = self.counters
+        counters[WAIT] = wait
+        counters[FRAMES] += 1
+        counters[POSTED] += 1
+
+    def progress(self) -> Progress:
+        """Return what the worker runs."""
+        counters = self.counters
+        while True:  # until the time was the same before and after, so that the other counters belong to it
+            since = self.times[SINCE]
+            begun, ended = counters[BEGUN], counters[FINISHED] == counters[BEGUN]
+            progress = Progress(begun, ended, counters[ENV_INDEX], counters[METHOD], since)
+            if self.times[SINCE] == since:
+                return progress
+
+    def close_bells(self) -> None:
+        """Close the doorbells; the counters stay readable."""
+        self.to_worker.close()
+        self.to_parent.close()
+
+    # The worker ------------------------------------------------------------------------------------------
+
+    def start_request(self, call_id: int, method: int, env: int) -> None:
+        """Record that a request runs from now on."""
+        counters = self.counters
+        self.times[SINCE] = time.monotonic()
+        counters[METHOD] = method
+        counters[ENV_INDEX] = env
+        counters[BEGUN] = call_id
+
+    def record_env(self, method: int, env: int) -> None:
+        """Record which method of which env runs from now on.
+
+        The time is written first: `progress` reads it before and after the other counters.
+        """
+        self.times[SINCE] = time.monotonic()
+        self.counters[METHOD] = method
+        self.counters[ENV_INDEX] = env
+
+    def finish_step(self, call_id: int) -> None:
+        """Record that a batch step has finished, and ring."""
+        self.counters[FINISHED] = call_id
+        if self.counters[WAIT] & SPINNING:
+            yield_cpu()  # a caller that spins on this CPU reads the counter first, before the ring delays it
+        self.to_parent.ring_open()
+
+    def finish_frame(self, call_id: int) -> None:
+        """Record that a request has finished whose reply was sent; the reply's frame wakes the parent."""
+        self.counters[FINISHED] = call_id

@@ -1,0 +1,214 @@
+"""What follows from the end of a process: every row of the table, and what holds for all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from envactors.actor.exit_decision import ExitDecision, ExitFacts, Fate, Next, Running, decide
+from envactors.actor.states import EndReason
+
+RENEW, ABORT, CLOSE, TIMEOUT, DISCARDED = (
+    EndReason.RENEW,
+    EndReason.ABORT,
+    EndReason.CLOSE,
+    EndReason.TIMEOUT,
+    EndReason.DISCARDED,
+)
+NOTHING, RENEWAL, REPLAY, STEP, CALL = Running.NOTHING, Running.RENEWAL, Running.REPLAY, Running.STEP, Running.CALL
+
+TABLE = {
+    # The actor is being closed: whatever waits fails, whyever the process has ended.
+    "closed while idle": (ExitFacts(CLOSE, closing=True), ExitDecision(Next.CLOSED, aborted=True)),
+    "closed in a call": (
+        ExitFacts(CLOSE, closing=True, running=CALL),
+        ExitDecision(Next.CLOSED, Fate.FAIL, aborted=True),
+    ),
+    "dies while it is closed": (ExitFacts(None, closing=True, running=CALL), ExitDecision(Next.CLOSED, Fate.FAIL)),
+    "closed, and the call had retries": (
+        ExitFacts(CLOSE, closing=True, running=CALL, retries=3),
+        ExitDecision(Next.CLOSED, Fate.FAIL, aborted=True),
+    ),
+    "closed while it starts": (
+        ExitFacts(CLOSE, closing=True, started=False, adopting=True),
+        ExitDecision(Next.CLOSED, aborted=True),
+    ),
+    # Wanted ends: the next process at once, and nothing is counted.
+    "renewed": (ExitFacts(RENEW, running=RENEWAL), ExitDecision(Next.LAUNCH, Fate.HOLD)),
+    "aborted while idle": (ExitFacts(ABORT), ExitDecision(Next.LAUNCH, aborted=True)),
+    "aborted in a call": (
+        ExitFacts(ABORT, running=CALL, retries=3),
+        ExitDecision(Next.LAUNCH, Fate.FAIL, aborted=True, forgets_env=True),
+    ),
+    "aborted in a step that could be tried again": (
+        ExitFacts(ABORT, running=STEP, replays=True, can_retry=True),
+        ExitDecision(Next.LAUNCH, Fate.FAIL, aborted=True, forgets_env=True),
+    ),
+    # A standby that ends on its way is replaced as if there had been none.
+    "a standby is lost on its way": (ExitFacts(None, started=False, adopting=True), ExitDecision(Next.LAUNCH_AGAIN)),
+    "a standby hangs on its way to a renewal": (
+        ExitFacts(TIMEOUT, started=False, adopting=True, running=RENEWAL),
+        ExitDecision(Next.LAUNCH_AGAIN, Fate.HOLD),
+    ),
+    "one that was a standby dies later": (ExitFacts(None, started=True, adopting=True), ExitDecision(Next.RESTART)),
+    # Anything else counts as a restart.
+    "dies while idle": (ExitFacts(None), ExitDecision(Next.RESTART)),
+    "dies in its factory": (ExitFacts(None, started=False), ExitDecision(Next.RESTART)),
+    "hangs in its factory": (ExitFacts(TIMEOUT, started=False), ExitDecision(Next.RESTART)),
+    "dies in the factory of a renewal": (
+        ExitFacts(None, started=False, running=RENEWAL),
+        ExitDecision(Next.RESTART, Fate.HOLD),
+    ),
+    "dies in a replay": (ExitFacts(None, running=REPLAY, replays=True, can_retry=True), ExitDecision(Next.RESTART)),
+    "dies in a call": (ExitFacts(None, running=CALL), ExitDecision(Next.RESTART, Fate.FAIL)),
+    "dies in a call with retries": (
+        ExitFacts(None, running=CALL, retries=1),
+        ExitDecision(Next.RESTART, Fate.AGAIN, spends_retry=True),
+    ),
+    "a call passes its deadline": (ExitFacts(TIMEOUT, running=CALL), ExitDecision(Next.RESTART, Fate.FAIL)),
+    "a call with retries passes its deadline": (
+        ExitFacts(TIMEOUT, running=CALL, retries=2),
+        ExitDecision(Next.RESTART, Fate.AGAIN, spends_retry=True),
+    ),
+    "another env is discarded during a call": (
+        ExitFacts(DISCARDED, running=CALL, retries=2),
+        ExitDecision(Next.RESTART, Fate.FAIL),
+    ),
+    "dies in a step": (ExitFacts(None, running=STEP), ExitDecision(Next.RESTART, Fate.FAIL)),
+    "dies in a step that replays": (
+        ExitFacts(None, running=STEP, replays=True, can_retry=True),
+        ExitDecision(Next.RESTART, Fate.AGAIN, counts_against_inputs=True),
+    ),
+    "dies in the same step again": (
+        ExitFacts(None, running=STEP, replays=True, can_retry=False),
+        ExitDecision(Next.RESTART, Fate.FAIL, forgets_env=True),
+    ),
+    "a step that replays passes its deadline": (
+        ExitFacts(TIMEOUT, running=STEP, replays=True, can_retry=True),
+        ExitDecision(Next.RESTART, Fate.AGAIN, counts_against_inputs=True),
+    ),
+    "another env is discarded during a step that replays": (
+        ExitFacts(DISCARDED, running=STEP, replays=True, can_retry=False),
+        ExitDecision(Next.RESTART, Fate.AGAIN),
+    ),
+    "another env is discarded during a step": (
+        ExitFacts(DISCARDED, running=STEP),
+        ExitDecision(Next.RESTART, Fate.FAIL),
+    ),
+    "dies in a call of an actor that replays": (
+        ExitFacts(None, running=CALL, replays=True, can_retry=True),
+        ExitDecision(Next.RESTART, Fate.FAIL),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_the_table(case):
+    facts, decision = TABLE[case]
+    assert decide(facts) == decision
+
+
+some_facts = st.builds(
+    ExitFacts,
+    reason=st.none() | st.sampled_from(EndReason),
+    closing=st.booleans(),
+    started=st.booleans(),
+    adopting=st.booleans(),
+    running=st.sampled_from(Running),
+    retries=st.integers(0, 3),
+    replays=st.booleans(),
+    can_retry=st.booleans(),
+)
+each_fact = settings(max_examples=500, deadline=None)
+
+
+@each_fact
+@given(some_facts)
+def test_what_is_being_closed_launches_nothing_and_nothing_else_is_closed(facts):
+    assert (decide(facts).next is Next.CLOSED) is facts.closing
+
+
+@each_fact
+@given(some_facts)
+def test_a_wanted_end_is_not_counted_and_whatever_else_is(facts):
+    assume(not facts.closing)
+    on_its_way = facts.adopting and not facts.started
+    assert (decide(facts).next is not Next.RESTART) is (facts.reason in (RENEW, ABORT) or on_its_way)
+
+
+@each_fact
+@given(some_facts)
+def test_what_was_running_is_never_forgotten(facts):
+    """Only a replay is: the next process is asked anew."""
+    decision = decide(facts)
+    if facts.running is NOTHING:
+        assert decision.fate is Fate.DROP
+    elif facts.running is not REPLAY:
+        assert decision.fate is not Fate.DROP
+
+
+@each_fact
+@given(some_facts)
+def test_nothing_runs_again_that_was_aborted_or_whose_actor_is_closed(facts):
+    assume(facts.reason is ABORT or facts.closing)
+    assert decide(facts).fate in (Fate.FAIL, Fate.DROP)
+
+
+@each_fact
+@given(some_facts)
+def test_an_aborted_end_says_so_and_no_death_does(facts):
+    decision = decide(facts)
+    if facts.reason is None:
+        assert not decision.aborted
+    if facts.reason is ABORT:
+        assert decision.aborted
+    if decision.next is Next.RESTART:
+        assert not decision.aborted
+
+
+@each_fact
+@given(some_facts)
+def test_only_what_kills_its_own_process_spends_a_retry(facts):
+    decision = decide(facts)
+    if decision.spends_retry:
+        assert facts.reason in (None, TIMEOUT, CLOSE)
+        assert facts.retries > 0
+        assert decision.fate is Fate.AGAIN
+    if facts.reason is DISCARDED:
+        assert not decision.spends_retry
+
+
+@each_fact
+@given(some_facts)
+def test_only_a_step_that_is_tried_again_counts_against_its_inputs(facts):
+    """Promise 32: no death between steps, none during a replay, and none that another env is to blame for."""
+    decision = decide(facts)
+    if decision.counts_against_inputs:
+        assert facts.running is STEP
+        assert facts.replays
+        assert facts.can_retry
+        assert facts.reason is not DISCARDED
+        assert decision.fate is Fate.AGAIN
+    if facts.running in (NOTHING, REPLAY):
+        assert not decision.counts_against_inputs
+
+
+@each_fact
+@given(some_facts)
+def test_an_env_is_given_up_only_with_what_it_was_asked(facts):
+    decision = decide(facts)
+    if decision.forgets_env:
+        assert decision.fate is Fate.FAIL or facts.running is REPLAY
+        assert facts.running is not NOTHING
+
+
+@pytest.mark.parametrize(("retries", "deaths"), list(itertools.product(range(4), [None, TIMEOUT])))
+def test_a_call_survives_as_many_deaths_as_it_has_retries(retries, deaths):
+    survived, left = 0, retries
+    while (decision := decide(ExitFacts(deaths, running=CALL, retries=left))).fate is Fate.AGAIN:
+        survived += 1
+        left -= decision.spends_retry
+    assert survived == retries

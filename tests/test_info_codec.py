@@ -1,0 +1,192 @@
+"""What comes with a result besides arrays: encoded by the worker, decoded by the parent, in both of its variants."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
+from envactors.arrays.specs import ArraySpec
+from envactors.wire.copying import copy_value
+from envactors.wire.info_codec import InfoDecoder, InfoEncoder, LocalInfoDecoder, LocalInfoEncoder
+from envactors.wire.messages import Failure, Fault
+from envactors.wire.pickling import pack_failure, unpack_failure
+
+ENVS = 3
+VARIANTS = ["between processes", "within one process"]
+SCALAR = ArraySpec((), np.dtype(np.float64))
+quick = settings(deadline=None, max_examples=80)
+
+
+def make_codec(variant):
+    layout = Layout(SCALAR, SCALAR, SCALAR, ENVS)
+    memory = bytearray(layout.size)
+    slab, other = Slab(layout, memory), Slab(layout, memory)
+    if variant == "between processes":
+        return InfoEncoder(slab), InfoDecoder(other)
+    contents = [None] * ENVS
+    return LocalInfoEncoder(slab, contents), LocalInfoDecoder(other, contents)
+
+
+def show(value):
+    """A text that is equal for equal values of equal types; not a number is equal to itself."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{value.tolist()}"
+    if isinstance(value, dict):
+        return f"{type(value)}{[(key, show(content)) for key, content in value.items()]}"
+    if isinstance(value, (list, tuple)):
+        return f"{type(value)}{[show(content) for content in value]}"
+    return f"{type(value)}{value!r}"
+
+
+arrays = st.builds(
+    lambda shape, code: np.arange(int(np.prod(shape))).astype(code).reshape(shape),
+    st.sampled_from([(), (2, 3), (0,), (40, 40)]),
+    st.sampled_from(["f8", "u1", "?", "U3"]),
+)
+numbers = st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float64("nan"), 2**70, 1, 2.5, False])
+leaves = st.one_of(numbers, arrays, st.none(), st.text(max_size=4), st.binary(max_size=6000))
+values = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    ),
+    max_leaves=6,
+)
+infos = st.dictionaries(st.text(max_size=5), values, max_size=5)
+# Per result: which env, what it says, and its object leaves.
+results = st.lists(st.tuples(st.integers(0, ENVS - 1), infos, st.lists(values, max_size=2)), max_size=6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@quick
+@given(written=results)
+def test_what_was_encoded_is_decoded(variant, written):
+    encoder, decoder = make_codec(variant)
+    said = {index: ({}, []) for index in range(ENVS)}
+    for index, info, object_leaves in written:
+        overflow = encoder.encode(index, info, object_leaves)
+        assert decoder.needs_overflow(index) == (overflow is not None)
+        assert not decoder.failed(index)
+        said[index] = info, object_leaves
+        assert show(decoder.decode(index, overflow)) == show((info, object_leaves))
+        assert decoder.all_plain() == all(content == ({}, []) for content in said.values())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_marker_of_empty_infos_does_as_encoding_one(variant):
+    encoder, decoder = make_codec(variant)
+    encoder.encode(1, {"a": 1}, [])
+    assert not decoder.all_plain()
+    encoder.plain_marker(1)()
+    assert decoder.all_plain()
+    assert decoder.decode(1, None) == ({}, [])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_empty_info_is_another_dict(variant):
+    _, decoder = make_codec(variant)
+    decoder.decode(0, None)[0]["mine"] = 1
+    assert decoder.decode(0, None) == ({}, [])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_failure_is_decoded_and_is_no_result(variant):
+    encoder, decoder = make_codec(variant)
+    overflow = encoder.fail(2, pack_failure(KeyError("gone"), Fault.RAISED))
+    assert decoder.failed(2)
+    assert not decoder.all_plain()
+    failure = decoder.failure(2, overflow)
+    assert isinstance(failure, Failure)
+    assert repr(unpack_failure(failure)) == "KeyError('gone')"
+    encoder.encode(2, {}, [])
+    assert not decoder.failed(2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_result_that_could_not_be_read_counts_as_a_failure(variant):
+    encoder, decoder = make_codec(variant)
+    encoder.encode(0, {"a": 1}, [])
+    decoder.mark_failed(0)
+    assert decoder.failed(0)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(INLINE_INFO_ROOM // 2, True), (INLINE_INFO_ROOM, False)])
+def test_what_is_larger_than_the_room_overflows(size, fits):
+    encoder, decoder = make_codec("between processes")
+    overflow = encoder.encode(1, {"text": "x" * size}, [])
+    assert (overflow is None) == fits
+    assert decoder.decode(1, overflow) == ({"text": "x" * size}, [])
+
+
+def test_within_one_process_nothing_is_pickled_and_nothing_overflows():
+    encoder, decoder = make_codec("within one process")
+    assert encoder.encode(0, {"f": lambda: 3, "large": b"x" * 100_000}, []) is None
+    info, _ = decoder.decode(0, None)
+    assert info["f"]() == 3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_cannot_travel_raises_where_it_is_written(variant):
+    encoder, _ = make_codec(variant)
+    with pytest.raises(TypeError, match="pickle"):
+        encoder.encode(0, {"lock": threading.Lock()}, [])
+
+
+# Copies --------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self, content):
+        self.content = content
+
+
+def test_copies_share_nothing_that_can_change():
+    value = {
+        "list": [1, [2]],
+        "array": np.arange(3),
+        "set": {1},
+        "bytes": bytearray(b"ab"),
+        "tuple": ([1], 2),
+        "object": Holder([1]),
+        "objects": np.array([[1], None], object),
+    }
+    copied = copy_value(value)
+    value["list"][1].append(3)
+    value["array"][0] = 9
+    value["set"].add(2)
+    value["bytes"] += b"c"
+    value["tuple"][0].append(2)
+    value["object"].content.append(2)
+    value["objects"][0].append(2)
+    assert copied["list"] == [1, [2]]
+    assert copied["array"].tolist() == [0, 1, 2]
+    assert (copied["set"], copied["bytes"], copied["tuple"]) == ({1}, b"ab", ([1], 2))
+    assert copied["object"].content == [1]
+    assert copied["objects"].tolist() == [[1], None]
+
+
+def test_what_cannot_change_is_passed_through():
+    for value in (None, "text", b"bytes", 10**30, 1.5, np.float32(2), len):
+        assert copy_value(value) is value
+
+
+def test_the_copy_of_what_contains_itself_does_too():
+    value = [1]
+    value.append(value)
+    copied = copy_value(value)
+    assert copied is not value
+    assert copied[1][1][1] is copied[1]
+
+
+@quick
+@given(values)
+def test_a_copy_is_equal_and_of_the_same_types(value):
+    assert show(copy_value(value)) == show(value) == show(pickle.loads(pickle.dumps(value)))

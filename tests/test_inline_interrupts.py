@@ -1,0 +1,46 @@
+"""Interrupts between what in-line workers are asked and what they run."""
+
+from __future__ import annotations
+
+import pytest
+
+import envactors as ea
+from envactors.actor.inline_runner import InlineRunner
+from envactors.testing import EchoEnv
+
+
+@pytest.fixture
+def interrupt_once(monkeypatch):
+    """Returns a function after which the next run of an in-line worker is interrupted before it begins."""
+    run, due = InlineRunner.run, []
+
+    def interrupted(self):
+        if due:
+            due.clear()
+            raise KeyboardInterrupt
+        run(self)
+
+    monkeypatch.setattr(InlineRunner, "run", interrupted)
+    return lambda: due.append(True)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_recv_runs_what_an_interrupt_has_left(interrupt_once, shared_memory):
+    with ea.VectorEnv([EchoEnv] * 2, backend="inline", shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        interrupt_once()
+        with pytest.raises(KeyboardInterrupt):
+            envs.send([3], env_ids=[1])
+        assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]
+
+
+def test_what_an_interrupt_has_left_is_not_taken_for_the_next_result(interrupt_once):
+    with ea.VectorEnv([EchoEnv] * 2, backend="inline", shared_memory=False) as envs:
+        envs.reset(seed=0)
+        interrupt_once()
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([3, 4])
+        with pytest.raises(ea.AlreadyPendingError):
+            envs.step([5], env_ids=[0])
+        assert envs.step([6], env_ids=[1])[0][:, 2].tolist() == [6], "it was not reached"
+        assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]

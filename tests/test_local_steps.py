@@ -1,0 +1,164 @@
+"""Steps of threads and in-line workers: through memory of this process, without pickling, and nothing is shared."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from helpers import SOON, wait_until
+
+import envactors as ea
+from envactors.wire import info_codec, pickling, steps
+
+
+class Box:
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+
+class Sharing:
+    """Returns the same observation and info again and again, changed."""
+
+    def __init__(self, with_spaces=True):
+        if with_spaces:
+            self.observation_space, self.action_space = Box((3,), np.float32), Box((2,), np.float32)
+        self.obs, self.info, self.actions = np.zeros(3, np.float32), {"steps": [0], "f": lambda: self.obs}, []
+
+    def reset(self, *, seed=None, options=None):
+        self.obs[:], self.info["steps"][0] = 0, 0
+        return self.obs, self.info
+
+    def step(self, action):
+        self.actions.append(action)
+        self.obs += 1
+        self.info["steps"][0] += 1
+        return self.obs, 1.0, False, False, self.info
+
+    def get_actions(self):
+        return [action.tolist() for action in self.actions]
+
+
+def without_spaces():
+    return Sharing(with_spaces=False)
+
+
+LOCAL = pytest.mark.parametrize("backend", ["thread", "inline"])
+CARRIERS = pytest.mark.parametrize(
+    ("factory", "shared_memory"), [(Sharing, True), (Sharing, False), (without_spaces, True)]
+)
+
+
+@LOCAL
+@CARRIERS
+def test_what_was_returned_never_changes_and_changes_no_env(backend, factory, shared_memory):
+    with ea.VectorEnv([factory] * 3, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+        results = [envs.reset(seed=0)]
+        for _ in range(4):
+            obs, _, _, _, infos = envs.step(np.ones((3, 2), np.float32))
+            results.append((obs, infos))
+        for number, (obs, infos) in enumerate(results):
+            assert np.asarray(obs).tolist() == [[number] * 3] * 3
+            assert [info["steps"] for info in infos] == [[number]] * 3
+            obs[0][0] = 77
+            infos[0]["steps"].append("mine")
+        obs, _, _, _, infos = envs.step(np.ones((3, 2), np.float32))
+        assert np.asarray(obs).tolist() == [[5] * 3] * 3
+        assert infos[0]["steps"] == [5]
+
+
+@LOCAL
+@CARRIERS
+def test_actions_are_the_envs_own(backend, factory, shared_memory):
+    with ea.VectorEnv([factory] * 2, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        actions = np.zeros((2, 2), np.float32)
+        for number in range(3):
+            actions[:] = number
+            envs.send(actions)
+            actions[:] = 99
+            envs.recv()
+        assert envs.call("get_actions") == [[[0, 0], [1, 1], [2, 2]]] * 2
+
+
+@LOCAL
+@CARRIERS
+def test_steps_and_resets_pickle_nothing(backend, factory, shared_memory, monkeypatch):
+    with ea.VectorEnv([factory] * 2, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+
+        def refuse(*_args, **_options):
+            raise AssertionError("nothing of a step is pickled")
+
+        for module in (pickling, steps, info_codec):
+            monkeypatch.setattr(module, "dumps", refuse)
+        monkeypatch.setattr(pickle, "dumps", refuse)
+        envs.reset(seed=0)
+        _, _, _, _, infos = envs.step(np.ones((2, 2), np.float32))
+        envs.send(np.ones((1, 2), np.float32), env_ids=[1])
+        assert envs.recv().infos[0]["f"]().tolist() == [2, 2, 2], "the very function that the env has"
+        assert infos[0]["steps"] == [1]
+        monkeypatch.undo()
+
+
+class Waits(Sharing):
+    """Waits in a step until it may go on; raises where the action says so."""
+
+    started, go_on = threading.Event(), threading.Event()
+
+    def step(self, action):
+        if action[0] == 1:
+            raise ValueError("no")
+        if action[0] == 2:
+            type(self).started.set()
+            type(self).go_on.wait(SOON)
+        return super().step(action)
+
+
+def worker_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("envactors-worker-")]
+
+
+@pytest.mark.parametrize("steps_after", [8, 9])
+def test_a_thread_that_was_given_up_in_a_step_writes_no_result_over_its_successors(steps_after):
+    Waits.started.clear()
+    Waits.go_on.clear()
+    with ea.VectorEnv([Waits] * 2, envs_per_actor=2, backend="thread", on_failure="renew") as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(np.zeros((2, 2), np.float32))
+        # Env 0 fails, for which the worker is given up, while env 1 is in the middle of its fourth step.
+        envs.send(np.array([[1, 1], [2, 2]], np.float32))
+        assert Waits.started.wait(SOON)
+        batch = envs.recv()
+        assert {type(info["failure"]) for info in batch.infos} == {ValueError, ea.ActorDiedError}
+        for _ in range(steps_after):
+            obs, *_ = envs.step(np.zeros((2, 2), np.float32))
+        assert len(worker_threads()) == 2
+        Waits.go_on.set()
+        wait_until(lambda: len(worker_threads()) == 1)
+        # Its row holds what it held: the last complete observation is told of when it fails.
+        told, *_, infos = envs.step(np.array([[0, 0], [1, 1]], np.float32))
+        assert isinstance(infos[1]["failure"], ValueError)
+        assert told[1].tolist() == obs[1].tolist()
+
+
+def test_copy_false_hands_out_views_in_line():
+    with ea.VectorEnv([Sharing] * 2, envs_per_actor=2, backend="inline", copy=False) as envs:
+        envs.reset(seed=0)
+        actions = np.ones((2, 2), np.float32)
+        first = envs.step(actions)[0]
+        assert first.tolist() == [[1] * 3] * 2
+        envs.step(actions)
+        envs.step(actions)
+        assert first.tolist() == [[3] * 3] * 2
+
+
+@LOCAL
+def test_deadlines_are_warned_of_where_steps_go_through_rows(backend):
+    deadlines = ea.Deadlines(step=5.0)
+    with ea.VectorEnv([Sharing], backend=backend, deadlines=deadlines) as envs:
+        envs.reset(seed=0)
+        with pytest.warns(UserWarning, match="deadlines are not enforced"):
+            envs.step(np.ones((1, 2), np.float32))
+        envs.step(np.ones((1, 2), np.float32))

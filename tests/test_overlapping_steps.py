@@ -1,0 +1,95 @@
+"""Batch steps of one actor that overlap: one has been delivered and has not ended, and the next one has begun."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+
+import pytest
+from helpers import SOON
+
+import envactors as ea
+from envactors.testing import EchoEnv, expected_checksum
+from envactors.wire.control_page import ControlPage
+
+ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+
+
+def make_late_end(seconds):
+    """An env in a worker that says late that a batch step has ended, long after the last row is complete."""
+    finish = ControlPage.finish_step
+
+    def finish_late(page, call_id):
+        time.sleep(seconds)
+        finish(page, call_id)
+
+    ControlPage.finish_step = finish_late
+    return EchoEnv()
+
+
+def test_a_step_that_starts_before_its_predecessor_ends_is_lost_once():
+    """It was the same object twice among the running ones; taken apart twice, it showed the row of the step before."""
+    with ea.VectorEnv([functools.partial(make_late_end, 0.3)], on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs.send([1])
+        envs.recv()
+        time.sleep(0.5)
+        envs.send([2])
+        envs.recv()
+        envs.send([3])
+        os.kill(envs[0].pid, signal.SIGKILL)
+        batch = envs.recv(timeout=SOON)
+        assert batch.truncated.tolist() == [True]
+        assert isinstance(batch.infos[0]["failure"], ea.ActorDiedError)
+        assert batch.obs[0, 1:3].tolist() == [2, 2]
+        assert envs.step([0])[0][0, 1] == 0, "the next step resets"
+
+
+def test_each_step_is_recorded_once_however_late_it_ends():
+    """The row of one that had not ended was read, for the journal, when it had been used again."""
+    with ea.VectorEnv([functools.partial(make_late_end, 0.05)], on_failure="replay", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        for action in range(5):
+            envs.send([action])
+            envs.recv()
+        os.kill(envs[0].pid, signal.SIGKILL)
+        obs, *_, infos = envs.step([5])
+        assert infos == [{}]
+        assert obs[0, 3] == expected_checksum(0, range(6))
+        assert envs.stats().actors[0].completed < 11
+
+
+class Sleeper(EchoEnv):
+    """Sleeps as many tenths of a second as the action says."""
+
+    def step(self, action):
+        time.sleep(int(action) / 10)
+        return super().step(action)
+
+
+def test_a_step_of_another_env_does_not_put_a_deadline_off():
+    with ea.VectorEnv([Sleeper] * 2, envs_per_actor=2, restart=ALWAYS, deadlines=ea.Deadlines(step=2.0)) as envs:
+        envs.reset(seed=0)
+        begun = time.monotonic()
+        envs.send([600], env_ids=[0])
+        time.sleep(1.8)
+        envs.send([0], env_ids=[1])
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.recv()
+        assert time.monotonic() - begun < 3.3
+        assert isinstance(caught.value.failures[0], ea.ActorTimeoutError)
+
+
+def test_a_step_that_begins_after_the_deadline_of_the_one_before_is_lost_with_it():
+    """The worker is at one, the process is ended for the other: both are to be reported."""
+    with ea.VectorEnv(
+        [Sleeper] * 2, envs_per_actor=2, on_failure="renew", restart=ALWAYS, deadlines=ea.Deadlines(step=0.5)
+    ) as envs:
+        envs.reset(seed=0)
+        envs.send([6], env_ids=[0])
+        envs.send([600], env_ids=[1])
+        batch = envs.recv(timeout=SOON)
+        assert sorted(batch.env_ids.tolist()) == [0, 1]
+        assert batch.truncated.all()

@@ -1,0 +1,49 @@
+"""The reactor: descriptors that come and go while their events are on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from helpers import SOON
+
+from envactors.actor.reactor import Reactor
+from envactors.system import Doorbell
+
+
+def test_a_late_reply_is_not_taken_for_a_death():
+    """One descriptor's number goes from a channel to a sentinel while the channel's event is on its way.
+
+    So a live process was taken for dead, and left running without its actor.
+    """
+    taken_for_dead = threading.Event()
+    reactor = Reactor(tuple)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(reactor.join, SOON)
+        cleanup.callback(reactor.stop)
+        doorbells = [cleanup.enter_context(contextlib.closing(Doorbell())) for _ in range(3)]
+        sentinel, *channels = doorbells
+        numbers = [os.dup(channel.fileno()) for channel in channels]
+        for number in numbers:
+            cleanup.callback(os.close, number)
+        handled = []
+
+        def reuse(number, other):
+            if not handled:
+                reactor.unwatch_channel(other)
+                os.dup2(sentinel.fileno(), other)
+                reactor.watch(other, lambda _mask: taken_for_dead.set())
+                cleanup.callback(reactor.unwatch, other)
+            handled.append(number)
+
+        first, second = numbers
+        cleanup.enter_context(reactor._pump_lock)
+        reactor._mask(True)  # the reactor's own thread stays away
+        reactor.watch_channel(first, lambda _mask: reuse(first, second))
+        reactor.watch_channel(second, lambda _mask: reuse(second, first))
+        for channel in channels:
+            channel.ring()
+        reactor._handle_replies(reactor._replies.poll(0))
+        assert len(handled) == 1
+        assert not taken_for_dead.is_set()

@@ -1,0 +1,90 @@
+"""The memory that a vector env shares with its workers: where things lie, and what if there is too little."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import frozen, run_script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.arrays.slab import Layout, Slab
+from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
+from envactors.testing import EchoEnv
+
+nested = st.recursive(
+    st.builds(
+        lambda shape, dtype: spaces.Box(0, 1, tuple(shape), dtype),
+        st.lists(st.integers(0, 3), max_size=3),
+        st.sampled_from([np.float32, np.float64, np.uint8, np.int64]),
+    ),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: spaces.Tuple(tuple(parts)))
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(spaces.Dict)
+    ),
+    max_leaves=5,
+)
+
+
+@given(nested, nested, st.integers(1, 5))
+@settings(deadline=None, max_examples=60)
+def test_the_arrays_of_a_slab_lie_apart(observation, action, count):
+    layout = Layout(spec_of_space(observation), spec_of_space(action), ea.ArraySpec((), np.float64), count)
+    memory = bytearray(layout.size)
+    slab = Slab(layout, memory)
+    arrays = [
+        slab.requested,
+        slab.completed,
+        slab.when,
+        slab.ops,
+        slab.info_encoding,
+        slab.terminated,
+        slab.truncated,
+        slab.rewards,
+    ]
+    arrays += [*slab.actions, *slab.observations]
+    for number, array in enumerate(arrays):
+        array[...] = number % 2
+    for number, array in enumerate(arrays):
+        assert (array == number % 2).all()
+        assert array.flags.aligned
+    assert [array.shape[2:] for array in slab.observations] == [leaf.shape for leaf in leaves(layout.observation)]
+
+
+@given(nested)
+@settings(deadline=None, max_examples=60)
+def test_flattening_keeps_a_value(space):
+    spec, value = spec_of_space(space), space.sample()
+    again = unflatten(spec, iter(flatten(spec, value)))
+    assert frozen(again) == frozen({key: value[key] for key in spec} if isinstance(spec, dict) else value)
+
+
+def test_too_little_memory_is_an_error_at_construction():
+    done = run_script(
+        """
+        import resource
+        import numpy as np
+        import envactors as ea
+        from envactors.testing import Space
+
+        class Large:
+            observation_space, action_space = Space((1000, 1000), np.float64), Space((), np.int64)
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, 1 << 22))
+        try:
+            ea.VectorEnv([Large] * 2)
+        except ea.VectorEnvError as error:
+            print(error)
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bytes of shared memory for 2 envs could not be had" in done.stdout
+    assert "shared_memory=False" in done.stdout
+
+
+@pytest.mark.parametrize(("option", "value"), [("shared_memory", None), ("copy", "yes")])
+def test_options_are_checked(option, value):
+    with pytest.raises(ValueError, match=f"{option} is {value!r}: expected True or False"):
+        ea.VectorEnv([EchoEnv], **{option: value})

@@ -1,0 +1,165 @@
+"""Signals in the middle of things: handlers may raise, and may use what they interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import sys
+
+import pytest
+from helpers import wait_always, wait_for_path
+
+import envactors as ea
+from envactors.actor.signal_deferral import SignalDeferral
+from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP
+from envactors.testing import EchoEnv
+
+
+def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
+    caller = os.getpid()
+
+    class Interrupts(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                os.kill(caller, signal.SIGINT)
+            return super().step(action)
+
+    with ea.VectorEnv([Interrupts] * 2) as envs:
+        envs.reset(seed=0)
+        for turn in range(20):
+            wait_always(envs, BOTH_SPIN)
+            with pytest.raises(KeyboardInterrupt):
+                envs.step([7, 0])
+            assert envs.recv().obs[:, 1].tolist() == [turn + 1] * 2
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp_path):
+    """After a call the results were given twice; after an end the step waited for ever."""
+
+    class Waits(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                handled = tmp_path / str(self.steps)
+                os.kill(caller, signal.SIGALRM)
+                wait_for_path(handled)  # where the handler closes the vector: until this process is killed
+            return super().step(action)
+
+    def handle(_signum, _frame):
+        if closes:
+            envs.close(0)
+        else:
+            (tmp_path / str(len(seen) // 2 + 1)).touch()
+            seen.extend(envs.get_attr("steps"))
+
+    caller, seen = os.getpid(), []
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with ea.VectorEnv([Waits] * 2) as envs:
+            envs.reset(seed=0)
+            envs.step([1, 1])
+            wait_always(envs, SLEEP)
+            if closes:
+                with pytest.raises(ea.VectorStepError) as caught:
+                    envs.step([1, 7])
+                assert caught.value.failures.keys() == {1}
+                return
+            for turn in range(2, 5):
+                assert envs.step([turn, 7])[0][:, 1].tolist() == [turn] * 2
+            assert len(seen) == 6
+            with pytest.raises(ea.NothingPendingError):
+                envs.recv()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("strategy", [SLEEP, BOTH_SPIN], ids=["asleep", "spinning"])
+@pytest.mark.parametrize("ask", ["step", "recv"])
+def test_a_signal_handler_may_take_the_results_that_are_waited_for(ask, strategy, tmp_path):
+    class Signals(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                os.kill(caller, signal.SIGALRM)
+                wait_for_path(tmp_path / "handled")
+            return super().step(action)
+
+    def handle(_signum, _frame):
+        (tmp_path / "handled").touch()
+        with contextlib.suppress(ea.NothingPendingError):  # the second env's signal
+            seen.append(envs.recv().obs[:, 2].tolist())
+
+    caller, seen = os.getpid(), []
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with ea.VectorEnv([Signals] * 2) as envs:
+            envs.reset(seed=0)
+            wait_always(envs, strategy)
+            with pytest.raises(ea.NothingPendingError):
+                if ask == "step":
+                    envs.step([7, 7])
+                else:
+                    envs.send([7, 7])
+                    envs.recv()
+            assert envs.step([1, 2])[0][:, 2].tolist() == [1, 2]
+            assert seen == [[7, 7]]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+class Boom(Exception):
+    pass
+
+
+def boom(*_):
+    raise Boom
+
+
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+def test_handlers_that_raise_while_signals_are_deferred_leave_no_handler_replaced(method):
+    """A signal whose handler raises, before whichever line of the deferral itself."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(signum, boom) for signum in signals]
+    stuck = []
+    try:
+        for signum in signals:
+            for line in itertools.count():
+                for one in signals:
+                    signal.signal(one, boom)
+                deferral = SignalDeferral()
+                has_come = raise_at_line(getattr(SignalDeferral, method).__code__, line, signum, deferral)
+                with contextlib.suppress(Boom), deferral:
+                    pass
+                stuck += [(signum, line, one) for one in signals if signal.getsignal(one) is not boom]
+                if not has_come:
+                    break
+            assert line > 2, "the signals came"
+    finally:
+        for one, handler in zip(signals, before, strict=True):
+            signal.signal(one, handler)
+    assert not stuck
+
+
+def raise_at_line(code, line, signum, deferral):
+    """Enters and leaves a deferral, with a signal before its line number ``line``; False if it has no such line."""
+    lines, has_come = itertools.count(), False
+
+    def trace(frame, event, _arg):
+        nonlocal has_come
+        if frame.f_code is not code:
+            return None
+        if event == "line" and next(lines) == line:
+            has_come = True
+            sys.settrace(None)
+            frame.f_trace = None
+            signal.raise_signal(signum)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        with contextlib.suppress(Boom), deferral:
+            pass
+    finally:
+        sys.settrace(None)
+    return has_come

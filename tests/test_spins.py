@@ -1,0 +1,141 @@
+"""Spinning on counters in shared memory: what ends a spin, and how long it lasts when nothing does."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import sys
+import threading
+import types
+
+import pytest
+from helpers import SOON
+
+from envactors.system import cpus, spin_until, spin_until_all, spin_until_changed
+
+ROUNDS = 20
+
+
+def counters(*values):
+    return memoryview(array.array("q", values))
+
+
+class Scripted:
+    """Memory in which the given values are seen one after the other, and then the last one for ever."""
+
+    def __init__(self, *values, after_each_look=lambda: None):
+        self.values = itertools.chain(values, itertools.repeat(values[-1]))
+        self.looks = 0
+        self.after_each_look = after_each_look
+
+    def __getitem__(self, index):
+        assert index == 3
+        self.looks += 1
+        self.after_each_look()
+        return next(self.values)
+
+
+# Each spin as a function of one counter: waits until it is 1.
+ONE_COUNTER = {
+    "spin_until": lambda memory: spin_until(lambda: memory[3] == 1),
+    "spin_until_changed": lambda memory: spin_until_changed(memory, 3, 0),
+    "spin_until_all": lambda memory: spin_until_all([(memory, 1)], 3),
+}
+
+
+@pytest.fixture(params=ONE_COUNTER)
+def spin(request):
+    return ONE_COUNTER[request.param]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the spins, which stands still: on a busy machine a real one ends them after any number of rounds."""
+    clock = [0.0]
+    monkeypatch.setattr(cpus, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("looks_in_vain", [0, 1, 3, 4, 5, 50, 400])
+def test_a_spin_ends_with_the_look_that_sees_the_change(spin, looks_in_vain):
+    memory = Scripted(*[0] * looks_in_vain, 1)
+    assert spin(memory)
+    assert memory.looks == looks_in_vain + 1
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_spin_in_vain_ends_by_itself(spin):
+    memory = Scripted(0)
+    assert not spin(memory)
+    assert 0 < memory.looks < 10_000
+    assert not spin(counters(0, 0, 0, 0))
+    assert spin(counters(0, 0, 0, 1))
+
+
+def test_a_spin_is_bounded_in_seconds_where_each_round_loses_the_core(spin, clock):
+    def lose_the_core():
+        clock[0] += 0.004
+
+    memory = Scripted(0, after_each_look=lose_the_core)
+    assert not spin(memory)
+    assert clock[0] < 0.02  # 2.4 without a bound in seconds
+
+
+@pytest.mark.parametrize("spin", ["spin_until_changed", "spin_until_all"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_spin_on_counters_calls_no_python_function(spin, value):
+    memory, calls = counters(0, 0, 0, value), []
+    wait = spin_until_changed if spin == "spin_until_changed" else spin_until_all
+    arguments = (memory, 3, 0) if spin == "spin_until_changed" else ([(memory, 1)], 3)
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        wait(*arguments)
+    finally:
+        sys.setprofile(before)
+    assert calls == [spin]
+
+
+def test_any_other_value_is_a_change():
+    assert spin_until_changed(counters(5), 0, 6)
+    assert spin_until_changed(counters(7), 0, 6)
+    assert not spin_until_changed(counters(6), 0, 6)
+
+
+def test_all_counters_have_to_reach_their_numbers():
+    one, two = counters(0, 4), counters(0, 9)
+    assert spin_until_all([], 1)
+    assert spin_until_all([(one, 4), (two, 8)], 1)
+    for pairs in ([(one, 5), (two, 8)], [(one, 4), (two, 10)]):
+        assert not spin_until_all(pairs, 1)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_counter_that_has_reached_its_number_is_not_read_again():
+    quick, slow = Scripted(2), Scripted(*[1] * 100, 2)
+    assert spin_until_all([(quick, 2), (slow, 2)], 3)
+    assert (quick.looks, slow.looks) == (1, 101)
+
+
+def test_two_threads_take_turns_by_spinning():
+    """One asks by writing a number, the other answers by writing it to a counter of its own."""
+    asked, answered = counters(0), counters(0)
+    seen = []
+
+    def answer():
+        for number in range(ROUNDS):
+            while not spin_until_changed(asked, 0, number):
+                pass
+            seen.append(asked[0])
+            answered[0] = number + 1
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    for number in range(1, ROUNDS + 1):
+        asked[0] = number
+        while not spin_until_all([(asked, number), (answered, number)], 0):
+            assert thread.is_alive() or answered[0] == number
+    thread.join(SOON)
+    assert seen == list(range(1, ROUNDS + 1))
+    assert not thread.is_alive()

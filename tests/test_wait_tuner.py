@@ -1,0 +1,114 @@
+"""How to wait is chosen by measuring: a pure function of how long calls took and of a clock."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP, WORKERS_SPIN, WaitTuner
+from envactors.system import spin_until
+
+SHORT, WITH_CORES = (SLEEP, WORKERS_SPIN, BOTH_SPIN), (SLEEP, WORKERS_SPIN, BOTH_SPIN, BOTH_SPIN_PINNED)
+
+
+def run(waiting, cost, clock, seconds):
+    """Makes calls for so long, each as long as its way of waiting costs; gives the clock and the time of each way."""
+    end = clock + seconds
+    taken = dict.fromkeys(cost, 0)
+    while clock < end:
+        way = waiting.strategy
+        taken[way] += 1
+        clock += cost[way]
+        waiting.record(cost[way], clock)
+    return clock, taken
+
+
+def costs(ways, low, high):
+    # Whole nanoseconds: what differs by less than sums are rounded is not told apart.
+    cost = st.integers(round(low * 1e9), round(high * 1e9)).map(lambda nanoseconds: nanoseconds * 1e-9)
+    each = st.lists(cost, min_size=len(ways), max_size=len(ways), unique=True)
+    return each.map(lambda values: dict(zip(ways, values, strict=True)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([SHORT, WITH_CORES]).flatmap(lambda ways: costs(ways, 100e-6, 900e-6)))
+def test_the_quickest_way_is_found(cost):
+    waiting = WaitTuner(may_spin=True, may_pin=BOTH_SPIN_PINNED in cost)
+    _, taken = run(waiting, cost, 0.0, 2.0)
+    assert max(taken, key=taken.__getitem__) == min(cost, key=cost.__getitem__)
+
+
+@settings(max_examples=25, deadline=None)
+@given(costs(SHORT, 100e-6, 900e-6), costs(SHORT, 100e-6, 900e-6))
+def test_it_is_found_again_when_others_come_or_go(cost, changed):
+    waiting = WaitTuner(may_spin=True)
+    clock, _ = run(waiting, cost, 0.0, 1.0)
+    clock, _ = run(waiting, changed, clock, 12.0)
+    begun = clock
+    clock, taken = run(waiting, changed, clock, 2.0)
+    assert clock - begun < 1.2 * sum(taken.values()) * min(changed.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.booleans(), costs((*WITH_CORES, PINNED), 2e-3, 50e-3))
+def test_long_calls_are_slept_through_or_looked_for_apart(may_spin, cost):
+    waiting = WaitTuner(may_spin, may_pin=True)
+    clock, _ = run(waiting, cost, 0.0, 1.0)
+    _, taken = run(waiting, cost, clock, 20.0)
+    ways = (SLEEP, BOTH_SPIN_PINNED if may_spin else PINNED)
+    assert sum(taken.values()) == sum(taken[way] for way in ways)
+    assert max(ways, key=taken.__getitem__) == min(ways, key=cost.__getitem__)
+
+
+@settings(max_examples=25, deadline=None)
+@given(costs((SLEEP, BOTH_SPIN_PINNED), 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
+def test_looking_is_tried_again_when_calls_become_short(long, short):
+    waiting = WaitTuner(may_spin=True, may_pin=True)
+    clock, _ = run(waiting, {**dict.fromkeys(WITH_CORES, 10e-3), **long}, 0.0, 3.0)
+    clock, _ = run(waiting, short, clock, 5.0)
+    _, taken = run(waiting, short, clock, 2.0)
+    assert max(taken, key=taken.__getitem__) == min(short, key=short.__getitem__)
+
+
+def test_trying_costs_little():
+    waiting = WaitTuner(may_spin=True)
+    cost = {SLEEP: 100e-6, WORKERS_SPIN: 500e-6, BOTH_SPIN: 500e-6}
+    clock, _ = run(waiting, cost, 0.0, 2.0)
+    begun = clock
+    clock, taken = run(waiting, cost, clock, 10.0)
+    assert clock - begun < 1.05 * sum(taken.values()) * cost[SLEEP]
+    assert taken[WORKERS_SPIN] > 0, "the others are tried again"
+
+
+def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
+    """As looking is where somebody else computes: quick, until the core is gone for milliseconds."""
+    waiting = WaitTuner(may_spin=True)
+    clock, calls = 0.0, 0
+    while clock < 60.0:
+        calls += 1
+        both_spin = 3e-3 if calls % 50 == 0 else 20e-6
+        seconds = {SLEEP: 50e-6, WORKERS_SPIN: 80e-6, BOTH_SPIN: both_spin}[waiting.strategy]
+        clock += seconds
+        waiting.record(seconds, clock)
+    assert clock / calls < 1.25 * 50e-6  # 1.6 where it is taken
+
+
+def test_where_nobody_may_look_nobody_does():
+    waiting = WaitTuner(may_spin=False)
+    _, taken = run(waiting, dict.fromkeys(SHORT, 100e-6), 0.0, 1.0)
+    assert taken[WORKERS_SPIN] == taken[BOTH_SPIN] == 0
+
+
+def test_a_look_ends_by_itself():
+    looks = []
+    assert not spin_until(lambda: looks.append(1))
+    assert 0 < len(looks) < 10_000
+    assert spin_until(lambda: True)
+
+
+def test_a_look_is_short_where_each_round_loses_the_core():
+    begun = time.monotonic()
+    assert not spin_until(lambda: time.sleep(0.002))
+    assert time.monotonic() - begun < 0.2  # 1.2 without a bound in seconds

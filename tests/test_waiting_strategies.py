@@ -1,0 +1,176 @@
+"""How caller and workers wait for each other: whichever way it is, every step is made and nobody burns a core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+from helpers import SOON, wait_always, wait_until
+
+import envactors as ea
+from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
+from envactors.system import cores
+from envactors.testing import EchoEnv
+from envactors.vector.shm_step import SharedMemoryStepper
+
+
+@pytest.mark.parametrize("spin", [True, False])
+def test_nothing_is_burnt_while_idle(spin):
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], backend=ea.ProcessBackend(spin=spin)) as envs:
+        envs.reset(seed=0)
+        for turn in range(500):
+            envs.step([turn] * 2)
+        processes = [psutil.Process(), *(psutil.Process(actor.pid) for actor in envs.actors)]
+        time.sleep(0.5)  # whatever was begun has ended
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        time.sleep(1.0)
+        used = [sum(process.cpu_times()[:2]) - one for process, one in zip(processes, before, strict=True)]
+        assert max(used) < 0.1, used
+
+
+def test_spin_is_checked():
+    with pytest.raises(TypeError, match="spin is 3"):
+        ea.ProcessBackend(spin=3)
+
+
+class Cores(gymnasium.Env):
+    """Its observation says on how many cores it may run."""
+
+    observation_space = spaces.Box(0, 2**16, (1,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.count(), {}
+
+    def step(self, action):
+        return self.count(), 0.0, False, False, {}
+
+    def count(self):
+        return np.array([len(os.sched_getaffinity(0))], np.int64)
+
+
+@pytest.mark.skipif(cores() < 2, reason="takes two cores")
+@pytest.mark.parametrize("strategy", [PINNED, BOTH_SPIN_PINNED])
+def test_workers_that_sleep_pinned_wake_on_cores_of_their_own_and_run_on_all(strategy):
+    with ea.VectorEnv([Cores] * 2) as envs:
+        envs.reset(seed=0)
+        assert envs._stepper._tuner.strategy is BOTH_SPIN_PINNED, "it is tried where there are cores enough"
+        wait_always(envs, strategy)
+        mine = os.sched_getaffinity(0)
+        pids = [actor.pid for actor in envs.actors]
+        for _ in range(50):
+            obs = envs.step([0, 0])[0]
+            assert obs.ravel().tolist() == [len(mine)] * 2
+        wait_until(lambda: all(len(os.sched_getaffinity(pid)) == 1 for pid in pids))
+        assert len(set().union(*map(os.sched_getaffinity, pids))) == 2
+        wait_always(envs, SLEEP)
+        envs.step([0, 0])
+        envs.step([0, 0])
+        assert [os.sched_getaffinity(pid) for pid in pids] == [mine] * 2
+
+
+@pytest.mark.skipif(cores() < 2, reason="takes two cores")
+def test_a_worker_that_somebody_moves_while_it_sleeps_stays_there():
+    with ea.VectorEnv([Cores] * 2) as envs:
+        envs.reset(seed=0)
+        wait_always(envs, PINNED)
+        envs.step([0, 0])
+        envs.step([0, 0])
+        pid = envs.actors[0].pid
+        wait_until(lambda: len(os.sched_getaffinity(pid)) == 1)
+        (slept_on,) = os.sched_getaffinity(pid)
+        elsewhere = min(os.sched_getaffinity(0) - {slept_on})
+        os.sched_setaffinity(pid, {elsewhere})
+        assert envs.step([0, 0])[0].ravel().tolist() == [1, cores()]
+        assert os.sched_getaffinity(pid) == {elsewhere}
+
+
+def test_a_worker_that_may_not_choose_its_cores_waits_all_the_same():
+    class Confined(EchoEnv):
+        def reset(self, **kwargs):
+            os.sched_setaffinity = self.refuse
+            return super().reset(**kwargs)
+
+        def refuse(self, _pid, _cores):
+            raise PermissionError(1, "as a sandbox does")
+
+    with ea.VectorEnv([Confined] * 2) as envs:
+        envs.reset(seed=0)
+        for turn in range(5):
+            wait_always(envs, (PINNED, BOTH_SPIN_PINNED)[turn % 2])
+            assert envs.step([turn] * 2)[0][:, 2].tolist() == [turn] * 2
+
+
+def fall_asleep(envs):
+    wait_always(envs, BOTH_SPIN)
+    workers = [psutil.Process(actor.pid) for actor in envs.actors]
+    wait_until(lambda: all(worker.status() == psutil.STATUS_SLEEPING for worker in workers))
+
+
+@contextlib.contextmanager
+def dozing():
+    """A vector whose workers fall asleep between steps."""
+    with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2) as envs:
+        envs.reset(seed=0)
+        yield envs
+
+
+@pytest.fixture
+def long_pauses(monkeypatch):
+    """However long the pause between two steps, the caller expects its workers to spin through it."""
+    monkeypatch.setattr("envactors.vector.shm_step.SHORT_PAUSE", 1e9)
+
+
+@pytest.mark.usefixtures("long_pauses")
+def test_workers_whose_spin_has_ended_are_woken():
+    with dozing() as envs:
+        for turn in range(20):
+            fall_asleep(envs)
+            assert envs.step([turn] * 4)[0][:, 2].tolist() == [turn] * 4
+
+
+@pytest.mark.usefixtures("long_pauses")
+def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
+    with dozing() as envs:
+        for turn in range(20):
+            fall_asleep(envs)
+            envs.step_async(np.full(4, turn))
+            wait_until(lambda: all(step.finished for _, step, _ in envs._started.parts))
+            assert envs.step_wait()[0][:, 2].tolist() == [turn] * 4
+
+
+class BrokenOffError(Exception):
+    @staticmethod
+    def raised(*_):
+        raise BrokenOffError
+
+
+@pytest.mark.usefixtures("long_pauses")
+@pytest.mark.parametrize("then", ["recv", "call"])
+def test_a_step_is_made_whose_caller_is_interrupted_before_it_waits(then, monkeypatch):
+    with dozing() as envs:
+        for turn in range(5):
+            fall_asleep(envs)
+            with monkeypatch.context() as patch:
+                patch.setattr(SharedMemoryStepper, "finish_at_once", BrokenOffError.raised)
+                with pytest.raises(BrokenOffError):
+                    envs.step([turn] * 4)
+            if then == "call":
+                assert [envs[env].get("steps").result(SOON) for env in (0, 2)] == [turn + 1] * 2
+            assert envs.recv(timeout=SOON).obs[:, 2].tolist() == [turn] * 4
+
+
+@pytest.mark.usefixtures("long_pauses")
+def test_a_caller_that_is_held_up_before_it_waits_loses_no_env(monkeypatch):
+    """The deadlines pass meanwhile, of steps that have ended in time."""
+    with ea.VectorEnv([EchoEnv] * 2, deadlines=ea.Deadlines(step=1.0)) as envs:
+        envs.reset(seed=0)
+        fall_asleep(envs)
+        monkeypatch.setattr("envactors.vector.shm_step.spin_until_all", lambda *_: time.sleep(2.0))
+        assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]
