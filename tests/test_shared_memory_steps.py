@@ -357,6 +357,32 @@ def test_a_step_in_two_halves_is_pending_in_between(shared_memory):
         assert np.array_equal(batch.obs[np.argsort(batch.env_ids)], expected)
 
 
+class GatedReset(EchoEnv):
+    """Its resets wait until a file is there."""
+
+    def __init__(self, gate):
+        super().__init__(0)
+        self.gate = gate
+
+    def reset(self, *, seed=None, options=None):
+        wait_for_path(self.gate)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_an_env_whose_first_reset_is_under_way_owes_a_result(shared_memory, tmp_path):
+    gate = tmp_path / "gate"
+    with ea.VectorEnv([functools.partial(GatedReset, gate)], shared_memory=shared_memory) as envs:
+        with pytest.raises(ea.VectorTimeoutError):
+            envs.reset(timeout=0.0)
+        for ask in (lambda: envs.step([0]), lambda: envs.send([0]), lambda: envs.submit([0])):
+            with pytest.raises(ea.AlreadyPendingError):
+                ask()
+        gate.touch()
+        envs.recv(timeout=SOON)
+        envs.step([0])
+
+
 def test_infos_larger_than_any_buffer_hold_nothing_up():
     class Talks(EchoEnv):
         def step(self, action):

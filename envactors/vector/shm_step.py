@@ -111,11 +111,11 @@ class SharedMemoryStepper:
             SpaceMismatchError: The actions do not conform.
         """
         pending = self._pending
+        if pending.states != pending.all_idle:
+            pending.check_idle(env_ids)
         prepared = self._prepared.full_batch
         if prepared is None or prepared.env_ids is not env_ids or stream:
             prepared = self._prepared.find(env_ids, stream)
-        if pending.states != pending.all_idle:
-            pending.check_idle(env_ids)
         if prepared.version != self._changes.count or (self._running and not prepared.is_over()):
             prepared = self._prepared.prepare(env_ids, stream)
         only, index = self._only_action, prepared.index
