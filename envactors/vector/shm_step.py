@@ -287,15 +287,15 @@ class SharedMemoryStepper:
             over = steps.finish(step) if step.over or step.finished else False
             if not over and step.stream:
                 steps.fetch_overflow()
-            for env_id in step.envs:
-                if (
-                    states[env_id] == IN_FLIGHT
-                    and env_id not in step.claimed
-                    and step.complete(env_id)
-                    and steps.claim(step, env_id)
-                ):
-                    if self._read_content(step, env_id):
-                        found.append(ReadyResult(env_id, float(self.rows.when[env_id]) if step.stream else now))
+            found += [
+                ReadyResult(env_id, float(self.rows.when[env_id]) if step.stream else now)
+                for env_id in step.envs
+                if states[env_id] == IN_FLIGHT
+                and env_id not in step.claimed
+                and step.complete(env_id)
+                and steps.claim(step, env_id)
+                and self._read_content(step, env_id)
+            ]
             if not over:
                 going.append((steps, step))
         self._running = going
