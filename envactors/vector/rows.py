@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,10 +33,10 @@ class RowReader:
         self.rows = rows
         self.contents: list[Content] = [NO_CONTENT] * len(rows.requested)
         self._copy = copy
-        # What the numbers of the rows look like if all envs are in the same half: compared as bytes, in a tenth of the
-        # time that a reduction takes.
-        count = len(rows.requested)
-        self._aligned = (np.zeros(count, np.int64).tobytes(), np.ones(count, np.int64).tobytes())
+        # The last bytes of the rows' numbers: most often they are all equal, which bytes tell in a tenth of the time
+        # that a reduction takes.
+        numbers = rows.requested.view(np.uint8).reshape(-1, 8)
+        self._low_bytes = numbers[:, 0 if sys.byteorder == "little" else 7]
         # The one array of observations, if there is only one.
         self._only = rows.observations[0] if isinstance(rows.layout.observation, ArraySpec) else None
 
@@ -47,14 +48,13 @@ class RowReader:
             contents: What came beside their rows; None if nothing did.
             all_envs: Whether these are all envs in order; then ``copy=False`` returns views.
         """
-        requested = self.rows.requested
-        halves = requested & 1
-        half = int(halves[0])
-        in_one_piece = all_envs and halves.tobytes() == self._aligned[half]
-        if self._only is not None and in_one_piece:
+        low = self._low_bytes.tobytes()
+        half, in_one_piece = low[0] & 1, all_envs and low.count(low[0]) == len(low)
+        if in_one_piece and self._only is not None:
             return self._only[half].copy() if self._copy else self._only[half]
         ids = np.array(env_ids, np.int64)
-        halves = halves[ids]
+        halves = self.rows.requested[ids] & 1
+        in_one_piece = all_envs and bool((halves == half).all())
 
         def batches() -> Iterator[Any]:
             number = 0

@@ -94,6 +94,8 @@ class SharedMemoryStepper:
         self._only_action = rows.actions[0] if isinstance(layout.action, ArraySpec) else None
         self._all_plain = bytes([PLAIN]) * len(envs)
         self._no_resets = bytes(len(envs))
+        # What the operations of all rows are; None if that is not known.
+        self._ops: bytes | None = None
 
     # Starting --------------------------------------------------------------------------------------------
 
@@ -135,9 +137,11 @@ class SharedMemoryStepper:
 
     def _post(self, prepared: PreparedStep, values: Any, stream: bool) -> None:
         pending, ended = self._pending, self._episodes.ended
-        resets = ended[prepared.index]
-        self.rows.ops[prepared.index] = resets
-        prepared.resets = None if ended.tobytes() == self._no_resets else resets.copy()
+        flags = ended.tobytes()
+        if flags != self._ops:  # else the rows say it already
+            self.rows.ops[prepared.index] = ended[prepared.index]
+            self._ops = flags if prepared.is_all else None
+        prepared.resets = None if flags == self._no_resets else ended[prepared.index].copy()
         if prepared.is_all:
             pending.states[:] = pending.all_in_flight
         else:
@@ -221,10 +225,10 @@ class SharedMemoryStepper:
                 return None
         infos = [{} for _ in prepared.env_ids] if contents is None else [content[0] for content in contents]
         obs = self._reader.observations(prepared.env_ids, contents, all_envs=is_all)
-        terminated, truncated = rows.terminated[index], rows.truncated[index]
         if is_all:
-            terminated, truncated = terminated.copy(), truncated.copy()
-        result = obs, rows.rewards[index].copy(), terminated, truncated, infos
+            rewards, terminated, truncated = rows.rewards.copy(), rows.terminated.copy(), rows.truncated.copy()
+        else:
+            rewards, terminated, truncated = rows.rewards[index], rows.terminated[index], rows.truncated[index]
         if len(self._running) == len(prepared.parts):
             self._running.clear()
         else:
@@ -239,7 +243,7 @@ class SharedMemoryStepper:
             self._keep_last(prepared, contents)
         self._gathered = now = time.monotonic()
         self._tuner.record(now - self._started, now)
-        return result
+        return obs, rewards, terminated, truncated, infos
 
     def _all_in_flight(self, env_ids: list[int]) -> bool:
         states = self._pending.states
