@@ -527,6 +527,10 @@ def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing
     class Process:
         turns = 0
 
+        @property
+        def worker(self):
+            return self
+
         def work(self):
             self.turns += 1
             if threading.current_thread() is other:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.actor.restarts import restart_delay
+from envactors.actor.exit_decision import restart_delay
 
 quick = settings(deadline=None, max_examples=100)
 

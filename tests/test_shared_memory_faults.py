@@ -198,7 +198,7 @@ def test_no_process_steps_an_env_whose_episode_another_one_held(when):
             envs.step([2, 2])
         assert core._when is None, "it was replaced"
         assert list(caught.value.failures) == [0]
-        assert supervisor.incarnation == 1
+        assert core.incarnation == 1
 
 
 class Late(EchoEnv):

@@ -19,7 +19,6 @@ import envactors as ea
 from envactors import system
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import launch
-from envactors.actor.standbys import Standbys
 from envactors.wire.messages import Get, Kind
 
 FAST = ea.RestartPolicy(max_restarts=50, backoff=0.0)
@@ -459,9 +458,7 @@ def test_what_waits_for_a_standby_that_ends_is_told_without_its_lock(tmp_path, e
         if phase == "waits for its turn":
             stack.enter_context(launch([make], name="first", **options))
             wait_for_path(blocked.with_suffix(".seen"))
-        standby = stack.enter_context(
-            launch([make], name="standby", make_supervisor=Standbys().make_standby, **options)
-        )
+        standby = stack.enter_context(launch([make], name="standby", is_standby=True, **options))
         if phase == "starts":
             wait_for_path(blocked.with_suffix(".seen"))
         elif phase == "is ready":

@@ -14,7 +14,6 @@ changes = st.lists(
         st.tuples(st.just("set"), kinds, times),
         st.tuples(st.just("set_earlier"), kinds, times),
         st.tuples(st.just("cancel"), kinds),
-        st.tuples(st.just("cancel_all")),
         st.tuples(st.just("pop_due"), times),
     )
 )
@@ -37,9 +36,6 @@ def test_no_deadline_is_lost_and_none_passes_twice(changes):
         elif change == "cancel":
             expected.pop(arguments[0], None)
             timers.cancel(*arguments)
-        elif change == "cancel_all":
-            expected.clear()
-            timers.cancel_all()
         else:
             (now,) = arguments
             due = {kind for kind, when in expected.items() if when <= now}

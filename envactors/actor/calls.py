@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.core import ActorCore
-from envactors.actor.launching import START_CALL_ID
-from envactors.actor.process import ExitReport
+from envactors.actor.process import START_CALL_ID, ExitReport
 from envactors.actor.requests import Answer, CallRequest, Entry, Request
 from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
 from envactors.actor.states import BACKOFF, DEAD, ENDING, LAUNCHING, LIVE, STOPPING, EndReason

@@ -1,10 +1,14 @@
-"""What an actor is made of."""
+"""What an actor is made of.
+
+A standby is an actor like any other, watched and restarted by its own supervisor, of which nothing is asked. What
+another actor takes is its process alone, with its channel and all descriptors (`ActorProcess.move`); an `Adopt` in
+place of a `Start` says whose it is now. The standby then starts another one in the background.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from envactors.actor.process import ActorProcess
 from envactors.backends.base import Backend, RowMemory
@@ -26,8 +30,8 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory that batch steps go through; None without it.
         max_journal: How many steps of each env are kept for a replay; None keeps none.
-        take_standby: Returns a started process for an actor that has lost its own, or None; its argument is how many
-            seconds later the standby may start another.
+        standbys: Each returns the process of a standby for an actor that has lost its own, or None; see
+            `Lifecycle.give_process`.
         is_standby: Whether the actor only holds a process for others.
     """
 
@@ -39,10 +43,10 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     max_journal: int | None = None
-    take_standby: Callable[[float], ActorProcess | None] | None = None
+    standbys: Sequence[Callable[[float], ActorProcess | None]] = ()
     is_standby: bool = False
 
-    @functools.cached_property
+    @property
     def spin(self) -> bool:
         """Whether caller and worker may spin before they sleep: only where stores keep their order."""
         return self.backend.spin and STORES_IN_ORDER

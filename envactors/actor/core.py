@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.config import ActorConfig
-from envactors.actor.deferred_calls import DeferredCalls
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.process import ActorProcess
 from envactors.actor.reactor import Reactor
@@ -70,7 +70,7 @@ class ActorCore:
     def kill_inconsistent(self) -> None:
         """Kill the process after an error in the middle of a change: what it was told is unknown."""
         if self.process is not None:
-            self.process.kill()
+            self.process.worker.kill()
 
 
 class StateChange:

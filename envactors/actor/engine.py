@@ -1,14 +1,16 @@
-"""The reactor and the launcher that all actors of a process share; their threads run while there are actors."""
+"""What all actors of a process share, the reactor and the launcher; their threads run while there are actors."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
-from envactors.actor.launcher import Launcher
+from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.reactor import Reactor, Timed
 
 # How long the workers may take to close when the interpreter exits, in seconds: it must exit within five seconds even
@@ -16,6 +18,70 @@ from envactors.actor.reactor import Reactor, Timed
 _EXIT_PATIENCE = 3.0
 # How long to wait for the engine's threads, in seconds: a callback that never returns occupies its thread for ever.
 _JOIN_PATIENCE = 1.0
+
+
+class Launcher(CallbackExecutor):
+    """Starts workers one after the other, in a thread that outlives all of them.
+
+    A limited number of workers start at a time, from the launch until they are ready; the others are queued. If
+    hundreds of interpreters imported side by side, all of them would miss their start deadlines.
+
+    The kernel ends a worker when the *thread* that started it ends, so this thread must outlive all workers. It blocks
+    Ctrl-C, and its children inherit that until they have a process group of their own: none is interrupted in the
+    middle of its imports.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("envactors-launcher")
+        # The jobs that are queued, in order, each with its limit; guarded like the next one by `_changed`.
+        self._queued: dict[Callable[[], None], int | None] = {}
+        # The jobs whose workers were launched under a limit and are not ready yet.
+        self._starting: set[Callable[[], None]] = set()
+        self.submit(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}))
+
+    def launch(self, job: Callable[[], None], limit: int | None) -> None:
+        """Queue a function that starts a worker and handles its own errors.
+
+        Args:
+            job: The function; `finish` must be called for it later.
+            limit: How many workers may be starting, this one included; None if it does not count.
+        """
+        with self._changed:
+            self._queued[job] = limit
+        self.submit(self._run_queued)
+
+    def waits(self, job: Callable[[], None]) -> bool:
+        """Return whether a job is still queued."""
+        return job in self._queued
+
+    def withdraw(self, job: Callable[[], None]) -> bool:
+        """Remove a job from the queue; return False if it was not queued."""
+        with self._changed:
+            was_queued = job in self._queued
+            self._queued.pop(job, None)
+        self.submit(self._run_queued)
+        return was_queued
+
+    def finish(self, job: Callable[[], None]) -> None:
+        """Report that the worker that a job has started is ready, or will never be."""
+        with self._changed:
+            self._starting.discard(job)
+        self.submit(self._run_queued)
+
+    def _run_queued(self) -> None:
+        while (job := self._next()) is not None:
+            job()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Take out the next job if it may start now."""
+        with self._changed:
+            job, limit = next(iter(self._queued.items()), (None, None))
+            if job is None or (limit is not None and len(self._starting) >= limit):
+                return None
+            del self._queued[job]
+            if limit is not None:
+                self._starting.add(job)
+            return job
 
 
 class Member(Timed, Protocol):
@@ -64,20 +130,18 @@ class Engine:
 
 _lock = threading.Lock()
 _engine: Engine | None = None
-_exit_registered = False
 # How many forks lie between this process and the one that imported this module; an actor compares it with its own copy.
 forks = 0
 
 
 def join(member: Member) -> Engine:
     """Add an actor to this process's engine and return the engine, which is started for the first actor."""
-    global _engine, _exit_registered
+    global _engine
     with _lock:
-        if not _exit_registered:
-            atexit.register(_close_all)
-            _exit_registered = True
         if _engine is None:
             _engine = Engine()
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
         _engine.members.add(member)
         return _engine
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
+
+from envactors.actor.reactor import Reactor
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
 
 
 class CallOwner(Protocol):
     """What a future asks of the actor that runs its call."""
+
+    reactor: Reactor
 
     def cancel(self, future: ActorFuture) -> bool:
         """Take a queued call out of the queue; return whether the future is cancelled."""
@@ -22,9 +25,6 @@ class CallOwner(Protocol):
 
     def wait(self, future: ActorFuture, deadline: float | None) -> None:
         """Wait until the future is settled or the deadline (`time.monotonic`) passes."""
-
-    def run_callback(self, callback: Callable[[], None]) -> None:
-        """Run a callback in a thread where it may block."""
 
 
 class ActorFuture(concurrent.futures.Future[Any]):
@@ -79,8 +79,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
             concurrent.futures.CancelledError: The call was cancelled.
             Exception: What the env raised, or the `ActorError` that ended the call.
         """
-        self._await(timeout)
-        error = self._ended_with()
+        error = self.exception(timeout)
         if error is None:
             return self._result
         try:
@@ -90,8 +89,15 @@ class ActorFuture(concurrent.futures.Future[Any]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception that the call ended with, None if it has a result; wait like `result`."""
-        self._await(timeout)
-        return self._ended_with()
+        if self._state not in _SETTLED:
+            self._owner.wait(self, None if timeout is None else time.monotonic() + timeout)
+        # Without the future's lock, which an interrupt could leave taken.
+        state = self._state
+        if state not in _SETTLED:
+            raise concurrent.futures.TimeoutError
+        if state != "FINISHED":
+            raise concurrent.futures.CancelledError
+        return self._exception
 
     def cancel(self) -> bool:
         """Take the call out of the queue; return False once it runs or has ended."""
@@ -149,20 +155,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
         self.set_running_or_notify_cancel()
         self._keep_alive = None
 
-    def _await(self, timeout: float | None) -> None:
-        if self._state not in _SETTLED:
-            self._owner.wait(self, None if timeout is None else time.monotonic() + timeout)
-
-    def _ended_with(self) -> BaseException | None:
-        # Without the future's lock, which an interrupt could leave taken.
-        state = self._state
-        if state not in _SETTLED:
-            raise concurrent.futures.TimeoutError
-        if state != "FINISHED":
-            raise concurrent.futures.CancelledError
-        return self._exception
-
     def _invoke_callbacks(self) -> None:
         # A callback may wait for another call, so never in the thread that reads the replies.
         if self._done_callbacks:
-            self._owner.run_callback(super()._invoke_callbacks)  # type: ignore[misc]
+            self._owner.reactor.callbacks.submit(super()._invoke_callbacks)  # type: ignore[misc]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
+import functools
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envactors import backends
@@ -34,39 +35,27 @@ class Lifeline:
         weakref.finalize(self, supervisor.abandon).atexit = False
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Caller:
     """Calls the methods of an env: ``caller.method(*args, **kwargs)`` returns a future.
 
     Names that begin with an underscore are never sent.
-
-    Args:
-        supervisor: The actor.
-        lifeline: Keeps the actor alive.
-        env: The position of the env within the actor.
-        timeout: A deadline in seconds in place of that of `Deadlines`; None for that one.
-        retries: How many deaths and deadlines each call survives.
     """
 
-    __slots__ = ("_env", "_lifeline", "_retries", "_supervisor", "_timeout")
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        lifeline: Lifeline,
-        env: int = 0,
-        timeout: float | None = None,
-        retries: int = 0,
-    ) -> None:
-        self._supervisor = supervisor
-        self._lifeline = lifeline
-        self._env = env
-        self._timeout = timeout
-        self._retries = retries
+    _supervisor: Supervisor
+    # Keeps the actor alive.
+    _lifeline: Lifeline
+    # The position of the env within the actor.
+    _env: int = 0
+    # A deadline in seconds in place of that of `Deadlines`; None for that one.
+    _timeout: float | None = None
+    # How many deaths and deadlines each call survives.
+    _retries: int = 0
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture]:
         if name.startswith("_"):
             raise AttributeError(f"{name!r} begins with an underscore: such names are never sent to an env")
-        return _Method(self, name)
+        return functools.partial(self.call, name)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
         """Call a method of the env, also one whose name the handle itself uses.
@@ -124,7 +113,7 @@ class ActorView(Caller):
     @property
     def pid(self) -> int | None:
         """The process id, None while there is no process."""
-        return self._supervisor.pid
+        return self._supervisor.core.pid
 
     @property
     def state(self) -> ActorState:
@@ -134,7 +123,7 @@ class ActorView(Caller):
     @property
     def incarnation(self) -> int:
         """0 for the first process, one more for each further one."""
-        return self._supervisor.incarnation
+        return self._supervisor.core.incarnation
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's life."""
@@ -199,20 +188,6 @@ class ActorHandle(ActorView):
         self.close()
 
 
-class _Method:
-    """A method of an env, ready to be called."""
-
-    __slots__ = ("_caller", "_name")
-
-    def __init__(self, caller: Caller, name: str) -> None:
-        self._caller = caller
-        self._name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> ActorFuture:
-        caller = self._caller
-        return caller._submit(Kind.CALL, Call(caller._env, self._name, args, kwargs), self._name)
-
-
 def spawn(
     factory: Callable[[], Any],
     *,
@@ -243,17 +218,6 @@ def spawn(
     )
 
 
-def spawn_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    """Complete options of `spawn` with its defaults.
-
-    Raises:
-        TypeError: An option that `spawn` does not have.
-    """
-    bound = inspect.signature(spawn).bind(None, **options)
-    bound.apply_defaults()
-    return dict(bound.kwargs)
-
-
 def launch(
     factories: list[Callable[[], Any]],
     *,
@@ -265,27 +229,21 @@ def launch(
     env_vars: Mapping[str, str] | None,
     memory: RowMemory | None = None,
     max_journal: int | None = None,
-    take_standby: Callable[[float], ActorProcess | None] | None = None,
-    make_supervisor: Callable[[ActorConfig], Supervisor] = Supervisor,
+    standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
+    is_standby: bool = False,
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
+    start = Start(name, first, pickled, registry.collect(), journal=max_journal is not None)
+    variables = _checked_env_vars(env_vars)
     config = ActorConfig(
-        name,
-        resolved,
-        Start(name, first, pickled, registry.collect(), journal=max_journal is not None),
-        deadlines,
-        restart,
-        _checked_env_vars(env_vars),
-        memory,
-        max_journal,
-        take_standby,
+        name, resolved, start, deadlines, restart, variables, memory, max_journal, standbys, is_standby
     )
     with defer_signals:
-        supervisor = make_supervisor(config)
+        supervisor = Supervisor(config)
         return ActorHandle(supervisor, Lifeline(supervisor))
 
 
@@ -312,7 +270,7 @@ def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *a
 
 def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:
     """End a process whose env is not fit to be used any more; counts as a restart. See `Lifecycle.discard`."""
-    handle._supervisor.discard_process(incarnation, index, method, error)
+    handle._supervisor.lifecycle.discard(incarnation, index, method, error)
 
 
 def _pickle_factory(factory: Callable[[], Any], name: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +10,7 @@ from concurrent.futures import as_completed, wait
 from typing import Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, close_all, launch, spawn_defaults
+from envactors.actor.handle import ActorHandle, close_all, launch, spawn
 from envactors.actor.states import ActorState
 from envactors.errors import ActorClosedError
 from envactors.options import check_timeout
@@ -32,19 +33,18 @@ class PoolFuture(ActorFuture):
 
     def assign(self, actor: ActorHandle) -> None:
         """Send the call to an actor."""
-        self.actor = actor
-        self._owner = actor._supervisor
+        self.actor, self._owner = actor, actor._supervisor
         try:
             actor._supervisor.submit_call(Kind.CALL, self.call, self, self.call.method)
         except ActorClosedError as error:
             self.settle(None, error, actor.incarnation)
 
     def cancel(self) -> bool:
-        if self._pool.withdraw(self):
-            self.mark_cancelled()
-            self._pool.wake(self)
-            return True
-        return super().cancel()
+        if not self._pool.withdraw(self):
+            return super().cancel()
+        self.mark_cancelled()
+        self._owner.reactor.wake(self)
+        return True
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         is_new = not self.settled()
@@ -73,14 +73,15 @@ class ActorPool:
     def __init__(self, factory: Callable[[], Any], n: int, **spawn_options: Any) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"a pool of {n!r} actors: expected an int >= 1")
-        options = spawn_defaults(spawn_options)
-        name = options.pop("name") or "pool"
+        options = inspect.signature(spawn).bind(factory, **spawn_options)
+        options.apply_defaults()
+        name = options.arguments.pop("name") or "pool"
         # Guards what follows.
         self._lock = threading.Lock()
         # Calls that no actor was assigned yet, oldest first.
         self._waiting: deque[PoolFuture] = deque()
         self._is_closed = False
-        self.actors = [launch([factory], name=f"{name}-{i}", first=i, **options) for i in range(n)]
+        self.actors = [launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)]
         self._idle = deque(self.actors)
 
     def submit(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
@@ -93,11 +94,8 @@ class ActorPool:
         with self._lock:
             if self._is_closed:
                 raise ActorClosedError(f"{method} was asked of a pool that is closed")
-            actor = self._pop_idle()
-            if actor is None:
-                self._waiting.append(future)
-        if actor is not None:
-            future.assign(actor)
+            self._waiting.append(future)
+        self._assign_next()
         return future
 
     def map(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
@@ -129,10 +127,8 @@ class ActorPool:
         with self._lock:
             self._is_closed = True
             waiting = list(self._waiting)
-            self._waiting.clear()
         for future in waiting:
-            future.mark_cancelled()
-            self.wake(future)
+            future.cancel()
         close_all(self.actors, timeout)
 
     def __enter__(self) -> ActorPool:
@@ -152,27 +148,23 @@ class ActorPool:
         """Send an actor that has become idle its next call."""
         with self._lock:
             self._idle.append(actor)
-            pair = (self._pop_idle(), self._waiting.popleft()) if self._waiting else None
-        if pair is not None and pair[0] is not None:
-            pair[1].assign(pair[0])
+        self._assign_next()
 
     def withdraw(self, future: PoolFuture) -> bool:
         """Remove a call from the queue; return False if it was assigned to an actor already."""
         with self._lock:
-            if future in self._waiting:
-                self._waiting.remove(future)
-                return True
-            return False
+            if future not in self._waiting:
+                return False
+            self._waiting.remove(future)
+            return True
 
-    def wake(self, future: PoolFuture) -> None:
-        """Wake the threads that wait for a future of the pool."""
-        self.actors[0]._supervisor.reactor.wake(future)
-
-    def _pop_idle(self) -> ActorHandle | None:
-        # If no idle actor can run calls any more, a dead one is returned, whose error the call then gets.
-        for _ in range(len(self._idle)):
-            actor = self._idle.popleft()
-            if actor.state not in (ActorState.DEAD, ActorState.CLOSED):
-                return actor
-            self._idle.append(actor)
-        return self._idle.popleft() if self._idle else None
+    def _assign_next(self) -> None:
+        with self._lock:
+            if self._is_closed or not self._waiting or not self._idle:
+                return
+            # If no idle actor can run calls any more, the call gets the error of a dead one.
+            usable = (actor for actor in self._idle if actor.state not in (ActorState.DEAD, ActorState.CLOSED))
+            actor = next(usable, self._idle[0])
+            self._idle.remove(actor)
+            future = self._waiting.popleft()
+        future.assign(actor)

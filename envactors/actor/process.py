@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, Worker
 from envactors.system import READABLE, WRITABLE, is_disconnect
 from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.messages import Frame
+from envactors.wire.control_page import ASLEEP
+from envactors.wire.messages import Adopt, Frame, Kind, Start
+from envactors.wire.pickling import dumps
+
+# The call id of the first message of a process; requests begin with 1.
+START_CALL_ID = 0
 
 
 class ExitReport(NamedTuple):
@@ -32,6 +37,16 @@ class ExitReport(NamedTuple):
     refusal: BaseException | None = None
 
 
+class ProcessOwner(Protocol):
+    """What a process needs of its actor."""
+
+    def on_channel(self, mask: int) -> None:
+        """Handle an event mask of the channel; called in any one thread."""
+
+    def on_exit(self, process: ActorProcess) -> None:
+        """Handle the end of the process; called in the reactor's thread."""
+
+
 class ActorProcess:
     """A worker that the parent waits for.
 
@@ -39,10 +54,10 @@ class ActorProcess:
         worker: The worker.
         name: The actor's name.
         reactor: Watches its descriptors.
-        on_channel: Called with the event mask, in any one thread, when the channel is readable or writable.
-        on_exit: Called in the reactor's thread once the process has ended.
+        owner: The actor.
 
     Attributes:
+        worker: The worker.
         pid: Its process id.
         page: The control page that it shares with the parent.
         at_end: Whether its channel has ended.
@@ -50,46 +65,33 @@ class ActorProcess:
         overflows: How many parts have come in OVERFLOW frames; compared with the page's own count.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        name: str,
-        reactor: Reactor,
-        on_channel: Callable[[int], None],
-        on_exit: Callable[[ActorProcess], None],
-    ) -> None:
-        self._worker = worker
-        self._reactor = reactor
-        self._on_channel = on_channel
-        self._on_exit = on_exit
+    def __init__(self, worker: Worker, name: str, reactor: Reactor, owner: ProcessOwner) -> None:
+        self.worker = worker
         self.page = worker.page
         self.pid = worker.pid
-        self.at_end = False
+        self.at_end = self.watches_doorbell = False
         self.overflows = 0
-        self.watches_doorbell = False
-        self.outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
-        for output in self.outputs:
-            reactor.watch(output.fd, self._output_reader(output))
-        reactor.watch_channel(worker.channel.fileno(), self._handle_channel)
-        reactor.watch(worker.sentinel, lambda _mask: self._on_exit(self))
+        self._owner = owner
+        self._reactor = reactor
+        self._channel = worker.channel
+        self._outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
+        for output in self._outputs:
+            reactor.watch(output.fd, functools.partial(self._read_output, output))
+        reactor.watch_channel(self._channel.fileno(), self._handle_channel)
+        reactor.watch(worker.sentinel, lambda _mask: self._owner.on_exit(self))
 
     def _handle_channel(self, mask: int) -> None:
-        self._on_channel(mask)  # looked up at each call: `move` changes it
+        self._owner.on_channel(mask)  # looked up at each call: `move` changes it
 
-    def move(self, name: str, on_channel: Callable[[int], None], on_exit: Callable[[ActorProcess], None]) -> None:
-        """Make it another actor's; that one's handlers get what has come and was not read yet."""
-        self._on_channel = on_channel
-        self._on_exit = on_exit
-        for output in self.outputs:
+    def move(self, name: str, owner: ProcessOwner) -> None:
+        """Make it another actor's, which gets what has come and was not read yet."""
+        self._owner = owner
+        for output in self._outputs:
             output.name = name
 
-    def kill(self) -> None:
-        """Kill the process."""
-        self._worker.kill()
-
-    def ask_stacks(self) -> None:
-        """Ask the process to write its stacks; they are part of the exit report."""
-        self._worker.ask_stacks()
+    def introduce(self, kind: Kind, message: Start | Adopt, incarnation: int) -> None:
+        """Send the first message: whose the process is."""
+        self.send(Frame(kind, incarnation, START_CALL_ID, dumps(tuple(message))), ASLEEP)
 
     def send(self, frame: Frame, wait: int) -> None:
         """Send a frame; what does not fit at once follows when there is room.
@@ -98,7 +100,7 @@ class ActorProcess:
             frame: The frame.
             wait: How the worker waits for the request after this one, as `envactors.wire.control_page` says.
         """
-        channel = self._worker.channel
+        channel = self._channel
         self.page.post_frame(wait)
         try:
             channel.send(frame)
@@ -111,83 +113,60 @@ class ActorProcess:
 
     def watch_doorbell(self, on_ring: Callable[[int], None] | None) -> None:
         """Have rings handled by the thread that reads replies; None stops that."""
-        if self.watches_doorbell is (on_ring is not None):
-            return
         fd = self.page.to_parent.fileno()
-        self.watches_doorbell = on_ring is not None
         if on_ring is None:
             self._reactor.unwatch_channel(fd)
-        else:
+        elif not self.watches_doorbell:
             self._reactor.watch_channel(fd, on_ring)
-
-    def clear_doorbell(self) -> None:
-        """Clear the rings so far."""
-        self.page.to_parent.clear()
+        self.watches_doorbell = on_ring is not None
 
     def advance(self, mask: int) -> list[Frame] | None:
         """Write and read once, as far as the channel lets; return None if there was nothing to read.
 
         `at_end` says when nothing will come any more.
         """
-        channel = self._worker.channel
         if mask & WRITABLE:
             try:
-                channel.flush()
+                self._channel.flush()
             except OSError as error:
                 if not is_disconnect(error):
                     raise
-            if not channel.backlog:
-                self._reactor.want_write(channel.fileno(), False)
-        if not mask & READABLE:
-            return None
-        try:
-            return self._read()
-        except BlockingIOError:
-            return None
+            if not self._channel.backlog:
+                self._reactor.want_write(self._channel.fileno(), False)
+        return self._read() if mask & READABLE else None
 
-    def _read(self) -> list[Frame]:
-        channel = self._worker.channel
+    def _read(self) -> list[Frame] | None:
         frames: list[Frame] | None = None
         try:
-            frames = channel.receive()
+            frames = self._channel.receive()
         except BlockingIOError:
-            raise
+            return None
         except OSError as error:
             if not is_disconnect(error):
                 raise
         except ChannelCorruptError:
-            self.kill()
+            self.worker.kill()
         if frames is None:
             self.at_end = True
-            self._reactor.unwatch_channel(channel.fileno())
-            return []
-        return frames
+            self._reactor.unwatch_channel(self._channel.fileno())
+        return frames or []
 
     def drain_and_reap(self) -> tuple[list[Frame], ExitReport]:
         """Read everything that an ended process has left, reap it, and free its descriptors."""
-        worker, reactor = self._worker, self._reactor
+        worker, reactor = self.worker, self._reactor
         self.watch_doorbell(None)
         frames: list[Frame] = []
-        with contextlib.suppress(BlockingIOError):
-            while not self.at_end:
-                frames += self._read()
-        for output in self.outputs:
+        while not self.at_end and (read := self._read()) is not None:
+            frames += read
+        for output in self._outputs:
             output.finish()
             reactor.unwatch(output.fd)
         reactor.unwatch(worker.sentinel)
-        reactor.unwatch_channel(worker.channel.fileno())
+        reactor.unwatch_channel(self._channel.fileno())
+        tail = "".join(output.tail for output in self._outputs if output.stream == "stderr")
         stacks = worker.stacks()
-        status = worker.reap()
-        tail = "".join(output.tail for output in self.outputs if output.stream == "stderr")
-        return frames, ExitReport(worker.pid, status, tail, stacks)
+        return frames, ExitReport(worker.pid, worker.reap(), tail, stacks)
 
-    def work(self) -> bool:
-        """Run a request in this thread if the worker is an in-line one; return False if there was none to run."""
-        return self._worker.work()
-
-    def _output_reader(self, output: Output) -> Callable[[int], None]:
-        def read(_mask: int) -> None:
-            if not output.read():
-                self._reactor.unwatch(output.fd)
-
-        return read
+    def _read_output(self, output: Output, _mask: int) -> None:
+        if not output.read():
+            self._reactor.unwatch(output.fd)

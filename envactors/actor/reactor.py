@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Protocol
 
-from envactors.actor.callback_executor import CallbackExecutor
+from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_set import Gate, WaitSet
 from envactors.system import Doorbell, Poller, remaining
@@ -104,8 +104,8 @@ class Reactor:
         self._outer.add(self._replies.fileno())
         self._outer.add(self._bell.fileno())
         self._replies.add(self._nudge.fileno())
-        self.callbacks = CallbackExecutor("envactors-callbacks", elastic=True, note_timer=self.note_timer)
-        self.printing = CallbackExecutor("envactors-printing", elastic=False, note_timer=self.note_timer)
+        self.callbacks = CallbackExecutor("envactors-callbacks", self.note_timer)
+        self.printing = CallbackExecutor("envactors-printing")
         self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
         self._thread.start()
 

@@ -270,7 +270,7 @@ class SharedMemorySteps:
     def _on_ring(self, _mask: int) -> None:
         with self._core.change:
             if self._core.process is not None:
-                self._core.process.clear_doorbell()
+                self._core.process.page.to_parent.clear()
             self.wake_waiters()  # the ring was meant for them too
 
     def claim(self, step: SharedMemoryBatchStep, env: int) -> bool:

@@ -1,4 +1,4 @@
-"""One actor as the parent sees it: what can be asked of it, and how it stands.
+"""One actor as the parent sees it: what can be asked of it, how it stands, and its deadlines.
 
 What it was asked is `envactors.actor.calls`; the processes that answer, `envactors.actor.lifecycle`; the state that
 both share, `envactors.actor.core`.
@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 from envactors.actor import engine as engines
@@ -24,16 +23,7 @@ from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.requests import CallRequest, Entry
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.states import (
-    BACKOFF,
-    CLOSED,
-    DEAD,
-    ENDING,
-    LAUNCHING,
-    ActorState,
-    ActorStats,
-    EndReason,
-)
+from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, ActorStats, EndReason
 from envactors.errors import ActorClosedError
 from envactors.system import LONGEST_WAIT, READABLE, spin_until_changed
 from envactors.wire.control_page import FINISHED
@@ -42,6 +32,8 @@ from envactors.wire.pickling import dumps
 
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
+# How long a worker may take to write its stacks before it is killed for a deadline, in seconds.
+_STACKS_GRACE = 0.2
 
 
 class Supervisor:
@@ -49,14 +41,19 @@ class Supervisor:
 
     Args:
         config: What the actor is made of.
+
+    Attributes:
+        core: Its state.
+        reactor: Waits for its worker.
+        lifecycle: Its processes.
+        calls: Its requests.
+        closed: Set once nothing of the actor is left.
     """
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
-        self.owner_pid = os.getpid()
-        self._forks = engines.forks
-        # Set once nothing of the actor is left.
-        self._closed = threading.Event()
+        self.closed = threading.Event()
+        self._owner_pid, self._forks = os.getpid(), engines.forks
         self._has_warned = False
         config.backend.retain()
         self._engine = engines.join(self)
@@ -65,22 +62,14 @@ class Supervisor:
         self.lifecycle = Lifecycle(self.core, self._engine.launcher, self._make_future, self._release)
         self.calls = self.lifecycle.calls
         if config.backend.inline:
-            self.core.run_inline = InlineRunner(self.lifecycle.launching.run_inline).run
+            self.core.run_inline = InlineRunner(self.lifecycle.run_inline).run
         with self.core.change:
-            self.lifecycle.launching.begin_launch()
+            self.lifecycle.begin_launch()
 
     def _make_future(self) -> ActorFuture:
         return ActorFuture(self, None)
 
     # State -----------------------------------------------------------------------------------------------
-
-    @property
-    def pid(self) -> int | None:
-        return self.core.pid
-
-    @property
-    def incarnation(self) -> int:
-        return self.core.incarnation
 
     @property
     def state(self) -> ActorState:
@@ -106,11 +95,6 @@ class Supervisor:
             queued, last = len(core.table.queue), self.lifecycle.tracker.last
             return ActorStats(core.completed, core.failed, core.restarts, core.stale, queued, last)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is closed and its process gone."""
-        return self._closed.is_set()
-
     def check_owner(self) -> None:
         """Refuse to go on in a process that inherited the actor by a fork.
 
@@ -119,7 +103,7 @@ class Supervisor:
         """
         if engines.forks != self._forks:
             raise ActorClosedError(
-                f"actor {self.config.name!r} belongs to process {self.owner_pid} and this is process {os.getpid()}, a "
+                f"actor {self.config.name!r} belongs to process {self._owner_pid} and this is process {os.getpid()}, a "
                 "fork of it: make an actor here, or send the call to where the actor is",
                 actor=self.config.name,
             )
@@ -196,7 +180,6 @@ class Supervisor:
 
     def attach(self, attach: Attach) -> ActorFuture:
         """Have the present process, and each one that follows it, step through the shared memory."""
-        self.lifecycle.launching.start = self.config.start._replace(attach=attach)
         self.core.recovery.attach = attach
         future = self._make_future()
         # As often as it takes: what limits that is the restart policy.
@@ -233,11 +216,6 @@ class Supervisor:
             else:
                 recovery.forget(request.index)
             return worth
-
-    def discard_process(self, incarnation: int | None, index: int, method: str, error: BaseException) -> None:
-        """End a process one of whose envs is not fit to be used any more; see `Lifecycle.discard`."""
-        with self.core.change:
-            self.lifecycle.discard(incarnation, index, method, error)
 
     # What futures ask ------------------------------------------------------------------------------------
 
@@ -278,9 +256,6 @@ class Supervisor:
         if self.core.run_inline is not None:
             self.lifecycle.on_channel(READABLE)  # on its way out it runs what was asked
 
-    def run_callback(self, callback: Callable[[], None]) -> None:
-        self.reactor.callbacks.submit(callback)
-
     def _spin_for(self, future: ActorFuture) -> bool:
         """Spin until the running call has ended, and read its reply; return whether there was one."""
         running, process = self.core.table.running, self.core.process
@@ -317,37 +292,35 @@ class Supervisor:
 
     def begin_close(self, timeout: float | None) -> None:
         """Let what is queued run and the env close, for ``timeout`` seconds; then end the process."""
-        core = self.core
-        if core.config.is_standby and core.phase is LAUNCHING:
-            self.kill(restart=False)  # nobody waits for a process that is still starting
-            return
+        core, table = self.core, self.core.table
         with core.change:
-            if core.phase is CLOSED:
-                return
             patience = self._close_patience(timeout)
-            if patience is not None:
+            if patience is not None and core.phase is not CLOSED:
                 core.timers.set_earlier("close", time.monotonic() + patience)
-            if not core.closing:
-                core.closing = True
-                self._queue_close()
-
-    def _queue_close(self) -> None:
-        core = self.core
-        self.calls.steps.wake_waiters()
-        idle = not core.table.running and not core.table.queue
-        if core.phase in (DEAD, BACKOFF) or (idle and self.lifecycle.launching.waits_to_launch()):
-            self.lifecycle.end(EndReason.CLOSE)
-            return
-        first = self.config.first_index
-        core.table.add(CallRequest(Kind.CLOSE, dumps(()), "close", first, None, self._make_future()))
-        self.calls.dispatch()
+            if core.closing:
+                return
+            core.closing = True
+            self.calls.steps.wake_waiters()
+            idle = not table.running and not table.queue
+            # Nobody waits for a process that is still starting.
+            unneeded = (
+                core.phase is LAUNCHING
+                if self.config.is_standby
+                else idle and self._engine.launcher.waits(self.lifecycle.launch)
+            )
+            if unneeded or core.phase in (DEAD, BACKOFF):
+                self.lifecycle.end(EndReason.CLOSE)
+                return
+            first = self.config.first_index
+            table.add(CallRequest(Kind.CLOSE, dumps(()), "close", first, None, self._make_future()))
+            self.calls.dispatch()
 
     def wait_closed(self, timeout: float | None) -> None:
         """Wait until the process has ended; not in the reactor's thread, which is what ends it."""
         if self.reactor.is_current_thread():
             return
         patience = self._close_patience(timeout)
-        self._closed.wait(None if patience is None else min(patience + _KILL_GRACE, LONGEST_WAIT))
+        self.closed.wait(None if patience is None else min(patience + _KILL_GRACE, LONGEST_WAIT))
         self._engine.linger()
 
     def _close_patience(self, timeout: float | None) -> float | None:
@@ -360,7 +333,7 @@ class Supervisor:
 
     def _release(self) -> None:
         self.config.backend.release()
-        self._closed.set()
+        self.closed.set()
         self._engine.release(self)
 
     def _check_kills(self, what: str) -> None:
@@ -384,4 +357,30 @@ class Supervisor:
 
     def on_timer(self, now: float) -> None:
         """Act on the deadlines that have passed."""
-        self.lifecycle.on_timer(now)
+        core, lifecycle = self.core, self.lifecycle
+        with core.change:
+            # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
+            self.calls.receive(READABLE)
+            self.calls.steps.wake_waiters()
+            for timer in core.timers.pop_due(now):
+                if timer == "backoff":
+                    core.restarts += 1
+                    lifecycle.relaunch()
+                elif timer == "close":
+                    lifecycle.end(EndReason.CLOSE)
+                elif timer == "kill" and core.process is not None:
+                    core.process.worker.kill()
+                elif timer == "call" and core.phase in (LAUNCHING, LIVE):
+                    self._on_call_timer(now)
+
+    def _on_call_timer(self, now: float) -> None:
+        core, process = self.core, self.core.process
+        if core.phase is LIVE and core.table.running and process is not None:
+            later = core.table.running[0].next_look(process.page, self.config.deadlines, now)
+            if later is not None:
+                core.timers.set("call", later)
+                return
+        core.phase, core.reason = ENDING, EndReason.TIMEOUT
+        if process is not None:
+            process.worker.ask_stacks()
+            core.timers.set("kill", now + _STACKS_GRACE)

@@ -39,10 +39,6 @@ class Timers:
         for timer in timers:
             self._when.pop(timer, None)
 
-    def cancel_all(self) -> None:
-        """Forget all deadlines."""
-        self._when.clear()
-
     def next(self) -> float:
         """Return the next deadline, infinity for none; called from any thread, without the actor's lock."""
         return min(self._when.copy().values(), default=float("inf"))

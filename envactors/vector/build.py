@@ -8,7 +8,7 @@ from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView, launch
-from envactors.actor.standbys import Standbys
+from envactors.actor.process import ActorProcess
 from envactors.arrays.slab import Layout, Slab
 from envactors.arrays.specs import ArraySpec, batches_alike, leaves
 from envactors.backends.base import Backend, RowMemory
@@ -60,20 +60,19 @@ class VectorActors:
         standbys: int,
     ) -> None:
         """Make an actor per group of factories, and the standbys."""
-        pool = Standbys()
-        take = pool.take_standby if standbys else None
+        # Filled below; read when a process is lost.
+        givers: list[Callable[[float], ActorProcess | None]] = []
         shares, largest = len(groups[0]) > 1, groups[0]
         for group, variables in zip(groups, env_vars, strict=True):
             first = len(self.envs)
             name = f"envs-{first}-{first + len(group) - 1}" if shares else f"env-{first}"
-            actor = self._launch_alike(group, name=name, first=first, env_vars=variables, take_standby=take)
+            actor = self._launch_alike(group, name=name, first=first, env_vars=variables, standbys=givers)
             self.actors.append(actor)
             self.envs += _env_states(actor, first, len(group), shares=shares)
         for number in range(standbys):
-            name, make = f"standby-{number}", pool.make_standby
-            standby = self._launch_alike(
-                largest, name=name, first=-len(largest), env_vars=env_vars[0], make_supervisor=make
-            )
+            name, first = f"standby-{number}", -len(largest)
+            standby = self._launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)
+            givers.append(standby._supervisor.lifecycle.give_process)
             self.standbys.append(standby)
 
     def release(self) -> None:

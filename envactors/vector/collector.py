@@ -57,7 +57,7 @@ class Collector:
             supervisor.resume_inline()
 
         def is_there() -> bool:
-            ended = all(supervisor.has_ended for supervisor in self._supervisors)
+            ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
             if self._stepper is not None:
                 with defer_signals:
                     self._stepper.collect()

@@ -366,7 +366,7 @@ class VectorEnv:
         self._is_closed = True
         actors = [*self.actors, *self._built.standbys]
         close_all(actors, timeout)
-        if all(actor._supervisor.has_ended for actor in actors):
+        if all(actor._supervisor.closed.is_set() for actor in actors):
             self._built.release()  # until now another process may have been on its way that was to have its memory
             if hasattr(self, "_parts"):
                 self._parts.release()

@@ -262,7 +262,7 @@ class Transitions:
             env.needs_reset = not decision.resets_next
             self._changes.count += 1
         if decision.discards_process:
-            env.supervisor.discard_process(incarnation, env.env_id, request.asked, error)
+            env.supervisor.lifecycle.discard(incarnation, env.env_id, request.asked, error)
         self._act(request, decision, error, incarnation, last)
 
     def _act(

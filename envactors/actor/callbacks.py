@@ -1,4 +1,4 @@
-"""Threads for functions that may block: users' callbacks, and printing the output of workers."""
+"""Running functions later and in order: once an actor's lock is released, or in threads where they may block."""
 
 from __future__ import annotations
 
@@ -13,24 +13,61 @@ _log = logging.getLogger("envactors")
 _PATIENCE = 0.1
 
 
+class DeferredCalls:
+    """Runs functions one after the other, each until it has returned once: they must bear being run again.
+
+    Args:
+        run_soon: Runs a function soon, in a thread that no signal interrupts.
+    """
+
+    def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
+        self._run_soon = run_soon
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._lock = threading.RLock()
+        # Whether a thread is in `run`: a function that leads to another call of `run` leaves its successors to it.
+        self._running = False
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, function: Callable[[], None]) -> None:
+        """Queue a function; `run` is to follow."""
+        self._waiting.append(function)
+
+    def run(self) -> None:
+        """Run what waits."""
+        try:
+            with self._lock:
+                if self._running:
+                    return
+                self._running = True
+                while self._waiting:
+                    # Taken out last: after an interrupt it runs once more, and finds its future settled.
+                    self._waiting[0]()
+                    self._waiting.popleft()
+                self._running = False
+        except BaseException:
+            self._running = False
+            self._run_soon(self.run)
+            raise
+
+
 class CallbackExecutor:
-    """Runs functions one after the other in its own thread.
+    """Runs functions that may block one after the other in its own thread: users' callbacks, printing, launches.
 
     A function that blocks must not delay those behind it for ever, since it may be waiting for one of them: with
-    ``elastic``, another thread is added after a moment.
+    ``note_timer``, another thread is added after a moment.
 
     Args:
         name: The name of the threads.
-        elastic: Whether there may be more than one thread.
-        note_timer: Called with the new time when `next_timer` has become earlier.
+        note_timer: Called with the new time when `next_timer` has become earlier; None if one thread is all there is.
     """
 
-    def __init__(self, name: str, *, elastic: bool, note_timer: Callable[[float], None]) -> None:
+    def __init__(self, name: str, note_timer: Callable[[float], None] | None = None) -> None:
         self._name = name
-        self._elastic = elastic
         self._note_timer = note_timer
         # (when it was queued by `time.monotonic`, the function)
-        self._jobs: deque[tuple[float, Callable[[], None]]] = deque()
+        self._jobs: deque[tuple[float, Callable[[], object]]] = deque()
         # Guards the queue and is notified of each change.
         self._changed = threading.Condition()
         self._stopping = False
@@ -39,20 +76,20 @@ class CallbackExecutor:
         self._threads: list[threading.Thread] = []
         self._add_thread()
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         """Queue a function."""
         with self._changed:
             now = time.monotonic()
             self._jobs.append((now, job))
             self._changed.notify()
-            late = self._elastic and not self._idle
-        if late:
+            all_busy = not self._idle
+        if all_busy and self._note_timer is not None:
             self._note_timer(now + _PATIENCE)
 
     def next_timer(self) -> float:
         """Return the time at which the first function of the queue has waited too long, infinity if there is none."""
         try:
-            return self._jobs[0][0] + _PATIENCE if self._elastic and not self._idle else float("inf")
+            return float("inf") if self._idle or self._note_timer is None else self._jobs[0][0] + _PATIENCE
         except IndexError:
             return float("inf")
 
@@ -93,5 +130,5 @@ class CallbackExecutor:
             try:
                 job()
             except BaseException:
-                _log.exception("a callback failed, or printing the output of a worker")
+                _log.exception("a function failed in the thread %s", self._name)
             del job
