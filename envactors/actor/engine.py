@@ -29,12 +29,15 @@ class Launcher(CallbackExecutor):
     The kernel ends a worker when the *thread* that started it ends, so this thread must outlive all workers. It blocks
     Ctrl-C, and its children inherit that until they have a process group of their own: none is interrupted in the
     middle of its imports.
+
+    Attributes:
+        queued: The jobs that have not begun, in order, each with its limit.
     """
 
     def __init__(self) -> None:
         super().__init__("envactors-launcher")
-        # The jobs that are queued, in order, each with its limit; guarded like the next one by `_changed`.
-        self._queued: dict[Callable[[], None], int | None] = {}
+        # Guarded by `_changed`, like the next one.
+        self.queued: dict[Callable[[], None], int | None] = {}
         # The jobs whose workers were launched under a limit and are not ready yet.
         self._starting: set[Callable[[], None]] = set()
         self.submit(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}))
@@ -47,18 +50,14 @@ class Launcher(CallbackExecutor):
             limit: How many workers may be starting, this one included; None if it does not count.
         """
         with self._changed:
-            self._queued[job] = limit
+            self.queued[job] = limit
         self.submit(self._run_queued)
-
-    def waits(self, job: Callable[[], None]) -> bool:
-        """Return whether a job is still queued."""
-        return job in self._queued
 
     def withdraw(self, job: Callable[[], None]) -> bool:
         """Remove a job from the queue; return False if it was not queued."""
         with self._changed:
-            was_queued = job in self._queued
-            self._queued.pop(job, None)
+            was_queued = job in self.queued
+            self.queued.pop(job, None)
         self.submit(self._run_queued)
         return was_queued
 
@@ -75,10 +74,10 @@ class Launcher(CallbackExecutor):
     def _next(self) -> Callable[[], None] | None:
         """Take out the next job if it may start now."""
         with self._changed:
-            job, limit = next(iter(self._queued.items()), (None, None))
+            job, limit = next(iter(self.queued.items()), (None, None))
             if job is None or (limit is not None and len(self._starting) >= limit):
                 return None
-            del self._queued[job]
+            del self.queued[job]
             if limit is not None:
                 self._starting.add(job)
             return job

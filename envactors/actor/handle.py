@@ -84,8 +84,7 @@ class Caller:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            f"{self!r} cannot be pickled or copied: an actor belongs to the process that made it; "
-            "send its results, or make another actor where it is needed"
+            f"{self!r} cannot be pickled or copied: it belongs to the process that made it; send its results instead"
         )
 
     def _check_method(self, method: str) -> None:

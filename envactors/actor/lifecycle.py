@@ -290,10 +290,9 @@ class Lifecycle:
         """Fail what waits for a dead actor, up to a renewal, which revives it."""
         core, final = self._core, self._final_error()
         self.calls.separate_waiting_steps()
-        for entry in core.table.drain():
-            if core.phase is not DEAD:
-                core.table.queue.append(entry)
-            elif isinstance(entry, CallRequest) and entry.kind is None:
+        while core.phase is DEAD and core.table.queue:
+            entry = core.table.queue.popleft()
+            if isinstance(entry, CallRequest) and entry.kind is None:
                 entry.started = time.monotonic()
                 entry.mark_running()
                 core.table.running = [entry]

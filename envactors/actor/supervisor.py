@@ -102,10 +102,9 @@ class Supervisor:
             ActorClosedError: This is not the process that made the actor.
         """
         if engines.forks != self._forks:
+            name, where = self.config.name, f"process {self._owner_pid} and this is its fork {os.getpid()}"
             raise ActorClosedError(
-                f"actor {self.config.name!r} belongs to process {self._owner_pid} and this is process {os.getpid()}, a "
-                "fork of it: make an actor here, or send the call to where the actor is",
-                actor=self.config.name,
+                f"actor {name!r} belongs to {where}: make an actor here, or call it there", actor=name
             )
 
     # Requests --------------------------------------------------------------------------------------------
@@ -146,8 +145,7 @@ class Supervisor:
             try:
                 payload = dumps(tuple(message))
             except Exception as error:
-                mangled = self.core.errors.unpicklable((index, method), incarnation, error)
-                future.settle(None, mangled, incarnation)
+                future.settle(None, self.core.errors.unpicklable((index, method), incarnation, error), incarnation)
                 return
             request = CallRequest(kind, payload, method, index, timeout, future, retries, bound)
             if not self.config.backend.inline:
@@ -302,13 +300,9 @@ class Supervisor:
             core.closing = True
             self.calls.steps.wake_waiters()
             idle = not table.running and not table.queue
-            # Nobody waits for a process that is still starting.
-            unneeded = (
-                core.phase is LAUNCHING
-                if self.config.is_standby
-                else idle and self._engine.launcher.waits(self.lifecycle.launch)
-            )
-            if unneeded or core.phase in (DEAD, BACKOFF):
+            waits = self.lifecycle.launch in self._engine.launcher.queued
+            unneeded = self.config.is_standby and core.phase is LAUNCHING  # nobody waits for its process
+            if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
                 self.lifecycle.end(EndReason.CLOSE)
                 return
             first = self.config.first_index

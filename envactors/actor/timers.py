@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-Timer = Literal[
-    "call",  # what the worker is at, or its start, has taken too long
-    "kill",  # a worker that should have ended by now is killed
-    "close",  # the patience of `close` is over
-    "backoff",  # the wait before the next start is over
-]
+# What has taken too long: call, what the worker is at, or its start; kill, the end of a worker, which is then killed;
+# close, `close` as a whole; backoff: the wait before the next start is over.
+Timer = Literal["call", "kill", "close", "backoff"]
 
 
 class Timers:
