@@ -71,7 +71,7 @@ class Lifecycle:
         """Start a process for the present incarnation, or make a standby's the actor's own."""
         core, config = self._core, self._core.config
         core.phase, core.started, self._adopting = LAUNCHING, False, spare is not None
-        self._launched, self._envs_made, self._failure = time.monotonic(), 0, None
+        self._launched, self._envs_made = time.monotonic(), 0
         if spare is not None:
             core.process = spare
             spare.move(config.name, self)
@@ -248,8 +248,9 @@ class Lifecycle:
             aborted = reason is not None and not timed_out
             return errors.death(report, incarnation, running, aborted=aborted, timed_out=timed_out)
         begun = self._envs_made, self._launched
-        if self._failure is not None:
-            return errors.factory(self._failure, report, begun)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            return errors.factory(failure, report, begun)
         return errors.start(report, incarnation, begun, timed_out=timed_out)
 
     def _go_on(self, then: Next, error: ActorError) -> None:
