@@ -273,15 +273,17 @@ class SharedMemorySteps:
                 self._core.process.page.to_parent.clear()
             self.wake_waiters()  # the ring was meant for them too
 
-    def claim(self, step: SharedMemoryBatchStep, env: int) -> bool:
-        """Return whether the result of an env counts; from then on the env cannot be lost with the process."""
+    def claim(self, step: SharedMemoryBatchStep, wanted: Sequence[int]) -> list[int]:
+        """Return those of the wanted envs whose results count; from then on they cannot be lost with the process."""
         with self._core.lock:
-            if env in step.failed_envs or not step.complete(env):
-                return False
+            if step.stream and not step.over:
+                self.fetch_overflow()
+            lost = step.failed_envs
+            claimed = [env for env in wanted if env not in step.claimed and env not in lost and step.complete(env)]
             if self._core.recovery.replays and not step.over:
-                step.record(self._core.recovery, [env])  # the row may be used again before the step is retired
-            step.claimed.add(env)
-            return True
+                step.record(self._core.recovery, claimed)  # the rows may be used again before the step is retired
+            step.claimed.update(claimed)
+        return claimed
 
     def fetch_overflow(self) -> bool:
         """Read what came beside the rows that are complete: it was sent before them.

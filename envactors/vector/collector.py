@@ -47,8 +47,10 @@ class Collector:
         self._reactor = self._supervisors[0].reactor
         self._wait_set = None if stepper is None else stepper.wait_set
 
-    def wait_for(self, done: Callable[[], bool], deadline: float | None) -> bool:
+    def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> bool:
         """Wait until ``done()`` or the deadline (`time.monotonic`); return whether ``done()``.
+
+        Unless an env fails, or results are taken meanwhile, it needs at least ``count`` results.
 
         Raises:
             ActorClosedError: The vector was closed meanwhile, and nothing comes any more.
@@ -60,7 +62,7 @@ class Collector:
             ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
             if self._stepper is not None:
                 with defer_signals:
-                    self._stepper.collect()
+                    self._stepper.collect(count - len(self._pending.ready))
             if done():
                 return True
             if ended:
@@ -84,7 +86,7 @@ class Collector:
             VectorStepError: Some envs failed.
         """
         pending = self._pending
-        self.wait_for(lambda: not pending.in_flight(env_ids), deadline)
+        self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
         late = pending.in_flight(env_ids)
         if late:
             raise VectorTimeoutError(
@@ -111,7 +113,8 @@ class Collector:
             # Counted anew on every wake-up: a signal handler or another thread may take results meanwhile.
             return IN_FLIGHT not in pending.states or any(result.error for result in tuple(ready.values()))
 
-        self.wait_for(enough, deadline)
+        wanted = pending.receivable if min_envs is None else min(min_envs, pending.receivable)
+        self.wait_for(enough, wanted, deadline)
         if not pending.receivable:
             raise NothingPendingError(
                 "recv with nothing under way any more: a signal handler or another thread took it"

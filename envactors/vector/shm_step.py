@@ -282,29 +282,45 @@ class SharedMemoryStepper:
 
     # Single results --------------------------------------------------------------------------------------
 
-    def collect(self) -> None:
-        """Hand on single results that are complete; called with signals deferred."""
+    def collect(self, expected: int) -> None:
+        """Hand on single results that are complete; called with signals deferred.
+
+        Args:
+            expected: How many more the caller waits for.
+        """
+        found = self._claim_complete()
+        while self._ring_late(expected - len(found)) and (more := self._claim_complete()):
+            found = found + more
+        for result in sorted(found, key=lambda result: result.when):
+            self._pending.complete(result)
+
+    def _claim_complete(self) -> list[ReadyResult]:
         going: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
         found: list[ReadyResult] = []
         states, now = self._pending.states, time.monotonic()
         for steps, step in self._running:
             over = steps.finish(step) if step.over or step.finished else False
-            if not over and step.stream:
-                steps.fetch_overflow()
+            wanted = [env_id for env_id in step.envs if states[env_id] == IN_FLIGHT]
             found += [
                 ReadyResult(env_id, float(self.rows.when[env_id]) if step.stream else now)
-                for env_id in step.envs
-                if states[env_id] == IN_FLIGHT
-                and env_id not in step.claimed
-                and step.complete(env_id)
-                and steps.claim(step, env_id)
-                and self._read_content(step, env_id)
+                for env_id in steps.claim(step, wanted)
+                if self._read_content(step, env_id)
             ]
             if not over:
                 going.append((steps, step))
         self._running = going
-        for result in sorted(found, key=lambda result: result.when):
-            self._pending.complete(result)
+        return found
+
+    def _ring_late(self, expected: int) -> bool:
+        """Have workers ring no earlier than so many results can be there; return whether there are any to expect.
+
+        One of several workers has at least its share of them then, and rings. Results that came before have to be
+        looked for after this.
+        """
+        pages = {id(step.page): step.page for _, step in self._running if step.stream}
+        for page in pages.values() if expected > 0 else ():
+            page.ring_from(-(-expected // len(pages)))
+        return expected > 0 and bool(pages)
 
     def _read_content(self, step: SharedMemoryBatchStep, env_id: int) -> bool:
         """Read what came beside an env's rows; if the env has failed, hand on the failure and return False."""

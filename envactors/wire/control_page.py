@@ -27,7 +27,7 @@ POSTED: Final = 0
 FRAMES: Final = 1
 # The call id of the last batch step that was posted through shared memory.
 STEP: Final = 2
-# 1 if the results of that step are streamed: one ring per env.
+# Whether the results of that step are streamed, and from which of them on the worker rings for each; 0 if they are not.
 STREAM: Final = 3
 # How the worker waits for the next request: `ASLEEP` or `SPINNING`, and on which CPU; see `encode_wait`.
 WAIT: Final = 4
@@ -115,6 +115,13 @@ class ControlPage:
         counters[STEP] = call_id
         counters[POSTED] += 1
         self.to_worker.ring_open()
+
+    def ring_from(self, count: int) -> None:
+        """Have the worker ring only from this result of a streamed step on, and for failures, and at its end.
+
+        A memory barrier has to follow before the results are looked at: acquiring any lock is one.
+        """
+        self.counters[STREAM] = count
 
     def post_frame(self, wait: int) -> None:
         """Announce a frame. It must be sent next, and wakes the worker."""

@@ -99,6 +99,10 @@ class EnvRequest(Protocol):
     def root_seed(self) -> int | None:
         """The seed that the seed of a renewed env's first reset is derived from."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the last result is a failure."""
+
     def write(self, transition: Fields | None, error: BaseException | None) -> None:
         """Write the result, or the exception that the env has raised."""
 
@@ -123,8 +127,10 @@ class StepRunner:
         # The value at the start; see `envactors.worker.context.forks`.
         self._forks = context.forks
         self._rows: list[EnvRow] = []
-        # Whether the rows are set to stream their results.
-        self._stream = False
+        # Whether the rows are set to stream their results, and how many of the present step's are there.
+        self._stream, self._results = False, 0
+        # Acquired for its memory barrier only.
+        self._barrier = threading.Lock()
 
     def attach(self, slab: Slab, infos: InfoWriter, autoreset: bool) -> None:
         """Use these rows from now on; with ``autoreset`` an episode that ends is reset within the step."""
@@ -150,17 +156,26 @@ class StepRunner:
                 row.number, row.resets = number, operation == RESET
                 due.append(row)
         if due:
-            self._run(call_id, due, page.to_parent.ring_open if stream else None)
+            self._results = 0
+            self._run(call_id, due, self._announce if stream else None)
         else:
             page.counters[BEGUN] = call_id  # all rows were completed with the previous step
         page.finish_step(call_id)
+
+    def _announce(self, row: EnvRequest) -> None:
+        """Ring after a result, unless the caller waits for more of them than there are; a failure is always told."""
+        self._results += 1
+        with self._barrier:  # the result is written, then the count is read; the caller does the opposite
+            pass
+        if self._results >= self._page.counters[STREAM] or row.failed:
+            self._page.to_parent.ring_open()
 
     def run_items(
         self, call_id: int, items: Sequence[tuple[int, Step | Reset | Failure]], packer: OutcomePacker, stream: bool
     ) -> None:
         """Run the items of a frame, each with its env's position, and send their outcomes."""
 
-        def send() -> None:
+        def send(_: EnvRequest | None = None) -> None:
             if packer:
                 self._send(Kind.OUTCOMES, packer.take_payload())
 
@@ -175,7 +190,7 @@ class StepRunner:
             self._run(call_id, due, send if stream else None)
         send()
 
-    def _run(self, call_id: int, due: Sequence[EnvRequest], after_each: Callable[[], None] | None) -> None:
+    def _run(self, call_id: int, due: Sequence[EnvRequest], after_each: Callable[[EnvRequest], None] | None) -> None:
         page, guard, forks, thread = self._page, self._guard, self._forks, threading.get_ident()
         counters, times, now = page.counters, page.times, time.monotonic
         page.start_request(call_id, METHOD_RESET if due[0].resets else METHOD_STEP, due[0].hosted.position)
@@ -207,7 +222,7 @@ class StepRunner:
                 finally:
                     guard.writer = None
             if after_each is not None:
-                after_each()
+                after_each(request)
 
     def _send_overflow(self, index: int, payload: bytes | bytearray) -> None:
         self._send(Kind.OVERFLOW, bundle.pack([(index, payload)]))
@@ -228,6 +243,7 @@ class EnvRow:
         index: The env's index in the vector.
         number: The number of the requested transition.
         resets: Whether it is a reset.
+        failed: Whether the last result is a failure.
         stamped: Whether to write the time of completion, as results that stream need it.
     """
 
@@ -246,7 +262,7 @@ class EnvRow:
         self.hosted = hosted
         self.index = index = hosted.index
         self.autoreset = autoreset
-        self.number, self.resets, self.stamped = 0, False, False
+        self.number, self.resets, self.failed, self.stamped = 0, False, False, False
         self.action = reader(slab.layout.action, slab.actions, index)
         self._encode, self._fail, self._mark_plain = infos.encode, infos.fail, infos.plain_marker(index)
         self._send_overflow = send_overflow
@@ -285,6 +301,7 @@ class EnvRow:
                     overflow = self._encode(index, info, object_leaves or [])
             except BaseException as unfit:
                 error = unfit
+        self.failed = error is not None
         if error is not None:
             overflow = self._fail(index, pack_failure(error, fault))
         if overflow is not None:
@@ -313,7 +330,7 @@ class EnvItem:
         packer: Collects the outcomes of the frame.
     """
 
-    autoreset = False
+    autoreset = failed = False
     seed: int | None = None
     options: dict[str, Any] | None = None
 
