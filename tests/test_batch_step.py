@@ -32,7 +32,7 @@ from envactors.wire.control_page import (
 from envactors.wire.control_page import (
     STEP as LAST_STEP,
 )
-from envactors.wire.info_codec import FAILED, OVERFLOW, PLAIN, InfoDecoder
+from envactors.wire.info_codec import FAILED, OVERFLOW, PLAIN, InfoReader
 from envactors.wire.messages import Frame, Kind, Reset, Step
 from envactors.wire.steps import OutcomePacker
 
@@ -54,7 +54,7 @@ class Actor:
         layout = Layout(spec, spec, spec, FIRST + COUNT + 1)
         self.rows = Slab(layout, bytearray(layout.size))
         self.page = ControlPage(bytearray(PAGE), Bell(), Bell())
-        self.infos = InfoDecoder(self.rows)
+        self.infos = InfoReader(self.rows)
         self.last_id = 0
         self.clock = 100.0
         self.ended = []

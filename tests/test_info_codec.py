@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
 from envactors.arrays.specs import ArraySpec
 from envactors.wire.copying import copy_value
-from envactors.wire.info_codec import InfoDecoder, InfoEncoder, LocalInfoDecoder, LocalInfoEncoder
+from envactors.wire.info_codec import InfoReader, InfoWriter, LocalInfoReader, LocalInfoWriter
 from envactors.wire.messages import Failure, Fault
 from envactors.wire.pickling import pack_failure, unpack_failure
 
@@ -28,9 +28,9 @@ def make_codec(variant):
     memory = bytearray(layout.size)
     slab, other = Slab(layout, memory), Slab(layout, memory)
     if variant == "between processes":
-        return InfoEncoder(slab), InfoDecoder(other)
+        return InfoWriter(slab), InfoReader(other)
     contents = [None] * ENVS
-    return LocalInfoEncoder(slab, contents), LocalInfoDecoder(other, contents)
+    return LocalInfoWriter(slab, contents), LocalInfoReader(other, contents)
 
 
 def show(value):
@@ -72,7 +72,11 @@ def test_what_was_encoded_is_decoded(variant, written):
     encoder, decoder = make_codec(variant)
     said = {index: ({}, []) for index in range(ENVS)}
     for index, info, object_leaves in written:
-        overflow = encoder.encode(index, info, object_leaves)
+        overflow = None
+        if info or object_leaves:
+            overflow = encoder.encode(index, info, object_leaves)
+        else:
+            encoder.plain_marker(index)()
         assert decoder.needs_overflow(index) == (overflow is not None)
         assert not decoder.failed(index)
         said[index] = info, object_leaves
@@ -81,7 +85,7 @@ def test_what_was_encoded_is_decoded(variant, written):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_marker_of_empty_infos_does_as_encoding_one(variant):
+def test_an_empty_info_is_marked(variant):
     encoder, decoder = make_codec(variant)
     encoder.encode(1, {"a": 1}, [])
     assert not decoder.all_plain()
@@ -106,7 +110,7 @@ def test_a_failure_is_decoded_and_is_no_result(variant):
     failure = decoder.failure(2, overflow)
     assert isinstance(failure, Failure)
     assert repr(unpack_failure(failure)) == "KeyError('gone')"
-    encoder.encode(2, {}, [])
+    encoder.plain_marker(2)()
     assert not decoder.failed(2)
 
 

@@ -27,7 +27,7 @@ from envactors.wire.control_page import (
     PAGE,
     ControlPage,
 )
-from envactors.wire.info_codec import InfoDecoder, InfoEncoder
+from envactors.wire.info_codec import InfoReader, InfoWriter
 from envactors.wire.messages import Attach, Call, Close, Failure, Fault, Frame, Kind, Replay, Reset, Start, Step, Steps
 from envactors.wire.pickling import dumps, dumps_by_value, loads, unpack_failure
 from envactors.wire.steps import PickledItem, pack_item, pack_steps, unpack_outcomes
@@ -99,7 +99,7 @@ class Parent:
         self.memory = LocalMemory()
         self.slab, self.infos = self.memory.create(layout)
         if pickles:
-            self.infos = InfoDecoder(self.slab)
+            self.infos = InfoReader(self.slab)
         self.server = Server(self, self.page, self.open_rows, guard)
         start = Start("actor", 0, [dumps_by_value(Scripted)] * count, ([], []), Attach(layout, autoreset), journal=True)
         self.ask(Kind.START, dumps(tuple(start)))
@@ -108,7 +108,7 @@ class Parent:
 
     def open_rows(self, layout):
         slab, infos = self.memory.open(layout)
-        return slab, InfoEncoder(slab) if self.pickles else infos
+        return slab, InfoWriter(slab) if self.pickles else infos
 
     # The worker's end of the channel
 

@@ -16,7 +16,7 @@ from envactors.backends.reaping import REAPER
 from envactors.backends.starting import Starter, StartMethod, make_starter
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage
-from envactors.wire.info_codec import InfoDecoder, InfoReader
+from envactors.wire.info_codec import InfoReader
 from envactors.worker.bootstrap import Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
@@ -35,7 +35,7 @@ class MappedMemory:
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         slab = Slab(layout, self._file.allocate(layout.size))
-        return slab, InfoDecoder(slab)
+        return slab, InfoReader(slab)
 
     def close(self) -> None:
         self._file.close()

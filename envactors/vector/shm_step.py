@@ -34,7 +34,7 @@ from envactors.vector.results import LastResults
 from envactors.vector.rows import NO_CONTENT, Content, RowReader
 from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
-from envactors.wire.info_codec import PLAIN, InfoReader
+from envactors.wire.info_codec import InfoReader
 
 
 class SharedMemoryStepper:
@@ -92,7 +92,6 @@ class SharedMemoryStepper:
         self._action_spec = layout.action
         # The one array of actions, if there is only one.
         self._only_action = rows.actions[0] if isinstance(layout.action, ArraySpec) else None
-        self._all_plain = bytes([PLAIN]) * len(envs)
         self._no_resets = bytes(len(envs))
         # What the operations of all rows are; None if that is not known.
         self._ops: bytes | None = None
@@ -219,7 +218,7 @@ class SharedMemoryStepper:
         ):
             return None
         contents = None
-        if rows.info_encoding.tobytes() != self._all_plain:
+        if not self._infos.all_plain():
             contents = self._decode_all(prepared)
             if contents is None:
                 return None

@@ -7,8 +7,8 @@
     OVERFLOW     ── pickled, larger than the room: follows in a `Kind.OVERFLOW` frame
     FAILED       ── no result: a `Failure` follows in such a frame
 
-A record is (length of the layout, layout, numbers, arrays). The layout is pickled and contains the keys, the types and
-the shapes. It is the same bytes in every step, so that both sides recognize it without unpickling it.
+A record is (length of the layout, layout, values). The layout is pickled and contains the keys, the types
+and the shapes. It is the same bytes in every step, so that both sides recognize it without unpickling it.
 
 If caller and worker are in one process, copies of the objects pass through a list instead, and nothing overflows.
 """
@@ -20,10 +20,9 @@ import operator
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.arrays.slab import Slab
 from envactors.wire.copying import copy_value
@@ -37,30 +36,29 @@ INLINE_INFO: Final = 2
 OVERFLOW: Final = 3
 FAILED: Final = 4
 
-# The types of the numbers in records, with their formats in `struct`.
-_FORMATS: dict[type, str] = {
-    float: "d",
-    int: "q",
-    bool: "?",
-    np.bool_: "?",
-    np.float32: "f",
-    np.float64: "d",
-    **dict(zip((np.int8, np.int16, np.int32, np.int64), "bhiq", strict=True)),
-    **dict(zip((np.uint8, np.uint16, np.uint32, np.uint64), "BHIQ", strict=True)),
-}
-# The same types by the names that stand for them in a layout, such as "float32numpy".
-_TYPES = {kind.__name__ + kind.__module__: kind for kind in _FORMATS}
-_ARRAY_KINDS = "?bhilqBHILQfd"
+# How Python's numbers are stored in records, and how NumPy's numbers and arrays may be (`numpy.dtype.char`).
+_CODES = {float: "d", int: "q", bool: "?"}
+_NUMPY_CODES = "?bhilqBHILQfd"
 _LENGTH = struct.Struct("<I")
 # The most layouts to remember: infos whose keys change all the time are pickled instead.
 _MOST_LAYOUTS = 64
 
 
-class InfoWriter(Protocol):
-    """The worker's side of a codec, for all envs that share a slab."""
+class InfoWriter:
+    """The worker's side, for all envs that share a slab."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._rooms = slab.inline_info_rooms
+        # Writing a number through a memoryview takes a third of the time that an array takes.
+        self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
+        self._records = RecordWriter()
+
+    def plain_marker(self, index: int) -> Callable[[], object]:
+        """Return a function that writes, in C code, that an env's info is an empty dict without object leaves."""
+        return functools.partial(operator.setitem, self._encodings, index, PLAIN)
 
     def encode(self, index: int, info: Any, object_leaves: list[Any]) -> bytes | bytearray | None:
-        """Write the info and the object leaves of an env's result.
+        """Write the info and the object leaves of an env's result; if there are none, the marker is faster.
 
         Args:
             index: The env's index in the vector.
@@ -73,28 +71,51 @@ class InfoWriter(Protocol):
         Raises:
             Exception: They do not pickle, or cannot be copied.
         """
-
-    def plain_marker(self, index: int) -> Callable[[], object]:
-        """Return a function that does the same as `encode` of an empty info without leaves, in C code."""
+        room, encoding = self._rooms[index], RECORDED
+        size = None if object_leaves or type(info) is not dict else self._records.write(info, room)
+        if size is None:
+            pickled = dumps((info, object_leaves))
+            size, encoding = len(pickled), INLINE_INFO
+            if size > len(room):
+                self._encodings[index] = OVERFLOW
+                return pickled
+            room[:size] = pickled
+        self._sizes[index] = size
+        self._encodings[index] = encoding
+        return None
 
     def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
         """Write that an env has failed; return what `encode` returns."""
+        self._encodings[index] = FAILED
+        return dumps(tuple(failure))
 
 
-class InfoReader(Protocol):
-    """The parent's side of a codec."""
+class InfoReader:
+    """The parent's side.
 
-    def all_plain(self) -> bool:
-        """Return whether all envs have empty infos, no object leaves and no failures."""
+    Attributes:
+        all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
+            calls it.
+    """
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self._encodings = slab.info_encoding.data
+        self._records = RecordReader()
+        all_plain = bytes([PLAIN]) * len(self._encodings)
+        self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self._encodings, all_plain)
 
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
+        return self._encodings[index] >= OVERFLOW
 
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
+        return self._encodings[index] == FAILED
 
     def mark_failed(self, index: int) -> None:
         """Record an env's result as a failure, because it could not be read."""
+        self._encodings[index] = FAILED
 
     def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
         """Return an env's (info, object leaves).
@@ -106,69 +127,6 @@ class InfoReader(Protocol):
         Raises:
             BaseException: Whatever unpickling raises.
         """
-
-    def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
-        """Return the failure of an env; the arguments are those of `decode`."""
-
-
-class InfoEncoder:
-    """The worker's side between processes; see `InfoWriter`."""
-
-    def __init__(self, slab: Slab) -> None:
-        self._rooms = slab.inline_info_rooms
-        # Writing a number through a memoryview takes a third of the time that an array takes.
-        self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
-        self._records = RecordWriter()
-
-    def plain_marker(self, index: int) -> Callable[[], object]:
-        return functools.partial(operator.setitem, self._encodings, index, PLAIN)
-
-    def encode(self, index: int, info: Any, object_leaves: list[Any]) -> bytes | bytearray | None:
-        if not object_leaves and type(info) is dict:
-            if not info:
-                self._encodings[index] = PLAIN
-                return None
-            size = self._records.write(info, self._rooms[index])
-            if size is not None:
-                self._sizes[index] = size
-                self._encodings[index] = RECORDED
-                return None
-        pickled = dumps((info, object_leaves))
-        if len(pickled) > len(self._rooms[index]):
-            self._encodings[index] = OVERFLOW
-            return pickled
-        self._rooms[index][: len(pickled)] = pickled
-        self._sizes[index] = len(pickled)
-        self._encodings[index] = INLINE_INFO
-        return None
-
-    def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
-        self._encodings[index] = FAILED
-        return dumps(tuple(failure))
-
-
-class InfoDecoder:
-    """The parent's side between processes; see `InfoReader`."""
-
-    def __init__(self, slab: Slab) -> None:
-        self._slab = slab
-        self._encodings = slab.info_encoding.data
-        self._all_plain = bytes(len(self._encodings))
-        self._records = RecordReader()
-
-    def all_plain(self) -> bool:
-        return self._encodings.tobytes() == self._all_plain
-
-    def needs_overflow(self, index: int) -> bool:
-        return self._encodings[index] >= OVERFLOW
-
-    def failed(self, index: int) -> bool:
-        return self._encodings[index] == FAILED
-
-    def mark_failed(self, index: int) -> None:
-        self._encodings[index] = FAILED
-
-    def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
         encoding = self._encodings[index]
         if encoding == PLAIN:
             return {}, []
@@ -181,13 +139,14 @@ class InfoDecoder:
         return info, object_leaves
 
     def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
+        """Return the failure of an env; the arguments are those of `decode`."""
         del index
         assert overflow is not None, "a result is complete only once its overflow has come"
         return Failure(*loads(overflow))
 
 
-class LocalInfoEncoder:
-    """The worker's side within one process; see `InfoWriter`.
+class LocalInfoWriter(InfoWriter):
+    """The worker's side within one process.
 
     Args:
         slab: The rows.
@@ -195,26 +154,20 @@ class LocalInfoEncoder:
     """
 
     def __init__(self, slab: Slab, contents: list[Any]) -> None:
-        self._encodings = slab.info_encoding.data
+        super().__init__(slab)
         self._contents = contents
 
-    def plain_marker(self, index: int) -> Callable[[], object]:
-        return functools.partial(operator.setitem, self._encodings, index, PLAIN)
-
     def encode(self, index: int, info: Any, object_leaves: list[Any]) -> None:
-        if not info and not object_leaves and type(info) is dict:
-            self._encodings[index] = PLAIN
-        else:
-            self._contents[index] = copy_value(info), copy_value(object_leaves)
-            self._encodings[index] = INLINE_INFO
+        self._contents[index] = copy_value(info), copy_value(object_leaves)
+        self._encodings[index] = INLINE_INFO
 
     def fail(self, index: int, failure: Failure) -> None:
         self._contents[index] = failure
         self._encodings[index] = FAILED
 
 
-class LocalInfoDecoder(InfoDecoder):
-    """The parent's side within one process; see `InfoReader`. The values it returns are copies already."""
+class LocalInfoReader(InfoReader):
+    """The parent's side within one process; the values it returns are copies already."""
 
     def __init__(self, slab: Slab, contents: list[Any]) -> None:
         super().__init__(slab)
@@ -239,59 +192,37 @@ class LocalInfoDecoder(InfoDecoder):
 
 # Records -------------------------------------------------------------------------------------------------
 
-
-class _Array(NamedTuple):
-    """The place of an array in a record.
-
-    Attributes:
-        position: Its position among the values.
-        start: Where its bytes begin in the record.
-        end: Where they end.
-        dtype: Its dtype.
-        shape: Its shape.
-    """
-
-    position: int
-    start: int
-    end: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+# Of each value of a record its key, its type, the code of its dtype, and its shape.
+_Part: TypeAlias = "tuple[str, type, str, tuple[int, ...]]"
 
 
 class _Layout:
-    """The layout of a record: where each of its values is.
+    """The layout of a record.
 
     Args:
-        head: The bytes at the beginning of each record with this layout.
-        parts: For each value its key and its type, or its dtype and shape if it is an array.
+        parts: What is known of each value before it is read.
 
     Attributes:
+        head: The bytes at the beginning of each record with this layout.
         keys: The keys of all values.
-        types: The types of the numbers.
-        numbers: Packs and unpacks the numbers.
-        arrays: The places of the arrays.
+        values: The dtype of all values as one.
+        arrays: The positions of the arrays among the values, with their dtypes and shapes.
+        makers: Functions that return the values of a record as what they were.
         size: The size of a record, in bytes.
-        pick: Returns the numbers of a list of all values.
     """
 
-    def __init__(self, head: bytes, parts: list[tuple[str, Any]]) -> None:
-        self.head = head
-        self.keys = [key for key, _ in parts]
-        numbers = [i for i, (_, what) in enumerate(parts) if isinstance(what, str)]
-        self.types: list[Callable[[Any], Any]] = [_TYPES[parts[i][1]] for i in numbers]
-        self.numbers = struct.Struct("<" + "".join(_FORMATS[_TYPES[parts[i][1]]] for i in numbers))
-        self.arrays: list[_Array] = []
-        end = len(head) + self.numbers.size
-        for i, (_, what) in enumerate(parts):
-            if not isinstance(what, str):
-                dtype, shape = np.dtype(what[0]), what[1]
-                start, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-                self.arrays.append(_Array(i, start, end, dtype, shape))
-        self.size = end
-        # `itemgetter` returns the value itself for one position, and cannot be made for none.
-        self.pick: Callable[[list[Any]], Any] = (
-            operator.itemgetter(*numbers) if len(numbers) > 1 else lambda values: [values[i] for i in numbers]
-        )
+    def __init__(self, parts: list[_Part]) -> None:
+        pickled = pickle.dumps(parts, 5)
+        self.head = _LENGTH.pack(len(pickled)) + pickled
+        self.keys = [key for key, *_ in parts]
+        self.values = np.dtype([(str(i), code, shape) for i, (_, _, code, shape) in enumerate(parts)])
+        self.arrays = [
+            (i, np.dtype(code), shape) for i, (_, kind, code, shape) in enumerate(parts) if kind is np.ndarray
+        ]
+        self.makers: list[Callable[[Any], Any]] = [
+            functools.partial(np.array, dtype=code) if kind is np.ndarray else kind for _, kind, code, _ in parts
+        ]
+        self.size = len(self.head) + self.values.itemsize
 
 
 class RecordWriter:
@@ -312,7 +243,7 @@ class RecordWriter:
             How many bytes were written; None if the dict contains other values than numbers and arrays, or the room is
             too small. Also None if it has no NumPy values at all: pickling Python's numbers takes less time.
         """
-        values = list(content.values())
+        values = tuple(content.values())
         kinds = (*content, *map(type, values))
         try:
             layout = self._layouts[kinds]
@@ -320,29 +251,24 @@ class RecordWriter:
             layout = self._learn(content, kinds)
         if layout is None or layout.size > len(room):
             return None
-        head = layout.head
-        try:
-            layout.numbers.pack_into(room, len(head), *layout.pick(values))
-        except struct.error:  # an int of more than 64 bits
-            return None
-        for position, start, end, dtype, shape in layout.arrays:
+        for position, dtype, shape in layout.arrays:
             array = values[position]
             if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
                 return None
-            room[start:end] = array.tobytes()
+        head = layout.head
+        try:
+            np.ndarray((), layout.values, room, len(head))[()] = values
+        except OverflowError:  # an int of more than 64 bits
+            return None
         room[: len(head)] = head
         return layout.size
 
     def _learn(self, content: dict[Any, Any], kinds: tuple[Any, ...]) -> _Layout | None:
         if len(self._layouts) >= _MOST_LAYOUTS:
             return None
-        layout: _Layout | None = None
-        parts = [(key, _kind_of(value)) for key, value in content.items()]
-        fits = all(type(key) is str and kind is not None for key, kind in parts)
-        if fits and any(isinstance(value, (np.generic, np.ndarray)) for value in content.values()):
-            pickled = pickle.dumps(parts, 5)
-            layout = _Layout(_LENGTH.pack(len(pickled)) + pickled, parts)
-        self._layouts[kinds] = layout
+        parts = [part for key, value in content.items() if (part := _part_of(key, value)) is not None]
+        fits = len(parts) == len(content) and any(kind not in _CODES for _, kind, _, _ in parts)
+        layout = self._layouts[kinds] = _Layout(parts) if fits else None
         return layout
 
 
@@ -358,20 +284,21 @@ class RecordReader:
         head = bytes(record[:head_size])
         layout = self._layouts.get(head)
         if layout is None:
-            layout = self._layouts[head] = _Layout(head, pickle.loads(head[_LENGTH.size :]))
-        numbers = layout.numbers.unpack_from(record, head_size)
-        values = [make(number) for make, number in zip(layout.types, numbers, strict=True)]
-        for position, start, _, dtype, shape in layout.arrays:
-            array: npt.NDArray[Any] = np.ndarray(shape, dtype, record, start)
-            values.insert(position, array.copy())
-        return dict(zip(layout.keys, values, strict=True))
+            layout = self._layouts[head] = _Layout(pickle.loads(head[_LENGTH.size :]))
+        values = np.ndarray((), layout.values, record, head_size).item()
+        made = [make(value) for make, value in zip(layout.makers, values, strict=True)]
+        return dict(zip(layout.keys, made, strict=True))
 
 
-def _kind_of(value: Any) -> str | tuple[str, tuple[int, ...]] | None:
-    """Return the entry of a value in a record's layout; None if records cannot contain it."""
+def _part_of(key: Any, value: Any) -> _Part | None:
+    """Return the entry of a value in a layout; None if records cannot contain it."""
     kind = type(value)
-    if kind in _FORMATS:
-        return kind.__name__ + kind.__module__
-    if kind is np.ndarray and value.dtype.char in _ARRAY_KINDS and value.dtype.isnative:
-        return value.dtype.char, value.shape
+    if type(key) is not str:
+        return None
+    if kind in _CODES:
+        return key, kind, _CODES[kind], ()
+    if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
+        dtype: np.dtype[Any] = value.dtype
+        if dtype.char in _NUMPY_CODES and dtype.isnative:
+            return key, kind, dtype.char, value.shape
     return None

@@ -18,7 +18,7 @@ from envactors import system
 from envactors.arrays.slab import Layout, Slab
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage
-from envactors.wire.info_codec import InfoEncoder, InfoWriter
+from envactors.wire.info_codec import InfoWriter
 from envactors.worker.context import own_process
 from envactors.worker.main import serve
 
@@ -92,7 +92,7 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
 
 def _open_rows(fd: int, layout: Layout) -> tuple[Slab, InfoWriter]:
     slab = Slab(layout, system.map_file(fd, layout.size))
-    return slab, InfoEncoder(slab)
+    return slab, InfoWriter(slab)
 
 
 def run_fresh(descriptors: list[int], parent_pid: int, fixed_layout: bool) -> None:
