@@ -16,19 +16,19 @@
         ├── AlreadyPendingError
         └── NothingPendingError
 
-The attributes are plain keyword arguments stored in ``__dict__``, so that every error pickles with the default
+The attributes are keyword arguments too, and stored in ``__dict__``, so that every error pickles with the default
 reduction.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import copyreg
+import signal as signals
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 if sys.version_info >= (3, 11):
     _AnyTimeoutError = TimeoutError
@@ -70,27 +70,22 @@ class ActorError(EnvActorsError):
             ``("call", method, args, kwargs)``; else None.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        actor: str | None = None,
-        index: int | None = None,
-        pid: int | None = None,
-        incarnation: int | None = None,
-        method: str | None = None,
-        call_id: int | None = None,
-        elapsed: float | None = None,
-    ) -> None:
+    actor: str | None = None
+    index: int | None = None
+    pid: int | None = None
+    incarnation: int | None = None
+    method: str | None = None
+    call_id: int | None = None
+    elapsed: float | None = None
+    inputs: list[tuple[Any, ...]] | None = None
+
+    def __init__(self, message: str = "", **attributes: Any) -> None:
         super().__init__(message)
-        self.actor = actor
-        self.index = index
-        self.pid = pid
-        self.incarnation = incarnation
-        self.method = method
-        self.call_id = call_id
-        self.elapsed = elapsed
-        self.inputs: list[tuple[Any, ...]] | None = None
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ActorError)]
+        known = {name: getattr(self, name, None) for kind in kinds for name in kind.__annotations__}
+        if unknown := attributes.keys() - known.keys():
+            raise TypeError(f"{type(self).__name__} has no attributes {sorted(unknown)}: expected {sorted(known)}")
+        self.__dict__.update(known, **attributes)
 
 
 class ActorStartError(ActorError):
@@ -102,19 +97,9 @@ class ActorStartError(ActorError):
         stderr_tail: The last lines of the worker's stderr.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        exitcode: int | None = None,
-        signal: int | None = None,
-        stderr_tail: str = "",
-        **where: Any,
-    ) -> None:
-        super().__init__(message, **where)
-        self.exitcode = exitcode
-        self.signal = signal
-        self.stderr_tail = stderr_tail
+    exitcode: int | None = None
+    signal: int | None = None
+    stderr_tail: str = ""
 
 
 class ActorDiedError(ActorError):
@@ -127,21 +112,10 @@ class ActorDiedError(ActorError):
         aborted: True when it was ended on purpose (``kill``, ``abort``, the end of ``close``'s patience).
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        exitcode: int | None = None,
-        signal: int | None = None,
-        stderr_tail: str = "",
-        aborted: bool = False,
-        **where: Any,
-    ) -> None:
-        super().__init__(message, **where)
-        self.exitcode = exitcode
-        self.signal = signal
-        self.stderr_tail = stderr_tail
-        self.aborted = aborted
+    exitcode: int | None = None
+    signal: int | None = None
+    stderr_tail: str = ""
+    aborted: bool = False
 
 
 class ActorTimeoutError(ActorError, _AnyTimeoutError):
@@ -153,19 +127,9 @@ class ActorTimeoutError(ActorError, _AnyTimeoutError):
         stderr_tail: The last lines of the worker's stderr.
     """
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        timeout: float | None = None,
-        stacks: str = "",
-        stderr_tail: str = "",
-        **where: Any,
-    ) -> None:
-        super().__init__(message, **where)
-        self.timeout = timeout
-        self.stacks = stacks
-        self.stderr_tail = stderr_tail
+    timeout: float | None = None
+    stacks: str = ""
+    stderr_tail: str = ""
 
 
 class ActorClosedError(ActorError):
@@ -240,24 +204,17 @@ class NothingPendingError(VectorEnvError):
 
 def describe_status(exitcode: int | None, signal: int | None) -> str:
     """Return in words how a process ended, such as "exit code 3" or "signal 9 (SIGKILL)"."""
-    if signal is not None:
-        import signal as signals
-
-        try:
-            name = signals.Signals(signal).name
-        except ValueError:
-            name = "a real-time signal"
-        return f"signal {signal} ({name})"
-    return "an unknown status" if exitcode is None else f"exit code {exitcode}"
+    if signal is None:
+        return "an unknown status" if exitcode is None else f"exit code {exitcode}"
+    names = {int(known): known.name for known in signals.Signals}
+    return f"signal {signal} ({names.get(signal, 'a real-time signal')})"
 
 
 def copy_error(error: ActorError) -> ActorError:
     """Return a copy of an error, so that no two futures share an exception and its traceback."""
-    copy: ActorError = error.__class__.__new__(error.__class__, *error.args)
-    copy.args = error.args
-    copy.__dict__.update(error.__dict__)
-    copy.__cause__ = error.__cause__
-    return copy
+    twin = copy.copy(error)
+    twin.__cause__ = error.__cause__
+    return twin
 
 
 def raised_by_user_code(error: BaseException) -> BaseException:
@@ -278,9 +235,10 @@ def reduce_exception(error: BaseException) -> tuple[Any, ...]:
         A reduction in the form that `pickle` expects.
     """
     kind = type(error)
-    if _defines(kind, "__reduce__") or _defines(kind, "__reduce_ex__"):
-        reduced = error.__reduce_ex__(5)
-        return reduced if isinstance(reduced, tuple) else (type(error), error.args)
+    for name in ("__reduce__", "__reduce_ex__"):
+        if next(base for base in kind.__mro__ if name in vars(base)).__module__ != "builtins":
+            reduced = error.__reduce_ex__(5)
+            return reduced if isinstance(reduced, tuple) else (kind, error.args)
     reduced = error.__reduce__()
     assert isinstance(reduced, tuple), "builtin exceptions reduce to tuples"
     names: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined] # as pickle itself does
@@ -317,8 +275,3 @@ def _set_state(error: BaseException, states: tuple[dict[str, Any] | None, dict[s
 def set_cause(error: BaseException, cause: BaseException) -> None:
     """Set ``__cause__``, even if the class refuses assignments."""
     BaseException.__dict__["__cause__"].__set__(error, cause)
-
-
-def _defines(kind: type[BaseException], name: str) -> bool:
-    owner = next(base for base in kind.__mro__ if name in base.__dict__)
-    return owner.__module__ != "builtins"

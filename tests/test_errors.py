@@ -96,6 +96,11 @@ def test_every_actor_error_says_where():
         assert vars(kind()).items() >= dict.fromkeys(WHERE).items()
 
 
+def test_an_attribute_that_an_error_does_not_have_is_refused():
+    with pytest.raises(TypeError, match=r"ActorTimeoutError has no attributes \['exitcode'\]: expected \['actor'"):
+        ea.ActorTimeoutError("late", exitcode=3)
+
+
 def test_causes_of_exhausted_restarts_pickle_in_order():
     causes = [make(ea.ActorDiedError), make(ea.ActorTimeoutError), make(ea.ActorStartError)]
     again = pickled(ea.RestartsExhaustedError("spent", causes=causes, **WHERE))

@@ -34,80 +34,59 @@ class ErrorFactory:
 
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
-        # The index of the actor's first env; errors that concern the whole actor name it.
-        self._first_index = config.first_index
 
     def unpicklable(self, request: tuple[int, str], incarnation: int, cause: Exception) -> ActorError:
         """Return the error of arguments that could not be sent; the request is (env's index, method)."""
         index, method = request
-        who, where = self._locate(index, None, incarnation)
-        where["method"] = method
-        error = SerializationError(f"the arguments of {method} for {who} cannot be pickled: {cause!r}", **where)
-        error.__cause__ = cause
-        return error
+        who, where = self._locate(incarnation, request=Request(method, index, None))
+        text = f"the arguments of {method} for {who} cannot be pickled: {cause!r}"
+        return _caused(SerializationError(text, **where), cause)
 
     def closed(self, request: Request, incarnation: int) -> ActorError:
         """Return the error of a call after the actor was closed."""
-        who, where = self._locate(request.index, None, incarnation)
-        where["method"] = request.method
+        who, where = self._locate(incarnation, request=request)
         return ActorClosedError(f"{request.method} was asked of {who}, which is closed", **where)
 
     def cannot(self, what: str, incarnation: int) -> ActorError:
         """Return the error of an operation that the backend does not support."""
-        who, where = self._locate(self._first_index, None, incarnation)
-        backend = self._config.backend
-        return ActorError(
-            f"{who} lives in {backend!r}, which cannot {what}: wait for the call, or use backend='process'", **where
-        )
+        who, where = self._locate(incarnation)
+        text = f"{who} lives in {self._config.backend!r}, which cannot {what}"
+        return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
     def outcome(self, answer: Answer, incarnation: int, pid: int | None) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
-        request = answer.request
+        request, call = answer.request, answer.request.method
+        cause: BaseException | None
         try:
             content = answer.content if isinstance(answer.content, tuple) else loads(answer.content)
             if not answer.failed:
                 return content, None
-            return None, self._remote(request, incarnation, pid, Failure(*content))
+            failure = Failure(*content)
+            cause = unpack_failure(failure)
         except BaseException as error:  # unpickling runs any code; what it raises fails this call alone
-            who, where = self._locate(request.index, pid, incarnation, request)
-            unreadable = SerializationError(
-                f"the result of {request.method} from {who} cannot be unpickled{_after(where)}: {error!r}", **where
-            )
-            unreadable.__cause__ = error
-            return None, unreadable
+            what, cause, evidence = f"the result of {call} cannot be unpickled", error, repr(error)
+        else:
+            if failure.fault == Fault.RAISED and cause is not None:
+                return None, cause
+            what = {
+                Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
+                Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
+                Fault.RESULT: f"the result of {call} cannot be pickled",
+            }[failure.fault]
+            evidence = f"{failure.text}\n{failure.traceback}"
+        who, where = self._locate(incarnation, pid, request)
+        return None, _caused(SerializationError(f"{what}, {who}{_after(where)}: {evidence}", **where), cause)
 
-    def _remote(self, request: Request, incarnation: int, pid: int | None, failure: Failure) -> BaseException:
-        cause = unpack_failure(failure)
-        if failure.fault == Fault.RAISED and cause is not None:
-            return cause
-        call = request.method
-        who, where = self._locate(request.index, pid, incarnation, request)
-        what = {
-            Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
-            Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
-            Fault.RESULT: f"the result of {call} cannot be pickled",
-        }[failure.fault]
-        error = SerializationError(f"{what}, {who}{_after(where)}: {failure.text}\n{failure.traceback}", **where)
-        error.__cause__ = cause
-        return error
-
-    def factory(self, frame: Frame, report: ExitReport, begun: tuple[int, float]) -> ActorStartError:
+    def factory(self, frame: Frame, report: ExitReport, begun: tuple[int, float]) -> ActorError:
         """Return the error of a factory that raised; for ``begun`` see `start`."""
         failure = Failure(*loads(frame.payload))
         cause = unpack_failure(failure)
-        who, where = self._locate(self._first_index + begun[0], report.pid, frame.incarnation, since=begun[1])
+        who, where = self._locate_start(frame.incarnation, report, begun)
         text = "" if cause is not None else f"\n{failure.traceback.rstrip()}"
-        error = ActorStartError(
-            f"the factory of {who} raised {failure.text}{_after(where)}{text}{_appendix(report)}",
-            stderr_tail=report.stderr_tail,
-            **where,
-        )
-        error.__cause__ = cause
-        return error
+        text = f"the factory of {who} raised {failure.text}{_after(where)}{text}{_appendix(report)}"
+        return _caused(ActorStartError(text, stderr_tail=report.stderr_tail, **where), cause)
 
-    def start(
-        self, report: ExitReport, incarnation: int, begun: tuple[int, float], *, timed_out: bool
-    ) -> ActorStartError:
+    def start(self, report: ExitReport, incarnation: int, begun: tuple[int, float], *, timed_out: bool) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made.
 
         Args:
@@ -116,32 +95,18 @@ class ErrorFactory:
             begun: How many envs were made, and when the start began (`time.monotonic`).
             timed_out: Whether it was ended because of the start deadline.
         """
-        who, where = self._locate(self._first_index + begun[0], report.pid, incarnation, since=begun[1])
-        evidence = _appendix(report)
-        cause: BaseException | None = report.refusal
+        who, where = self._locate_start(incarnation, report, begun)
+        cause, seconds = report.refusal, self._config.deadlines.start
         if timed_out:
-            seconds = self._config.deadlines.start
             what = f"was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
-            cause = ActorTimeoutError(
-                f"{who} {what}{evidence}",
-                timeout=seconds,
-                stacks=report.stacks,
-                stderr_tail=report.stderr_tail,
-                **where,
-            )
-        elif report.refusal is not None:
-            what = f"could not be started: {report.refusal!r}"
+        elif cause is not None:
+            what = f"could not be started: {cause!r}"
         else:
             what = f"died with {describe_status(*report.status)}{_after(where)}, before its env was made"
-        error = ActorStartError(
-            f"{who} {what}{evidence}",
-            exitcode=report.status.exitcode,
-            signal=report.status.signal,
-            stderr_tail=report.stderr_tail,
-            **where,
-        )
-        error.__cause__ = cause
-        return error
+        text = f"{who} {what}{_appendix(report)}"
+        if timed_out:
+            cause = _timeout(text, seconds, report, where)
+        return _caused(ActorStartError(text, **_ending(report), **where), cause)
 
     def death(
         self,
@@ -153,46 +118,28 @@ class ErrorFactory:
         timed_out: bool = False,
     ) -> ActorError:
         """Return the error of a process that ended, in a call or while idle."""
+        who, where = self._locate(incarnation, report.pid, request)
         if request is None:
-            who, where = self._locate(self._first_index, report.pid, incarnation)
             running = "while idle"
+        elif request.started == 0.0:
+            running = f"before {request.method} (call {request.call_id}) could run"
         else:
-            call, call_id = request.method, request.call_id
-            who, where = self._locate(request.index, report.pid, incarnation, request)
-            if request.started == 0.0:
-                running = f"before {call} (call {call_id}) could run"
-            else:
-                running = f"in {call} (call {call_id}){_after(where)}"
+            running = f"in {request.method} (call {request.call_id}){_after(where)}"
+        running += _appendix(report)
         if timed_out and request is not None:
-            return ActorTimeoutError(
-                f"{who} passed its deadline of {request.timeout} s {running}{_appendix(report)}",
-                timeout=request.timeout,
-                stacks=report.stacks,
-                stderr_tail=report.stderr_tail,
-                **where,
-            )
+            text = f"{who} passed its deadline of {request.timeout} s {running}"
+            return _timeout(text, request.timeout, report, where)
         ended = "was ended on purpose" if aborted else f"died with {describe_status(*report.status)}"
-        return ActorDiedError(
-            f"{who} {ended} {running}{_appendix(report)}",
-            exitcode=report.status.exitcode,
-            signal=report.status.signal,
-            stderr_tail=report.stderr_tail,
-            aborted=aborted,
-            **where,
-        )
+        return ActorDiedError(f"{who} {ended} {running}", aborted=aborted, **_ending(report), **where)
 
     def discarded(
         self, request: tuple[int, str], incarnation: int, pid: int | None, cause: BaseException
     ) -> ActorError:
         """Return the error of a process that was ended because an env raised; the request is (env's index, method)."""
         index, method = request
-        who, where = self._locate(index, pid, incarnation)
-        where["method"] = method
-        error = ActorDiedError(
-            f"{who} was replaced since {method} raised {type(cause).__name__}: {cause}", aborted=True, **where
-        )
-        error.__cause__ = cause
-        return error
+        who, where = self._locate(incarnation, pid, Request(method, index, None))
+        text = f"{who} was replaced since {method} raised {type(cause).__name__}: {cause}"
+        return _caused(ActorDiedError(text, aborted=True, **where), cause)
 
     def poison(self, death: ActorError, inputs: list[tuple[Any, ...]]) -> ActorError:
         """Return the error of a second process that ended at the same point of the same inputs."""
@@ -203,19 +150,14 @@ class ErrorFactory:
 
     def loss(self, request: Request, death: ActorError) -> ActorError:
         """Return the error of a call that was lost with its process before it ran."""
-        _, where = self._locate(request.index, death.pid, death.incarnation or 0, request)
+        _, where = self._locate(death.incarnation or 0, death.pid, request)
         whose = "" if death.method is None else f" while {death.method} of env {death.index} was running"
-        error = ActorDiedError(
+        text = (
             f"env {request.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
-            f"{request.method} (call {request.call_id}) could run: {death}",
-            exitcode=getattr(death, "exitcode", None),
-            signal=getattr(death, "signal", None),
-            stderr_tail=getattr(death, "stderr_tail", ""),
-            aborted=getattr(death, "aborted", False),
-            **where,
+            f"{request.method} (call {request.call_id}) could run: {death}"
         )
-        error.__cause__ = copy_error(death)
-        return error
+        ending = {name: value for name, value in vars(death).items() if name in ActorDiedError.__annotations__}
+        return _caused(ActorDiedError(text, **ending, **where), copy_error(death))
 
     def exhausted(self, losses: Sequence[ActorError], incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""
@@ -223,16 +165,13 @@ class ErrorFactory:
         last = losses[-1]
         if 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
-        who, where = self._locate(self._first_index, last.pid, incarnation)
+        who, where = self._locate(incarnation, last.pid)
         ever = policy.max_lifetime_restarts
-        error = RestartsExhaustedError(
+        text = (
             f"{who} was lost {len(losses)} times, and {policy.max_restarts} restarts within {policy.window} s"
-            f"{'' if ever == math.inf else f', {ever} in its life,'} are allowed; the last time: {last}",
-            causes=[copy_error(loss) for loss in losses],
-            **where,
+            f"{'' if ever == math.inf else f', {ever} in its life,'} are allowed; the last time: {last}"
         )
-        error.__cause__ = last
-        return error
+        return _caused(RestartsExhaustedError(text, causes=[copy_error(loss) for loss in losses], **where), last)
 
     def after_all(self, final: ActorError, request: Request) -> ActorError:
         """Return the error of a call that is submitted when the actor is dead."""
@@ -242,25 +181,53 @@ class ErrorFactory:
             error.args = (f"{request.method} of env {request.index} (call {request.call_id}) cannot run: {final}",)
         return error
 
+    def _locate_start(
+        self, incarnation: int, report: ExitReport, begun: tuple[int, float]
+    ) -> tuple[str, dict[str, Any]]:
+        return self._locate(incarnation, report.pid, index=self._config.first_index + begun[0], since=begun[1])
+
     def _locate(
-        self, index: int, pid: int | None, incarnation: int, request: Request | None = None, since: float = 0.0
+        self,
+        incarnation: int,
+        pid: int | None = None,
+        request: Request | None = None,
+        *,
+        index: int | None = None,
+        since: float = 0.0,
     ) -> tuple[str, dict[str, Any]]:
         """Return where an error happened: in words, and as the attributes of `ActorError`.
 
-        Its ``elapsed`` counts from the start of the request, or from ``since`` if there is no request.
+        What ran is the request, if there is one, else the start of an env, or nothing of the kind.
         """
-        name = self._config.name
+        name, method, call_id = self._config.name, None, None
+        if request is not None:
+            index, since, method, call_id = request.index, request.started, request.method, request.call_id or None
+        elif index is None:
+            index = self._config.first_index
         process = "" if pid is None else f"pid {pid}, "
-        since = since if request is None else request.started
         return f"actor {name!r} (env {index}, {process}incarnation {incarnation})", {
             "actor": name,
             "index": index,
             "pid": pid,
             "incarnation": incarnation,
-            "method": None if request is None else request.method,
-            "call_id": None if request is None else request.call_id,
+            "method": method,
+            "call_id": call_id,
             "elapsed": time.monotonic() - since if since else None,
         }
+
+
+def _caused(error: ActorError, cause: BaseException | None) -> ActorError:
+    error.__cause__ = cause
+    return error
+
+
+def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[str, Any]) -> ActorError:
+    evidence = {"stacks": report.stacks, "stderr_tail": report.stderr_tail}
+    return ActorTimeoutError(text, timeout=seconds, **evidence, **where)
+
+
+def _ending(report: ExitReport) -> dict[str, Any]:
+    return {**report.status._asdict(), "stderr_tail": report.stderr_tail}
 
 
 def _after(where: dict[str, Any]) -> str:
