@@ -8,9 +8,9 @@ from collections.abc import Callable
 from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
+from envactors.actor.journal import Journals
 from envactors.actor.process import ActorProcess
 from envactors.actor.reactor import Reactor
-from envactors.actor.recovery import Journals, Recovery
 from envactors.actor.requests import RequestTable, first_look
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import LAUNCHING, EndReason, Phase
@@ -40,9 +40,7 @@ class ActorCore:
         self.timers = Timers(reactor.note_timer)
         self.errors = ErrorFactory(config)
         self.table = RequestTable()
-        self.recovery = Recovery()
-        if config.max_journal is not None:
-            self.recovery = Journals(config.first_index, len(config.start.factories), config.max_journal)
+        self.recovery = Journals(config.first_index, len(config.start.factories), config.max_journal)
         self.phase: Phase = LAUNCHING
         # The number of the present process, or of the one that is being started.
         self.incarnation = 0

@@ -1,45 +1,46 @@
-"""What one env was asked since its last seeded reset, so that a new process can bring it to where it was lost."""
+"""Bringing envs back to where they were lost: everything that each was asked since its last seeded reset.
+
+    record ... what has ended is recorded, in the order in which the worker ran it
+    replays    a new process has started: one request per env, before all that waits
+    can_retry  a step was lost, or has raised: once more, from where the journal ends
+
+All of it happens under the actor's lock.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.batch_step import StepRequest
+from envactors.actor.future import ActorFuture
+from envactors.actor.requests import Answer, CallRequest, Request
 from envactors.arrays.slab import Slab
-from envactors.arrays.specs import unflatten
+from envactors.arrays.specs import leaves, unflatten
 from envactors.errors import SerializationError
-from envactors.wire.messages import REQUESTS, Attach, Kind, RecordedSteps, Replay, Set
-from envactors.wire.pickling import loads
+from envactors.options import Deadlines
+from envactors.wire.info_codec import InfoReader
+from envactors.wire.messages import REQUESTS, Attach, Kind, PickledItem, RecordedSteps, Replay, Reset, Set
+from envactors.wire.pickling import dumps, loads
+from envactors.wire.seeding import renewed_seed
 
-_FIRST_ROWS = 64
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
 
 
-class _StepColumns:
-    """Steps in shared memory, one after the other, in arrays that grow."""
+class _StepColumns(NamedTuple):
+    """Steps in shared memory, one after the other: the bytes of each array of actions, and the operations."""
 
-    def __init__(self, rows: Slab) -> None:
-        self._columns = [np.empty((_FIRST_ROWS, *array.shape[1:]), array.dtype) for array in rows.actions]
-        self._ops = bytearray()
-        self.row_size = sum(column[0].nbytes for column in self._columns)
+    actions: list[bytearray]
+    ops: bytearray
 
-    def add(self, rows: Slab, env: int) -> None:
-        row = len(self._ops)
-        for number, array in enumerate(rows.actions):
-            column = self._columns[number]
-            if row == len(column):
-                column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
-            column[row] = array[env]
-        self._ops.append(rows.ops[env])
-
-    @property
-    def recorded(self) -> RecordedSteps:
-        actions: list[npt.NDArray[Any]] = [column[: len(self._ops)] for column in self._columns]
-        return RecordedSteps(actions, bytes(self._ops))
+    def recorded(self, attach: Attach | None) -> RecordedSteps:
+        assert attach is not None, "steps in shared memory have a layout"
+        columns = zip(leaves(attach.layout.action), self.actions, strict=True)
+        arrays = [np.ndarray((len(self.ops), *leaf.shape), leaf.dtype, bytearray(column)) for leaf, column in columns]
+        return RecordedSteps(arrays, bytes(self.ops))
 
 
 class Journal:
@@ -51,66 +52,79 @@ class Journal:
     Attributes:
         whole: Whether it leads from a seeded reset to where the env stands.
         since: The incarnation in which it begins.
+        fresh: Whether the env was not reset yet in the present process: its first reset may have a seed of its own.
     """
 
     def __init__(self, limit: int) -> None:
         self.whole = False
         self.since = 0
+        self.fresh = True
         self._limit = limit
         # The checksum over all observations so far, as the worker computed it.
         self._check = 0
-        # What the limit is compared with.
+        # What the limit is compared with: it grows with every entry.
         self._size = 0
         # Attributes set before the journal began, pickled `Set` messages by name.
         self._attributes: dict[str, bytes] = {}
         self._entries: list[_StepColumns | tuple[int, bytes]] = []
-        # How many requests it holds; and how many it held when the one after them ended a process.
-        self._length = 0
+        # The size when the request after its end ended a process.
         self._failed_at: int | None = None
         # The call id of the last request in it.
         self._last_call = 0
 
-    def begin(self, payload: bytes, incarnation: int, call_id: int, check: int) -> None:
-        """Start anew with a seeded reset."""
-        self.forget()
-        self.whole, self.since = True, incarnation
-        self._entries = [(Kind.RESET, payload)]
-        self._length, self._last_call, self._check = 1, call_id, check
+    def record_transition(self, request: StepRequest, check: int, incarnation: int) -> None:
+        """Record a step or reset in a frame, and the checksum after it; a seeded reset starts anew."""
+        message, item, seed = request.message, request.item, None
+        assert isinstance(item, PickledItem), "only processes are replayed"
+        payload = bytes(item.payload)
+        if isinstance(message, Reset):
+            seed = message.seed
+            if seed is None and self.fresh and incarnation > 0 and message.root_seed is not None:
+                seed = renewed_seed(message.root_seed, incarnation)
+                payload = bytes(dumps(tuple(message._replace(seed=seed))))
+            self.fresh = False
+        if seed is None:
+            self.record_message(request.kind, payload, request.call_id, check)
+        else:
+            self.forget()
+            self.whole, self.since, self._entries = True, incarnation, [(Kind.RESET, payload)]
+            self._check, self._last_call = check, request.call_id
 
     def forget(self) -> None:
         """Discard what was asked; attributes are kept."""
         for entry in self._entries:
-            if isinstance(entry, tuple) and entry[0] == Kind.SET:
+            if not isinstance(entry, _StepColumns) and entry[0] == Kind.SET:
                 self._set_attribute(entry[1])
         self._entries = []
-        self._size = self._length = 0
+        self._size = 0
         self._failed_at = None
         self.whole = False
 
     def record_message(self, kind: int, payload: bytes, call_id: int, check: int | None = None) -> None:
         """Record a request that has ended; a reset or a step comes with the checksum after it."""
-        if not self.whole:
-            if kind == Kind.SET:
-                self._set_attribute(payload)
-            return
-        self._entries.append((kind, payload))
-        self._grow(call_id, check, len(payload))
+        if self.whole:
+            self._entries.append((kind, payload))
+            self._grow(call_id, self._check if check is None else check, len(payload))
+        elif kind == Kind.SET:
+            self._set_attribute(payload)
 
     def record_row(self, rows: Slab, env: int, call_id: int) -> None:
         """Record a step in shared memory."""
         if not self.whole:
             return
-        if not self._entries or not isinstance(columns := self._entries[-1], _StepColumns):
-            columns = _StepColumns(rows)
+        columns, size = self._entries[-1], 0
+        if not isinstance(columns, _StepColumns):
+            columns = _StepColumns([bytearray() for _ in rows.actions], bytearray())
             self._entries.append(columns)
-        columns.add(rows, env)
-        self._grow(call_id, int(rows.checks[rows.requested[env] & 1, env]), columns.row_size)
+        for column, array in zip(columns.actions, rows.actions, strict=True):
+            action = array[env].tobytes()
+            column.extend(action)
+            size += len(action)
+        columns.ops.append(rows.ops[env])
+        self._grow(call_id, int(rows.checks[rows.requested[env] & 1, env]), size)
 
-    def _grow(self, call_id: int, check: int | None, size: int) -> None:
-        self._last_call = call_id
-        if check is not None:
-            self._check = check
-        self._length += 1
+    def _grow(self, call_id: int, check: int, size: int) -> None:
+        self._last_call, self._check = call_id, check
         self._size += 1 + size // _STEP_ROOM
         if self._size > self._limit:
             self.forget()
@@ -125,31 +139,31 @@ class Journal:
             seeded: Whether it is a seeded reset, which needs no journal.
             error: What it raised, if it did.
         """
-        if not (self.whole or seeded) or self._failed_at == self._length:
+        if not (self.whole or seeded) or self._failed_at == self._size:
             return False
         # A result that cannot be read: the env has done the step, and would do it again.
         return not (isinstance(error, SerializationError) and error.call_id == self._last_call)
 
     def count_failure(self) -> None:
         """Count a failure against what comes next."""
-        self._failed_at = self._length
+        self._failed_at = self._size
 
     def replay(self, env: int, attach: Attach | None) -> Replay | None:
         """Return what brings the env in a new process to where it was; None if there is nothing to bring back."""
         attributes = list(self._attributes.values())
         if not self.whole and not attributes:
             return None
-        entries = [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
+        entries = [entry.recorded(attach) if isinstance(entry, _StepColumns) else entry for entry in self._entries]
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
         return Replay(env, attributes, action, autoreset, entries, self._check)
 
     def inputs(self, attach: Attach | None, last: StepRequest) -> list[tuple[Any, ...]]:
         """Return what reproduces a failure: everything that was asked, and what was asked last."""
-        asked: list[tuple[Any, ...]] = [("set", *Set(*loads(payload))[1:]) for payload in self._attributes.values()]
+        asked = [_as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
         for entry in self._entries:
             if isinstance(entry, _StepColumns):
                 assert attach is not None, "steps in shared memory have a layout"
-                columns, ops = entry.recorded
+                columns, ops = entry.recorded(attach)
                 for row, resets in enumerate(ops):
                     action = unflatten(attach.layout.action, iter([column[row] for column in columns]))
                     asked.append(("reset", None, None) if resets else ("step", action))
@@ -164,3 +178,94 @@ def _as_input(kind: int, message: Any) -> tuple[Any, ...]:
     if kind == Kind.STEP:
         return "step", message.action
     return (Kind(kind).name.lower(), *message[1:])
+
+
+class Journals:
+    """The journals of one actor's envs.
+
+    Args:
+        first_index: The index of the first env.
+        count: How many envs there are.
+        limit: How many steps each journal may hold; see `Journal`. None: envs are not brought back, and nothing is
+            recorded.
+
+    Attributes:
+        replays: Whether envs are brought back.
+        attach: How the actor's processes use the shared memory, if they do.
+    """
+
+    def __init__(self, first_index: int, count: int, limit: int | None) -> None:
+        self.replays = limit is not None
+        self.attach: Attach | None = None
+        self._first_index = first_index
+        self._journals = [Journal(limit or 0) for _ in range(count)]
+
+    def _journal(self, index: int) -> Journal:
+        return self._journals[index - self._first_index]
+
+    def record(self, answer: Answer, incarnation: int) -> bool:
+        """Record the end of a request; return False if it is a replay after which the env is not where it was."""
+        if not self.replays:
+            return True
+        request, journal = answer.request, self._journal(answer.request.index)
+        if isinstance(request, StepRequest):
+            if not answer.failed:
+                journal.record_transition(request, answer.check, incarnation)
+        elif isinstance(request, CallRequest):
+            if request.kind == Kind.REPLAY:
+                same = not answer.failed and bool(loads(answer.content))
+                if same and journal.whole:
+                    journal.fresh = False
+                else:
+                    journal.forget()
+                return same
+            if request.kind == Kind.CALL or (request.kind == Kind.SET and not answer.failed):
+                journal.record_message(request.kind, bytes(request.payload), request.call_id)
+        return True
+
+    def record_rows(self, rows: Slab, infos: InfoReader, envs: Sequence[int], call_id: int) -> None:
+        """Record steps that have ended in shared memory, without those that have raised."""
+        for env in envs if self.replays else ():
+            if not infos.failed(env):
+                self._journal(env).record_row(rows, env, call_id)
+
+    def replay_requests(self, deadlines: Deadlines, future: ActorFuture) -> list[CallRequest]:
+        """Return what a new process is asked first."""
+        requests = []
+        for position, journal in enumerate(self._journals):
+            journal.fresh = True
+            message = journal.replay(position, self.attach)
+            if message is not None:
+                # The worker says on its page what it is at; each part has its own deadline, this is that of the first.
+                timeout = deadlines.of("call" if message.attributes else "reset")
+                payload, index = dumps(tuple(message)), self._first_index + position
+                requests.append(CallRequest(Kind.REPLAY, payload, "replay", index, timeout, future))
+        return requests
+
+    def can_retry(self, index: int, *, seeded: bool, error: BaseException | None = None) -> bool:
+        """Return whether what an env was asked is worth another try; see `Journal.can_retry`."""
+        return self.replays and self._journal(index).can_retry(seeded=seeded, error=error)
+
+    def count_failure(self, index: int) -> None:
+        """Count a failure against what an env was asked last."""
+        self._journal(index).count_failure()
+
+    def forget(self, index: int) -> None:
+        """Give up bringing an env back, until its next seeded reset."""
+        self._journal(index).forget()
+
+    def forget_all(self) -> None:
+        """Give up bringing all envs back; attributes are set again all the same."""
+        for journal in self._journals:
+            journal.forget()
+
+    def inputs(self, request: StepRequest) -> list[tuple[object, ...]] | None:
+        """Return everything that leads to a request; None if that is not known."""
+        journal = self._journal(request.index)
+        known = journal.whole or (self.replays and request.is_seeded_reset)
+        return journal.inputs(self.attach, request) if known else None
+
+    def holds(self, request: Request) -> bool:
+        """Return whether a request for a lost process can run on one that was brought to the same point."""
+        journal = self._journal(request.index)
+        return journal.whole and request.bound is not None and request.bound >= journal.since

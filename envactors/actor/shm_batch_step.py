@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
-from envactors.actor.recovery import Recovery
+from envactors.actor.journal import Journals
 from envactors.actor.requests import Answer, Request, next_look
 from envactors.actor.states import LIVE
 from envactors.arrays.slab import Slab
@@ -121,7 +121,7 @@ class SharedMemoryBatchStep:
             and (index in self.overflow or not self.infos.needs_overflow(index))
         )
 
-    def record(self, recovery: Recovery, envs: Sequence[int]) -> None:
+    def record(self, recovery: Journals, envs: Sequence[int]) -> None:
         """Record the results of envs that count, unless that was done when they were claimed."""
         recovery.record_rows(self.rows, self.infos, [env for env in envs if env not in self.claimed], self.call_id)
 
