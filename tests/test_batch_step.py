@@ -34,7 +34,7 @@ from envactors.wire.control_page import (
 )
 from envactors.wire.info_codec import FAILED, OVERFLOW, PLAIN, InfoReader
 from envactors.wire.messages import Frame, Kind, Reset, Step
-from envactors.wire.steps import OutcomePacker
+from envactors.wire.steps import Outcome, OutcomePacker
 
 # The actor's envs among those of its vector: its first one has this index.
 FIRST, COUNT = 2, 3
@@ -318,7 +318,7 @@ def outcomes(*positions, failed=()):
     for position in positions:
         packer.add_transition(position, 11 * position, (position, 0.0, False, False, {}))
     for position in failed:
-        packer._add(position, 0, True, b"failure")
+        packer._ready.append((position, Outcome(0, True, b"failure")))
     return Frame(Kind.OUTCOMES, 7, 40, packer.take_payload())
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
 from envactors.arrays.specs import ArraySpec
-from envactors.wire.copying import copy_value
 from envactors.wire.info_codec import InfoReader, InfoWriter, LocalInfoReader, LocalInfoWriter
 from envactors.wire.messages import Failure, Fault
-from envactors.wire.pickling import pack_failure, unpack_failure
+from envactors.wire.pickling import copy_value, pack_failure, unpack_failure
 
 ENVS = 3
 VARIANTS = ["between processes", "within one process"]

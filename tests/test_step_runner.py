@@ -170,13 +170,15 @@ class Parent:
         return {env: self.read_row(env, overflow) for env in actions}
 
     def run_items(self, items, stream=False):
+        if self.pickles:
+            items = [item if isinstance(item, PickledItem) else pack_item(item) for item in items]
         self.ask(Kind.STEPS, pack_steps(Steps(items, stream), self.pickles))
         self.server.run_posted()
         frames = self.take_replies()
         assert all(frame.kind == Kind.OUTCOMES and frame.call_id == self.call_id - 1 for frame in frames)
         received = [pair for frame in frames for pair in unpack_outcomes(frame.payload)]
         self.frames = len(frames)
-        return {env: as_result(outcome.load()) for env, outcome in received}
+        return {env: as_result(outcome) for env, outcome in received}
 
 
 @pytest.fixture
@@ -193,9 +195,10 @@ def make_parent():
 
 
 def as_result(outcome):
-    if outcome.failure is not None:
-        return Failure(*outcome.failure)
-    obs, *rest = outcome.transition
+    content = outcome.content if isinstance(outcome.content, tuple) else loads(outcome.content)
+    if outcome.failed:
+        return Failure(*content)
+    obs, *rest = content
     return (obs.tolist(), *rest), outcome.check
 
 
@@ -281,7 +284,7 @@ def test_a_result_that_does_not_pickle_fails_its_env_alone(make_parent):
 def test_an_item_that_does_not_unpickle_fails_its_env_alone(make_parent):
     parent = make_parent()
     broken = PickledItem(1, dumps(ExplodesOnArrival()))
-    results = parent.run_items([step(0, 1), broken, pack_item(step(2, 1))])
+    results = parent.run_items([step(0, 1), broken, step(2, 1)])
     assert results[1].fault == Fault.ARGUMENTS
     assert "boom on arrival" in results[1].text
     assert [parent.envs[env].steps for env in range(3)] == [1, 0, 1]

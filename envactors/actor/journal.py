@@ -10,7 +10,7 @@ All of it happens under the actor's lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,29 +18,38 @@ from envactors.actor.batch_step import StepRequest
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Answer, CallRequest, Request
 from envactors.arrays.slab import Slab
-from envactors.arrays.specs import leaves, unflatten
+from envactors.arrays.specs import unflatten
 from envactors.errors import SerializationError
 from envactors.options import Deadlines
 from envactors.wire.info_codec import InfoReader
-from envactors.wire.messages import REQUESTS, Attach, Kind, PickledItem, RecordedSteps, Replay, Reset, Set
+from envactors.wire.messages import REQUESTS, Attach, Kind, PickledItem, RecordedSteps, Replay, Reset, Set, renewed_seed
 from envactors.wire.pickling import dumps, loads
-from envactors.wire.seeding import renewed_seed
 
+_FIRST_ROWS = 64
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
 
 
-class _StepColumns(NamedTuple):
-    """Steps in shared memory, one after the other: the bytes of each array of actions, and the operations."""
+class _StepColumns:
+    """Steps in shared memory, one after the other, in arrays that grow."""
 
-    actions: list[bytearray]
-    ops: bytearray
+    def __init__(self, rows: Slab) -> None:
+        self._columns = [np.empty((_FIRST_ROWS, *array.shape[1:]), array.dtype) for array in rows.actions]
+        self._ops = bytearray()
+        self.row_size = sum(column[0].nbytes for column in self._columns)
 
-    def recorded(self, attach: Attach | None) -> RecordedSteps:
-        assert attach is not None, "steps in shared memory have a layout"
-        columns = zip(leaves(attach.layout.action), self.actions, strict=True)
-        arrays = [np.ndarray((len(self.ops), *leaf.shape), leaf.dtype, bytearray(column)) for leaf, column in columns]
-        return RecordedSteps(arrays, bytes(self.ops))
+    def add(self, rows: Slab, env: int) -> None:
+        row = len(self._ops)
+        for number, array in enumerate(rows.actions):
+            column = self._columns[number]
+            if row == len(column):
+                column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
+            column[row] = array[env]
+        self._ops.append(rows.ops[env])
+
+    @property
+    def recorded(self) -> RecordedSteps:
+        return RecordedSteps([column[: len(self._ops)] for column in self._columns], bytes(self._ops))
 
 
 class Journal:
@@ -112,16 +121,12 @@ class Journal:
         """Record a step in shared memory."""
         if not self.whole:
             return
-        columns, size = self._entries[-1], 0
+        columns = self._entries[-1]
         if not isinstance(columns, _StepColumns):
-            columns = _StepColumns([bytearray() for _ in rows.actions], bytearray())
+            columns = _StepColumns(rows)
             self._entries.append(columns)
-        for column, array in zip(columns.actions, rows.actions, strict=True):
-            action = array[env].tobytes()
-            column.extend(action)
-            size += len(action)
-        columns.ops.append(rows.ops[env])
-        self._grow(call_id, int(rows.checks[rows.requested[env] & 1, env]), size)
+        columns.add(rows, env)
+        self._grow(call_id, int(rows.checks[rows.requested[env] & 1, env]), columns.row_size)
 
     def _grow(self, call_id: int, check: int, size: int) -> None:
         self._last_call, self._check = call_id, check
@@ -153,7 +158,7 @@ class Journal:
         attributes = list(self._attributes.values())
         if not self.whole and not attributes:
             return None
-        entries = [entry.recorded(attach) if isinstance(entry, _StepColumns) else entry for entry in self._entries]
+        entries = [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
         return Replay(env, attributes, action, autoreset, entries, self._check)
 
@@ -163,7 +168,7 @@ class Journal:
         for entry in self._entries:
             if isinstance(entry, _StepColumns):
                 assert attach is not None, "steps in shared memory have a layout"
-                columns, ops = entry.recorded(attach)
+                columns, ops = entry.recorded
                 for row, resets in enumerate(ops):
                     action = unflatten(attach.layout.action, iter([column[row] for column in columns]))
                     asked.append(("reset", None, None) if resets else ("step", action))

@@ -7,8 +7,8 @@ next.
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -45,8 +45,7 @@ class Layout(NamedTuple):
     @property
     def size(self) -> int:
         """The slab's size in bytes."""
-        *_, (start, shape, dtype) = _rows_of_envs(self)
-        return start + _bytes(shape, dtype)
+        return Slab(self, None).size
 
 
 class Slab:
@@ -54,9 +53,10 @@ class Slab:
 
     Args:
         layout: The layout.
-        memory: At least ``layout.size`` bytes, zeros at first.
+        memory: At least ``layout.size`` bytes, zeros at first; None only to find out that size.
 
     Attributes:
+        size: The size of all arrays, in bytes.
         requested: int64, shape (n,): the number of the last requested transition. Its last bit selects the one of the
             env's two rows that the observation is written to.
         completed: int64, shape (n,): the number of the last complete transition.
@@ -77,26 +77,26 @@ class Slab:
             be batched.
     """
 
-    def __init__(self, layout: Layout, memory: mmap.mmap | bytearray) -> None:
+    def __init__(self, layout: Layout, memory: mmap.mmap | bytearray | None) -> None:
         self.layout = layout
-        arrays: Iterator[npt.NDArray[Any]] = (
-            np.ndarray(shape, dtype, memory, start) for start, shape, dtype in _rows_of_envs(layout)
-        )
-        self.requested: npt.NDArray[np.int64] = next(arrays)
-        self.completed: npt.NDArray[np.int64] = next(arrays)
-        self.when: npt.NDArray[np.float64] = next(arrays)
-        self.ops: npt.NDArray[np.uint8] = next(arrays)
-        self.info_encoding: npt.NDArray[np.uint8] = next(arrays)
-        self.inline_infos: npt.NDArray[np.uint8] = next(arrays)
-        self.inline_info_sizes: npt.NDArray[np.uint32] = next(arrays)
-        self.checks: npt.NDArray[np.uint32] = next(arrays)
-        self.terminated: npt.NDArray[np.bool_] = next(arrays)
-        self.truncated: npt.NDArray[np.bool_] = next(arrays)
-        self.rewards: npt.NDArray[np.float64] = next(arrays)
-        self.actions: list[npt.NDArray[Any]] = [next(arrays) for _ in leaves(layout.action)]
+        n, placer = layout.envs, _Placer(memory)
+        place = placer.place
+        self.requested: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.when: npt.NDArray[np.float64] = place((n,), np.float64)
+        self.ops: npt.NDArray[np.uint8] = place((n,), np.uint8)
+        self.info_encoding: npt.NDArray[np.uint8] = place((n,), np.uint8)
+        self.inline_infos: npt.NDArray[np.uint8] = place((n, INLINE_INFO_ROOM), np.uint8)
+        self.inline_info_sizes: npt.NDArray[np.uint32] = place((n,), np.uint32)
+        self.checks: npt.NDArray[np.uint32] = place((2, n), np.uint32)
+        self.terminated: npt.NDArray[np.bool_] = place((n,), np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = place((n,), np.bool_)
+        self.rewards: npt.NDArray[np.float64] = place((n, *layout.reward.shape), layout.reward.dtype)
+        self.actions: list[npt.NDArray[Any]] = [place((n, *leaf.shape), leaf.dtype) for leaf in leaves(layout.action)]
         self.observations: list[npt.NDArray[Any] | None] = [
-            next(arrays) if leaf.batchable else None for leaf in leaves(layout.observation)
+            place((2, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
+        self.size = placer.end
         # Indexing an array takes four times as long as indexing this list.
         self.inline_info_rooms: list[memoryview] = [row.data for row in self.inline_infos]
         self._inline_info_sizes = self.inline_info_sizes.data
@@ -106,39 +106,21 @@ class Slab:
         return self.inline_info_rooms[env][: self._inline_info_sizes[env]]
 
 
-def _fields(layout: Layout) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
-    # In the order in which `Slab` declares them.
-    n = layout.envs
-    yield (n,), np.dtype(np.int64)
-    yield (n,), np.dtype(np.int64)
-    yield (n,), np.dtype(np.float64)
-    yield (n,), np.dtype(np.uint8)
-    yield (n,), np.dtype(np.uint8)
-    yield (n, INLINE_INFO_ROOM), np.dtype(np.uint8)
-    yield (n,), np.dtype(np.uint32)
-    yield (2, n), np.dtype(np.uint32)
-    yield (n,), np.dtype(np.bool_)
-    yield (n,), np.dtype(np.bool_)
-    yield (n, *layout.reward.shape), layout.reward.dtype
-    for leaf in leaves(layout.action):
-        yield (n, *leaf.shape), leaf.dtype
-    for leaf in leaves(layout.observation):
-        if leaf.batchable:
-            yield (2, n, *leaf.shape), leaf.dtype
+class _Placer:
+    """Places arrays in memory, one after the other; without memory it only measures.
 
+    Attributes:
+        end: The end of the last array, in bytes.
+    """
 
-def _rows_of_envs(layout: Layout) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
-    """Yield the offset, the shape and the dtype of each array."""
-    start = 0
-    for shape, dtype in _fields(layout):
-        start = _aligned(start)
-        yield start, shape, dtype
-        start += _bytes(shape, dtype)
+    def __init__(self, memory: mmap.mmap | bytearray | None) -> None:
+        self._memory = memory
+        self.end = 0
 
-
-def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+    def place(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        start = -(-self.end // _ALIGNMENT) * _ALIGNMENT
+        self.end = start + math.prod(shape) * np.dtype(dtype).itemsize
+        if self._memory is None:
+            return np.broadcast_to(np.zeros((), dtype), shape)
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._memory, start)
+        return array

@@ -50,12 +50,9 @@ class ArraySpec:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ArraySpec):
             return NotImplemented
-        return (
-            self.shape == other.shape
-            and self.dtype == other.dtype
-            and np.array_equal(self.low, other.low)  # type: ignore[arg-type] # None compares as it should
-            and np.array_equal(self.high, other.high)  # type: ignore[arg-type]
-        )
+        bounds: list[tuple[Any, Any]] = [(self.low, other.low), (self.high, other.high)]  # None is equal to itself
+        alike = (self.shape, self.dtype) == (other.shape, other.dtype)
+        return alike and all(np.array_equal(mine, theirs) for mine, theirs in bounds)
 
     def __hash__(self) -> int:
         return hash((self.shape, self.dtype))
@@ -99,11 +96,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 def leaves(spec: Spec) -> list[ArraySpec]:
     """Return the leaves of a spec in the order of `flatten`."""
-    if isinstance(spec, dict):
-        return [leaf for inner in spec.values() for leaf in leaves(inner)]
-    if isinstance(spec, tuple):
-        return [leaf for inner in spec for leaf in leaves(inner)]
-    return [spec]
+    return flatten(spec, spec)
 
 
 def flatten(spec: Spec, value: Any) -> list[Any]:
@@ -169,12 +162,10 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
         return _as_array(spec, value, spec.shape, what)
     if isinstance(spec, dict):
         if not isinstance(value, Mapping) or value.keys() != spec.keys():
-            given = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise SpaceMismatchError(f"{what} is {given}: expected a dict with the keys {sorted(map(str, spec))}")
+            raise _mismatch(spec, value, what)
         return {key: conform(inner, value[key], f"{what}[{key!r}]") for key, inner in spec.items()}
     if not isinstance(value, (tuple, list)) or len(value) != len(spec):
-        given = f"{len(value)} values" if isinstance(value, (tuple, list)) else type(value).__name__
-        raise SpaceMismatchError(f"{what} is {given}: expected a tuple of {len(spec)}")
+        raise _mismatch(spec, value, what)
     return tuple(conform(inner, value[i], f"{what}[{i}]") for i, inner in enumerate(spec))
 
 
@@ -197,20 +188,29 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
         return _split_array(spec, values, count, what)
     if isinstance(spec, dict) and isinstance(values, Mapping):
         if values.keys() != spec.keys():
-            raise SpaceMismatchError(
-                f"{what} have the keys {sorted(map(str, values))}: expected {sorted(map(str, spec))}"
-            )
+            raise _mismatch(spec, values, what)
         columns = {key: split_batch(inner, values[key], count, f"{what}[{key!r}]") for key, inner in spec.items()}
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if isinstance(spec, tuple) and isinstance(values, tuple):
         if len(values) != len(spec):
-            raise SpaceMismatchError(f"{what} are a tuple of {len(values)}: expected {len(spec)} arrays")
+            raise _mismatch(spec, values, what)
         rows = [split_batch(inner, values[k], count, f"{what}[{k}]") for k, inner in enumerate(spec)]
         return [tuple(row[i] for row in rows) for i in range(count)]
     _check_length(values, count, what)
     if spec is None:
         return list(values)
     return [conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+
+
+def _mismatch(spec: Spec, value: Any, what: str) -> SpaceMismatchError:
+    return SpaceMismatchError(f"the structure of {what} is {_structure(value)}: expected {_structure(spec)}")
+
+
+def _structure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {sorted(map(str, value))}"
+    kind = type(value).__name__
+    return f"a {kind} of {len(value)}" if isinstance(value, (tuple, list)) else kind
 
 
 def _split_array(spec: ArraySpec, values: Any, count: int, what: str) -> npt.NDArray[Any]:
@@ -280,8 +280,4 @@ def batches_alike(one: Spec | None, other: Spec | None) -> bool:
 
 
 def _outline(spec: Spec | None) -> Any:
-    if isinstance(spec, dict):
-        return {key: _outline(inner) for key, inner in spec.items()}
-    if isinstance(spec, tuple):
-        return [_outline(inner) for inner in spec]
-    return None if spec is None else (spec.shape, spec.dtype.str)
+    return spec and unflatten(spec, iter([(leaf.shape, leaf.dtype.str) for leaf in leaves(spec)]))

@@ -14,7 +14,7 @@ from envactors.testing.faults import LargeEcho, head_of
 from envactors.testing.history import Delivered, EnvHistory
 from envactors.testing.oracle import Oracle, Request, Result, identical
 from envactors.testing.report import ReportBuilder
-from envactors.wire.seeding import renewed_seed
+from envactors.wire.messages import renewed_seed
 
 
 class Limits(NamedTuple):

@@ -25,9 +25,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from envactors.arrays.slab import Slab
-from envactors.wire.copying import copy_value
 from envactors.wire.messages import Failure
-from envactors.wire.pickling import dumps, loads
+from envactors.wire.pickling import copy_value, dumps, loads
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0

@@ -15,6 +15,7 @@ import enum
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from envactors.arrays.slab import Layout
@@ -215,27 +216,12 @@ class Transition(NamedTuple):
     info: dict[str, Any]
 
 
-class StepOutcome(NamedTuple):
-    """The outcome of one item of `Steps`: a `Transition`'s fields, or a `Failure`'s.
-
-    ``check`` is the checksum over the env's observations since its last seeded reset, 0 without a journal.
-    """
-
-    check: int
-    transition: tuple[Any, ...] | None
-    failure: tuple[Any, ...] | None
-
-
 REQUESTS: dict[int, Any] = {
-    Kind.START: Start,
-    Kind.CALL: Call,
-    Kind.GET: Get,
-    Kind.SET: Set,
-    Kind.DESCRIBE: Describe,
-    Kind.RESET: Reset,
-    Kind.STEP: Step,
-    Kind.CLOSE: Close,
-    Kind.ATTACH: Attach,
-    Kind.ADOPT: Adopt,
-    Kind.REPLAY: Replay,
+    Kind[message.__name__.upper()]: message
+    for message in (Start, Call, Get, Set, Describe, Reset, Step, Close, Attach, Adopt, Replay)
 }
+
+
+def renewed_seed(root_seed: int, incarnation: int) -> int:
+    """Return the seed of a renewed env's first reset: different for each incarnation, the same in every run."""
+    return int(np.random.SeedSequence(root_seed, spawn_key=(incarnation,)).generate_state(1)[0])

@@ -1,7 +1,12 @@
-"""Pickling: protocol 5, cloudpickle for what that cannot pickle, exceptions without ``__init__``."""
+"""How values pass between caller and worker.
+
+Between processes they are pickled: protocol 5, cloudpickle for what that cannot pickle, exceptions without
+``__init__``. Within one process they are copied, so that neither side changes the other's value.
+"""
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import io
 import pickle
@@ -9,12 +14,21 @@ import traceback
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from envactors.errors import RemoteTraceback, VectorStepError, reduce_exception, set_cause
 from envactors.wire import bundle
 from envactors.wire.messages import Failure, Fault
 
 PROTOCOL = 5
+
+# Values of exactly these types; their subclasses may have mutable state.
+_IMMUTABLE = frozenset(
+    [
+        *(type(None), bool, int, float, complex, str, bytes, type, type(...)),
+        *(np.dtype(code).type for code in "?bhilqBHILQefd"),
+    ]
+)
 
 # Arrays of at least this size, in bytes, are placed behind the pickle rather than in it, so that loading does not copy
 # them. `envactors.wire.channel` reads larger frames into buffers of their own, so that these arrays are writable.
@@ -110,10 +124,8 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
 
 def unpack_failure(failure: Failure) -> BaseException | None:
     """Rebuild the exception of a failure, with a `RemoteTraceback` as its cause; None if it cannot be rebuilt."""
-    if failure.pickled is None:
-        return None
     try:
-        error = pickle.loads(failure.pickled)
+        error = pickle.loads(failure.pickled or b"")
     except BaseException:  # unpickling runs any code
         return None
     if not isinstance(error, BaseException):
@@ -127,3 +139,30 @@ def _safe_repr(value: object) -> str:
         return repr(value)
     except Exception:
         return f"<{type(value).__name__} whose repr raises>"
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy of a value that shares nothing mutable with it.
+
+    Raises:
+        Exception: Whatever `copy.deepcopy` raises for a value that cannot be copied.
+    """
+    try:
+        return _copy(value)
+    except RecursionError:  # the value contains itself
+        return copy.deepcopy(value)
+
+
+def _copy(value: Any) -> Any:
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return value.copy("K")
+    if kind is dict:
+        return {key: content if type(content) in _IMMUTABLE else _copy(content) for key, content in value.items()}
+    if kind is list:
+        return [_copy(content) for content in value]
+    if kind is tuple:
+        return tuple([_copy(content) for content in value])
+    return copy.deepcopy(value)

@@ -9,14 +9,14 @@ The type of a payload tells the two apart.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from envactors.wire import bundle
-from envactors.wire.copying import copy_value
-from envactors.wire.messages import Failure, Fault, PickledItem, Reset, Step, StepOutcome, Steps
-from envactors.wire.pickling import dumps, loads, pack_failure
+from envactors.wire.messages import Failure, Fault, PickledItem, Reset, Step, Steps
+from envactors.wire.pickling import copy_value, dumps, loads, pack_failure
 
 # The checksum, and whether the env has failed.
 _HEAD = struct.Struct("<I?")
@@ -35,16 +35,16 @@ def pack_steps(steps: Steps, pickles: bool) -> Any:
     """Return the payload of a `Kind.STEPS` frame.
 
     Args:
-        steps: The steps and resets; items that are pickled already are used as they are.
-        pickles: Whether the frame goes to another process.
+        steps: The steps and resets, pickled if the frame goes to another process.
+        pickles: Whether it does.
 
     Raises:
-        Exception: An item does not pickle, or cannot be copied.
+        Exception: An item cannot be copied.
     """
-    if not pickles:
-        return Steps([item if isinstance(item, PickledItem) else copy_item(item) for item in steps.items], steps.stream)
-    items = [item if isinstance(item, PickledItem) else pack_item(item) for item in steps.items]
-    return bundle.pack([(int(steps.stream), b""), *items])
+    items: Sequence[Any] = steps.items
+    if pickles:
+        return bundle.pack([(int(steps.stream), b""), *items])
+    return Steps([copy_item(item) for item in items], steps.stream)
 
 
 def copy_item(item: Step | Reset) -> Step | Reset:
@@ -64,8 +64,8 @@ def unpack_steps(payload: Any) -> tuple[bool, list[tuple[int, Step | Reset | Fai
     An item that cannot be unpickled is a `Failure`.
     """
     if isinstance(payload, Steps):
-        items = ((item.env, item.payload if isinstance(item, PickledItem) else item) for item in payload.items)
-        return payload.stream, [(env, item if isinstance(item, tuple) else _load_item(item)) for env, item in items]
+        items: Sequence[Any] = payload.items
+        return payload.stream, [(item.env, item) for item in items]
     (stream, _), *parts = bundle.unpack(payload)
     return bool(stream), [(env, _load_item(part)) for env, part in parts]
 
@@ -78,21 +78,18 @@ def _load_item(pickled: bytes | bytearray | memoryview) -> Step | Reset | Failur
     return item
 
 
-class ReceivedOutcome(NamedTuple):
-    """An outcome that is not unpickled yet; its checksum and whether it is a failure can be read before."""
+class Outcome(NamedTuple):
+    """The outcome of one item.
+
+    Attributes:
+        check: The checksum over the env's observations since its last seeded reset, 0 without a journal.
+        failed: Whether the content is a `Failure`'s fields rather than a `Transition`'s.
+        content: These fields, or their pickle.
+    """
 
     check: int
     failed: bool
     content: Any
-
-    def load(self) -> StepOutcome:
-        """Return the outcome.
-
-        Raises:
-            BaseException: Whatever unpickling raises.
-        """
-        content = self.content if isinstance(self.content, tuple) else loads(self.content)
-        return StepOutcome(self.check, None, content) if self.failed else StepOutcome(self.check, content, None)
 
 
 class OutcomePacker:
@@ -104,7 +101,7 @@ class OutcomePacker:
 
     def __init__(self, pickles: bool) -> None:
         self._pickles = pickles
-        self._ready: list[Any] = []
+        self._ready: list[tuple[int, Outcome]] = []
 
     def __bool__(self) -> bool:
         return bool(self._ready)
@@ -115,34 +112,29 @@ class OutcomePacker:
         Raises:
             Exception: The result does not pickle or cannot be copied, and nothing was added.
         """
-        if self._pickles:
-            content: Any = dumps(transition)
-        else:
-            content = tuple([copy_value(part) for part in transition])
-        self._add(env, check, False, content)
+        content = dumps(transition) if self._pickles else tuple([copy_value(part) for part in transition])
+        self._ready.append((env, Outcome(check, False, content)))
 
     def add_failure(self, env: int, check: int, failure: Failure) -> None:
         """Add the failure of an env's item."""
-        self._add(env, check, True, dumps(tuple(failure)) if self._pickles else tuple(failure))
-
-    def _add(self, env: int, check: int, failed: bool, content: Any) -> None:
-        if self._pickles:
-            self._ready += (env, _HEAD.pack(check, failed)), (env, content)
-        else:
-            self._ready.append((env, ReceivedOutcome(check, failed, content)))
+        content = dumps(tuple(failure)) if self._pickles else tuple(failure)
+        self._ready.append((env, Outcome(check, True, content)))
 
     def take_payload(self) -> Any:
         """Return the payload of a `Kind.OUTCOMES` frame with the outcomes that were added since the last call."""
         ready, self._ready = self._ready, []
-        return bundle.pack(ready) if self._pickles else ready
+        if not self._pickles:
+            return ready
+        pairs = [((env, _HEAD.pack(check, failed)), (env, content)) for env, (check, failed, content) in ready]
+        return bundle.pack(itertools.chain.from_iterable(pairs))
 
 
-def unpack_outcomes(payload: Any) -> Iterator[tuple[int, ReceivedOutcome]]:
+def unpack_outcomes(payload: Any) -> Iterator[tuple[int, Outcome]]:
     """Yield the outcomes of a `Kind.OUTCOMES` frame, each with its env's position."""
     if isinstance(payload, list):
         yield from payload
         return
-    parts: Iterable[tuple[int, memoryview]] = iter(bundle.unpack(payload))
+    parts = bundle.unpack(payload)
     for (env, head), (_, content) in zip(parts, parts, strict=True):
         check, failed = _HEAD.unpack(head)
-        yield env, ReceivedOutcome(check, failed, content)
+        yield env, Outcome(check, failed, content)

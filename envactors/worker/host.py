@@ -14,9 +14,8 @@ import numpy as np
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
 from envactors.wire import registry
 from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, ControlPage
-from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Set, Start
+from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Set, Start, renewed_seed
 from envactors.wire.pickling import dumps, loads
-from envactors.wire.seeding import renewed_seed
 from envactors.worker.context import ActorContext, WorkerEnvs
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
