@@ -49,39 +49,26 @@ if TYPE_CHECKING:
 
 # module: the public names that it defines
 _HOMES = {
-    "concurrent.futures": ("Future", "as_completed", "wait"),
-    "envactors.actor.future": ("ActorFuture",),
-    "envactors.actor.handle": ("spawn",),
-    "envactors.actor.pool": ("ActorPool",),
-    "envactors.actor.states": ("ActorState",),
-    "envactors.arrays.specs": ("ArraySpec",),
-    "envactors.backends.inline": ("InlineBackend",),
-    "envactors.backends.process": ("ProcessBackend",),
-    "envactors.backends.thread": ("ThreadBackend",),
+    "concurrent.futures": "Future as_completed wait",
+    "envactors.actor.future": "ActorFuture",
+    "envactors.actor.handle": "spawn",
+    "envactors.actor.pool": "ActorPool",
+    "envactors.actor.states": "ActorState",
+    "envactors.arrays.specs": "ArraySpec",
+    "envactors.backends.inline": "InlineBackend",
+    "envactors.backends.process": "ProcessBackend",
+    "envactors.backends.thread": "ThreadBackend",
     "envactors.errors": (
-        "ActorClosedError",
-        "ActorDiedError",
-        "ActorError",
-        "ActorStartError",
-        "ActorTimeoutError",
-        "AlreadyPendingError",
-        "EnvActorsError",
-        "NothingPendingError",
-        "RemoteTraceback",
-        "RestartsExhaustedError",
-        "SerializationError",
-        "SpaceMismatchError",
-        "VectorEnvError",
-        "VectorInputError",
-        "VectorStepError",
-        "VectorTimeoutError",
+        "ActorClosedError ActorDiedError ActorError ActorStartError ActorTimeoutError AlreadyPendingError "
+        "EnvActorsError NothingPendingError RemoteTraceback RestartsExhaustedError SerializationError "
+        "SpaceMismatchError VectorEnvError VectorInputError VectorStepError VectorTimeoutError"
     ),
-    "envactors.options": ("Deadlines", "RecyclePolicy", "RestartPolicy"),
-    "envactors.vector.batch": ("Batch", "EnvStep"),
-    "envactors.vector.facade": ("VectorEnv",),
-    "envactors.worker.context": ("ActorContext", "current_actor"),
+    "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
+    "envactors.vector.batch": "Batch EnvStep",
+    "envactors.vector.facade": "VectorEnv",
+    "envactors.worker.context": "ActorContext current_actor",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __version__ = "0.1.0"
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 # one list of names, not two

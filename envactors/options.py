@@ -31,16 +31,13 @@ class Deadlines:
     close: float | None = 5.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check_timeout(getattr(self, field.name), f"Deadlines({field.name}=...)")
+        for name, value in vars(self).items():
+            check_timeout(value, f"Deadlines({name}=...)")
 
     def of(self, method: str) -> float | None:
         """Return the deadline of a method in seconds; None if it has none."""
-        if method == "step" and self.step is not None:
-            return self.step
-        if method == "reset" and self.reset is not None:
-            return self.reset
-        return self.call
+        own = self.step if method == "step" else self.reset if method == "reset" else None
+        return self.call if own is None else own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +63,9 @@ class RestartPolicy:
     max_lifetime_restarts: float = math.inf
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if not _is_number(value):
-                raise ValueError(f"RestartPolicy({field.name}={value!r}): expected a number >= 0")
+                raise ValueError(f"RestartPolicy({name}={value!r}): expected a number >= 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +87,9 @@ class RecyclePolicy:
     max_rss: int | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"RecyclePolicy({field.name}={value!r}): expected an int > 0, or None for no limit")
+                raise ValueError(f"RecyclePolicy({name}={value!r}): expected an int > 0, or None for no limit")
 
 
 def check_timeout(value: float | None, what: str) -> None:
@@ -103,9 +98,7 @@ def check_timeout(value: float | None, what: str) -> None:
     Raises:
         ValueError: It is negative or not a number.
     """
-    if value is None:
-        return
-    if not _is_number(value):
+    if value is not None and not _is_number(value):
         raise ValueError(f"{what} is {value!r}: expected seconds >= 0, or None for no limit")
 
 
