@@ -160,51 +160,51 @@ class Reactor:
         for gate in self._parked.pop(key, ()):
             gate.release()
 
-    def pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None = None) -> bool:
+    def pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None = None) -> bool | None:
         """Read replies in this thread until ``done()``, the deadline (`time.monotonic`) or an interrupt.
 
         Returns:
-            False if another thread reads them already, or the reactor has stopped; then wait in another way.
+            Whether ``done()``; None if another thread reads them already, or the reactor has stopped: then wait in
+            another way.
         """
         me = threading.get_ident()
         if self._pumping == me:
             # A signal handler or a finalizer waits for a result while this thread waits for another.
-            self._pump(done, deadline, wait_set)
-            return True
+            return self._pump(done, deadline, wait_set)
         # `with` rather than `acquire(blocking=False)`: no interrupt can fall between acquire and release. A thread that
         # finds the lock held does not wait for it; a thread that acquires it while another contends releases it at
         # once.
         self._contending.add(me)
         if self._pump_lock.locked():
             self._contending.discard(me)
-            return False
+            return None
         with self._pump_lock:
             self._contending.discard(me)
             if self._closed:
-                return False
+                return None
             try:
                 self._pumping = me
                 if not self._masked:
                     self._mask(True)
-                self._pump(done, deadline, wait_set)
+                return self._pump(done, deadline, wait_set)
+            finally:
                 self._stop_pumping()
-            except BaseException:
-                self._stop_pumping()
-                raise
-        return True
 
-    def _pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None) -> None:
-        while not done() and not defer_signals.interrupted and not self._contending:
+    def _pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None) -> bool:
+        while not done():
+            if defer_signals.interrupted or self._contending:
+                return False
             if wait_set is None:
                 events = self._replies.poll(remaining(deadline))
                 if not events:
-                    return
+                    return done()
             else:
                 anything, replies = wait_set.sleep_with_replies(remaining(deadline))
                 if not anything:
-                    return
+                    return done()
                 events = self._replies.poll(0) if replies else []
             self._handle_replies(events)
+        return True
 
     def _stop_pumping(self) -> None:
         # In this order, and `_watch_loop` in the opposite one: at least one of the two sees the other's change.
@@ -261,16 +261,16 @@ class Reactor:
             Whether ``done()``.
         """
         self.count_wait()
-        while not done():
+        while True:
             with defer_signals:
                 defer_signals.wake = self._ring_nudge
-                pumped = self.pump(done, deadline, wait_set)
+                is_done = self.pump(done, deadline, wait_set)
             # The `with` has ended: an interrupt that was deferred is raised by now.
-            if not pumped:
+            if is_done is None:
                 self._park(done, key, deadline, wait_set)
-            if deadline is not None and time.monotonic() >= deadline:
-                break
-        return done()
+                is_done = done()
+            if is_done or (deadline is not None and time.monotonic() >= deadline):
+                return is_done
 
     def _park(self, done: Callable[[], bool], key: Hashable, deadline: float | None, wait_set: WaitSet | None) -> None:
         if wait_set is not None:

@@ -356,6 +356,7 @@ class SharedMemoryStepper:
             np.array([self._envs[env_id].incarnation or 0 for env_id in env_ids], np.int64),
         )
         self._account_for(index)
+        self._gathered = time.monotonic()
         return batch
 
     def take(self, env_ids: Sequence[int]) -> list[EnvStep]:
