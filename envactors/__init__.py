@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from envactors.actor.pool import ActorPool as ActorPool
     from envactors.actor.states import ActorState as ActorState
     from envactors.arrays.specs import ArraySpec as ArraySpec
-    from envactors.backends.inline import InlineBackend as InlineBackend
+    from envactors.backends.local import InlineBackend as InlineBackend
+    from envactors.backends.local import ThreadBackend as ThreadBackend
     from envactors.backends.process import ProcessBackend as ProcessBackend
-    from envactors.backends.thread import ThreadBackend as ThreadBackend
     from envactors.errors import ActorClosedError as ActorClosedError
     from envactors.errors import ActorDiedError as ActorDiedError
     from envactors.errors import ActorError as ActorError
@@ -55,9 +55,8 @@ _HOMES = {
     "envactors.actor.pool": "ActorPool",
     "envactors.actor.states": "ActorState",
     "envactors.arrays.specs": "ArraySpec",
-    "envactors.backends.inline": "InlineBackend",
+    "envactors.backends.local": "InlineBackend ThreadBackend",
     "envactors.backends.process": "ProcessBackend",
-    "envactors.backends.thread": "ThreadBackend",
     "envactors.errors": (
         "ActorClosedError ActorDiedError ActorError ActorStartError ActorTimeoutError AlreadyPendingError "
         "EnvActorsError NothingPendingError RemoteTraceback RestartsExhaustedError SerializationError "

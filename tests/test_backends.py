@@ -20,8 +20,9 @@ import pytest
 from helpers import FORK_SERVER, SOON, Counter, run_script, wait_until
 
 import envactors as ea
-from envactors import system
-from envactors.backends.environment import THREAD_CAPS
+from envactors.backends.starting import THREAD_CAPS
+from envactors.system.cpus import cores
+from envactors.system.processes import fixed_layout
 from envactors.testing import BackendConformance, EchoEnv
 
 
@@ -199,7 +200,7 @@ class Multiplies(Counter):
         return psutil.Process().num_threads()
 
 
-@pytest.mark.skipif(system.cores() < 2, reason="BLAS starts no more threads than there are cores")
+@pytest.mark.skipif(cores() < 2, reason="BLAS starts no more threads than there are cores")
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
 @pytest.mark.parametrize("numbers", [("2", None), (None, "2")])
 def test_the_number_of_threads_is_each_actors_own(method, numbers, monkeypatch):
@@ -348,7 +349,7 @@ def test_workers_have_one_memory_layout_if_asked_and_what_they_start_has_its_own
         theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(4)}
         assert {personality(actor.pid) for actor in pool.actors} == {before}
     # Where the kernel does not let layouts be chosen, workers have random ones and all works as ever.
-    with system.fixed_layout() as allowed:
+    with fixed_layout() as allowed:
         assert (personality() != before) is allowed
     assert len(ours) == (1 if allowed or method == "forkserver" else 2)
     assert len(theirs) > 1

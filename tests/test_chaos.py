@@ -22,7 +22,7 @@ from helpers import FORK_SERVER, is_gone, wait_until
 
 import envactors as ea
 from envactors import cli
-from envactors.system import cores
+from envactors.system.cpus import cores
 from envactors.testing import EchoEnv, oracle, process_watch, runner
 from envactors.testing import chaos as chaos_module
 from envactors.testing.chaos import chaos

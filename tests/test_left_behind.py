@@ -123,7 +123,7 @@ import psutil
 import envactors as ea
 from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
 from helpers import wait_until
-from envactors import system
+from envactors.backends import reaping
 
 me = psutil.Process()
 backend = ea.ProcessBackend(start_method="forkserver")
@@ -175,12 +175,12 @@ assert_gone(children)
 # One that is lost and cannot be replaced: at least the worker's own session ends.
 third = ea.spawn(Breeder, backend=backend)
 children = [psutil.Process(pid) for pid in third.plain().result(30)]
-start, system.start_detached = system.start_detached, lambda *_: open("")
+connect, reaping.packet_pair = reaping.packet_pair, lambda: open("")
 reaper.kill()
 assert_gone([reaper])
 third.kill()
 assert_gone(children)
-system.start_detached = start
+reaping.packet_pair = connect
 
 # One that was lost before the last start and the caller's end, of which a copy knows nothing.
 pids = second.of_all_kinds().result(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 
@@ -10,6 +11,7 @@ import pytest
 from helpers import SOON, wait_until
 
 import envactors as ea
+from envactors.backends.local import InlineWorker, ThreadWorker
 from envactors.wire import info_codec, pickling, steps
 
 
@@ -162,3 +164,20 @@ def test_deadlines_are_warned_of_where_steps_go_through_rows(backend):
         with pytest.warns(UserWarning, match="deadlines are not enforced"):
             envs.step(np.ones((1, 2), np.float32))
         envs.step(np.ones((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("make", [lambda: ThreadWorker("given up", None), lambda: InlineWorker(None)])
+def test_an_abandoned_worker_rings_no_bell_that_is_closed(make):
+    """The descriptor's number may be another file's by then."""
+    other, worker = os.eventfd(0, os.EFD_NONBLOCK), make()
+    fd = worker.page.to_parent.fileno()
+    worker.kill()
+    worker.reap()
+    try:
+        os.dup2(other, fd)
+        worker.page.finish_step(1)
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(other)
+    finally:
+        os.close(fd)
+        os.close(other)

@@ -9,7 +9,7 @@ import threading
 from helpers import SOON
 
 from envactors.actor.reactor import Reactor
-from envactors.system import Doorbell
+from envactors.system.polling import Doorbell
 
 
 def test_a_late_reply_is_not_taken_for_a_death():

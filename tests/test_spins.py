@@ -11,7 +11,8 @@ import types
 import pytest
 from helpers import SOON
 
-from envactors.system import cpus, spin_until, spin_until_all, spin_until_changed
+from envactors.system import cpus
+from envactors.system.cpus import spin_until_all
 
 ROUNDS = 20
 
@@ -35,17 +36,9 @@ class Scripted:
         return next(self.values)
 
 
-# Each spin as a function of one counter: waits until it is 1.
-ONE_COUNTER = {
-    "spin_until": lambda memory: spin_until(lambda: memory[3] == 1),
-    "spin_until_changed": lambda memory: spin_until_changed(memory, 3, 0),
-    "spin_until_all": lambda memory: spin_until_all([(memory, 1)], 3),
-}
-
-
-@pytest.fixture(params=ONE_COUNTER)
-def spin(request):
-    return ONE_COUNTER[request.param]
+def spin(memory):
+    """Waits until one counter is 1."""
+    return spin_until_all([(memory, 1)], 3)
 
 
 @pytest.fixture
@@ -58,14 +51,14 @@ def clock(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("looks_in_vain", [0, 1, 3, 4, 5, 50, 400])
-def test_a_spin_ends_with_the_look_that_sees_the_change(spin, looks_in_vain):
+def test_a_spin_ends_with_the_look_that_sees_the_change(looks_in_vain):
     memory = Scripted(*[0] * looks_in_vain, 1)
     assert spin(memory)
     assert memory.looks == looks_in_vain + 1
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_spin_in_vain_ends_by_itself(spin):
+def test_a_spin_in_vain_ends_by_itself():
     memory = Scripted(0)
     assert not spin(memory)
     assert 0 < memory.looks < 10_000
@@ -73,7 +66,7 @@ def test_a_spin_in_vain_ends_by_itself(spin):
     assert spin(counters(0, 0, 0, 1))
 
 
-def test_a_spin_is_bounded_in_seconds_where_each_round_loses_the_core(spin, clock):
+def test_a_spin_is_bounded_in_seconds_where_each_round_loses_the_core(clock):
     def lose_the_core():
         clock[0] += 0.004
 
@@ -82,25 +75,16 @@ def test_a_spin_is_bounded_in_seconds_where_each_round_loses_the_core(spin, cloc
     assert clock[0] < 0.02  # 2.4 without a bound in seconds
 
 
-@pytest.mark.parametrize("spin", ["spin_until_changed", "spin_until_all"])
 @pytest.mark.parametrize("value", [0, 1])
-def test_a_spin_on_counters_calls_no_python_function(spin, value):
+def test_a_spin_calls_no_python_function(value):
     memory, calls = counters(0, 0, 0, value), []
-    wait = spin_until_changed if spin == "spin_until_changed" else spin_until_all
-    arguments = (memory, 3, 0) if spin == "spin_until_changed" else ([(memory, 1)], 3)
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
     try:
-        wait(*arguments)
+        spin_until_all([(memory, 1)], 3)
     finally:
         sys.setprofile(before)
-    assert calls == [spin]
-
-
-def test_any_other_value_is_a_change():
-    assert spin_until_changed(counters(5), 0, 6)
-    assert spin_until_changed(counters(7), 0, 6)
-    assert not spin_until_changed(counters(6), 0, 6)
+    assert calls == ["spin_until_all"]
 
 
 def test_all_counters_have_to_reach_their_numbers():
@@ -125,7 +109,7 @@ def test_two_threads_take_turns_by_spinning():
 
     def answer():
         for number in range(ROUNDS):
-            while not spin_until_changed(asked, 0, number):
+            while not spin_until_all([(asked, number + 1)], 0):
                 pass
             seen.append(asked[0])
             answered[0] = number + 1

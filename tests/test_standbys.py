@@ -16,9 +16,9 @@ import pytest
 from helpers import FORK_SERVER, SOON, Counter, Placed, is_gone, wait_for_path, wait_until, wait_while
 
 import envactors as ea
-from envactors import system
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import launch
+from envactors.system.cpus import cores
 from envactors.wire.messages import Get, Kind
 
 FAST = ea.RestartPolicy(max_restarts=50, backoff=0.0)
@@ -606,7 +606,7 @@ def test_what_waits_for_its_start_is_closed_killed_and_replaced_at_once(at_most,
 
 
 def test_the_limit_follows_the_cores_and_is_checked():
-    assert ea.ProcessBackend().max_starting == max(8, 4 * system.cores())
+    assert ea.ProcessBackend().max_starting == max(8, 4 * cores())
     assert ea.ProcessBackend(max_starting=3).max_starting == 3
     for wrong in (0, True, 2.0):
         with pytest.raises(ValueError, match=f"max_starting is {wrong}: expected an int >= 1"):

@@ -12,7 +12,7 @@ from helpers import SOON
 from envactors.arrays.slab import RESET, STEP, Layout
 from envactors.arrays.specs import ArraySpec
 from envactors.backends.local import LocalMemory
-from envactors.system import Doorbell
+from envactors.system.polling import Doorbell
 from envactors.wire import bundle
 from envactors.wire.control_page import (
     ASLEEP,
@@ -31,7 +31,7 @@ from envactors.wire.info_codec import InfoReader, InfoWriter
 from envactors.wire.messages import Attach, Call, Close, Failure, Fault, Frame, Kind, Replay, Reset, Start, Step, Steps
 from envactors.wire.pickling import dumps, dumps_by_value, loads, unpack_failure
 from envactors.wire.steps import PickledItem, pack_item, pack_steps, unpack_outcomes
-from envactors.worker.main import Server, serve
+from envactors.worker.main import Server
 from envactors.worker.step_runner import WorkerRetiredError, WriteGuard
 
 OBSERVATION, ACTION, REWARD = (ArraySpec(shape, np.dtype(np.float64)) for shape in ((2,), (), ()))
@@ -517,7 +517,7 @@ def test_serving_ends_with_the_channel():
     ended = Doorbell()
     ended.ring()
     channel = SimpleNamespace(fileno=ended.fileno, receive=lambda: None, send=None)
-    serve(channel, page, None, None)
+    Server(channel, page).serve()
     page.close_bells()
     ended.close()
 
@@ -533,7 +533,7 @@ def test_serving_ends_with_the_last_request():
         replies.append(frame.kind)
         page.post_frame(ASLEEP)
 
-    serve(SimpleNamespace(fileno=bell.fileno, receive=lambda: waiting.pop(0), send=send), page, None, None)
+    Server(SimpleNamespace(fileno=bell.fileno, receive=lambda: waiting.pop(0), send=send), page).serve()
     assert replies == [Kind.RESULT, Kind.RESULT]
     page.close_bells()
     bell.close()

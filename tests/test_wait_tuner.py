@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP, WORKERS_SPIN, WaitTuner
-from envactors.system import spin_until
 
 SHORT, WITH_CORES = (SLEEP, WORKERS_SPIN, BOTH_SPIN), (SLEEP, WORKERS_SPIN, BOTH_SPIN, BOTH_SPIN_PINNED)
 
@@ -99,16 +96,3 @@ def test_where_nobody_may_look_nobody_does():
     waiting = WaitTuner(may_spin=False)
     _, taken = run(waiting, dict.fromkeys(SHORT, 100e-6), 0.0, 1.0)
     assert taken[WORKERS_SPIN] == taken[BOTH_SPIN] == 0
-
-
-def test_a_look_ends_by_itself():
-    looks = []
-    assert not spin_until(lambda: looks.append(1))
-    assert 0 < len(looks) < 10_000
-    assert spin_until(lambda: True)
-
-
-def test_a_look_is_short_where_each_round_loses_the_core():
-    begun = time.monotonic()
-    assert not spin_until(lambda: time.sleep(0.002))
-    assert time.monotonic() - begun < 0.2  # 1.2 without a bound in seconds

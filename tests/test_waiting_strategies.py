@@ -15,7 +15,7 @@ from helpers import SOON, wait_always, wait_until
 
 import envactors as ea
 from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
-from envactors.system import cores
+from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
 from envactors.vector.shm_step import SharedMemoryStepper
 

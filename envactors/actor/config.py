@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from envactors.actor.process import ActorProcess
 from envactors.backends.base import Backend, RowMemory
 from envactors.options import Deadlines, RestartPolicy
-from envactors.system import STORES_IN_ORDER
+from envactors.system.cpus import STORES_IN_ORDER
 from envactors.wire.messages import Start
 
 

@@ -24,7 +24,7 @@ from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
 from envactors.errors import ActorError, copy_error
-from envactors.system import READABLE
+from envactors.system.polling import READABLE
 from envactors.wire.messages import Adopt, Frame, Kind
 from envactors.wire.pickling import loads
 

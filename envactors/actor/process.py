@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, Worker
-from envactors.system import READABLE, WRITABLE, is_disconnect
+from envactors.system.polling import READABLE, WRITABLE, is_disconnect
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.control_page import ASLEEP
 from envactors.wire.messages import Adopt, Frame, Kind, Start

@@ -27,7 +27,7 @@ from typing import Protocol
 from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_set import Gate, WaitSet
-from envactors.system import Doorbell, Poller, remaining
+from envactors.system.polling import Doorbell, Poller, remaining
 
 _log = logging.getLogger("envactors")
 _NEVER = float("inf")

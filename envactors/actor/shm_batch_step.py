@@ -16,7 +16,7 @@ from envactors.actor.requests import Answer, Request, next_look
 from envactors.actor.states import LIVE
 from envactors.arrays.slab import Slab
 from envactors.options import Deadlines
-from envactors.system import READABLE
+from envactors.system.polling import READABLE
 from envactors.wire import bundle
 from envactors.wire.control_page import FINISHED, METHOD_RESET, OVERFLOWS, ControlPage
 from envactors.wire.info_codec import InfoReader

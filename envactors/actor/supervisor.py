@@ -25,7 +25,8 @@ from envactors.actor.requests import CallRequest, Entry
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, ActorStats, EndReason
 from envactors.errors import ActorClosedError
-from envactors.system import LONGEST_WAIT, READABLE, spin_until_changed
+from envactors.system.cpus import spin_until_all
+from envactors.system.polling import LONGEST_WAIT, READABLE
 from envactors.wire.control_page import FINISHED
 from envactors.wire.messages import Attach, Kind
 from envactors.wire.pickling import dumps
@@ -265,7 +266,7 @@ class Supervisor:
         self.reactor.count_wait()
         counters = process.page.counters
         ended = counters[FINISHED]
-        if ended != entry.call_id and not spin_until_changed(counters, FINISHED, ended):
+        if ended != entry.call_id and not spin_until_all([(counters, ended + 1)], FINISHED):
             return False
         self.lifecycle.on_channel(READABLE)
         return True

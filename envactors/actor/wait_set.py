@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from envactors.system import Doorbell, Poller, remaining
+from envactors.system.polling import Doorbell, Poller, remaining
 
 
 class Gate(Protocol):

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from envactors.backends.base import Backend
+from collections.abc import Callable
 
-_NAMES = "process", "thread", "inline"
+from envactors.backends.base import Backend
+from envactors.backends.local import InlineBackend, ThreadBackend
+from envactors.backends.process import ProcessBackend
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {
+    "process": ProcessBackend,
+    "thread": ThreadBackend,
+    "inline": InlineBackend,
+}
 
 
 def resolve(backend: str | Backend) -> Backend:
@@ -15,16 +23,6 @@ def resolve(backend: str | Backend) -> Backend:
     """
     if not isinstance(backend, str):
         return backend
-    if backend == "process":
-        from envactors.backends.process import ProcessBackend
-
-        return ProcessBackend()
-    if backend == "thread":
-        from envactors.backends.thread import ThreadBackend
-
-        return ThreadBackend()
-    if backend == "inline":
-        from envactors.backends.inline import InlineBackend
-
-        return InlineBackend()
-    raise ValueError(f"backend {backend!r}: expected one of {_NAMES}, or a backend")
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend {backend!r}: expected one of {tuple(_BACKENDS)}, or a backend")
+    return _BACKENDS[backend]()

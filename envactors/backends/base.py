@@ -61,27 +61,23 @@ class RowMemory(Protocol):
 
 
 class Worker(Protocol):
-    """One incarnation of an actor."""
+    """One incarnation of an actor.
 
-    @property
-    def pid(self) -> int:
-        """The id of the process that it runs in."""
+    Attributes:
+        pid: The id of the process that it runs in.
+        page: Its control page; the doorbells are closed when the worker is reaped.
+        outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams itself.
+        sentinel: A descriptor that becomes readable once the worker has ended.
+    """
+
+    pid: int
+    page: ControlPage
+    outputs: list[tuple[Stream, int]]
+    sentinel: int
 
     @property
     def channel(self) -> ParentChannel:
         """The parent's end of its channel."""
-
-    @property
-    def page(self) -> ControlPage:
-        """Its control page; the doorbells are closed when the worker is reaped."""
-
-    @property
-    def outputs(self) -> list[tuple[Stream, int]]:
-        """Non-blocking descriptors of its output streams; empty if it prints to the caller's streams itself."""
-
-    @property
-    def sentinel(self) -> int:
-        """A descriptor that becomes readable once the worker has ended."""
 
     def kill(self) -> None:
         """End it now or, if the backend cannot kill, after the call that it runs."""
@@ -100,27 +96,22 @@ class Worker(Protocol):
 
 
 class Backend(Protocol):
-    """A way to start workers."""
+    """A way to start workers.
 
-    @property
-    def kills(self) -> bool:
-        """Whether a worker can be ended while it runs a call."""
+    Attributes:
+        kills: Whether a worker can be ended while it runs a call.
+        spin: Whether callers and workers may spin before they sleep.
+        inline: Whether workers run in the threads of their callers.
+        pickles: Whether steps are pickled; otherwise they are passed as objects (`envactors.wire.steps.pack_steps`).
+        max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
+            limit.
+    """
 
-    @property
-    def spin(self) -> bool:
-        """Whether callers and workers may spin before they sleep."""
-
-    @property
-    def inline(self) -> bool:
-        """Whether workers run in the threads of their callers."""
-
-    @property
-    def pickles(self) -> bool:
-        """Whether steps are pickled; otherwise they are passed as objects (`envactors.wire.steps.pack_steps`)."""
-
-    @property
-    def max_starting(self) -> int | None:
-        """How many workers may be starting at a time, from the launch until they are ready; None for no limit."""
+    kills: bool
+    spin: bool
+    inline: bool
+    pickles: bool
+    max_starting: int | None
 
     def make_memory(self) -> RowMemory:
         """Return memory that workers can share with the parent."""

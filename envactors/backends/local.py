@@ -1,16 +1,23 @@
-"""The common half of the thread and in-line backends: workers in the caller's process, memory passed as an object."""
+"""Workers in the caller's process: as threads, or in the threads of their callers. They pass objects, not bytes."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import ExitStatus, Stream
-from envactors.system import Doorbell
-from envactors.wire.control_page import PAGE, ControlPage
+from envactors.system.polling import Doorbell, Poller
+from envactors.wire.control_page import PAGE, POSTED, ControlPage
 from envactors.wire.info_codec import InfoReader, InfoWriter, LocalInfoReader, LocalInfoWriter
+from envactors.wire.messages import Frame
+from envactors.worker import context
+from envactors.worker.main import Server
 from envactors.worker.step_runner import WriteGuard
 
 
@@ -45,7 +52,7 @@ class LocalBackend:
     kills = False
     spin = False
     pickles = False
-    max_starting = None
+    max_starting: int | None = None
 
     def make_memory(self) -> LocalMemory:
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
@@ -61,28 +68,105 @@ class LocalBackend:
         return f"{type(self).__name__}()"
 
 
-class LocalDoorbell(Doorbell):
-    """A doorbell that an abandoned worker may still ring after the parent has closed it."""
+class ThreadBackend(LocalBackend):
+    """A backend with one thread per actor: for envs that release the GIL, and for debugging.
 
-    def ring_open(self) -> None:
-        self.ring()
+    Arguments and results of calls are pickled as for a process; those of steps are copied, so that nothing is shared by
+    accident. A thread cannot be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse to end a running
+    call. ``env_vars`` are refused too, since a thread has no environment of its own.
+    """
+
+    inline = False
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> ThreadWorker:
+        """Start a worker thread; see `envactors.backends.base.Backend.launch`."""
+        del env_vars
+        return ThreadWorker(name, memory)
+
+
+class InlineBackend(LocalBackend):
+    """A backend without processes and threads: a call has run when its future is returned.
+
+    It is as fast as a plain loop, and suits a debugger. Arguments and results of calls are pickled as for a process;
+    those of steps are copied, so that nothing is shared by accident. Nothing can be killed: deadlines are not enforced,
+    and ``kill`` and ``abort`` refuse to end a running call.
+    """
+
+    inline = True
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> InlineWorker:
+        """Make a worker; see `envactors.backends.base.Backend.launch`."""
+        del name, env_vars
+        return InlineWorker(memory)
+
+
+class LocalChannel:
+    """One end of a channel within the process; see `ParentChannel` and, except that it never blocks, `WorkerChannel`.
+
+    Args:
+        inbox: The frames that were sent to this end.
+        outbox: Those that were sent to the other end.
+        bell: What the other end rings, if any end does.
+        ring: Rings for the other end; None if both ends are in the same thread.
+    """
+
+    backlog = False
+
+    def __init__(
+        self, inbox: deque[Frame], outbox: deque[Frame], bell: Doorbell, ring: Callable[[], None] | None
+    ) -> None:
+        self._inbox, self._outbox, self._bell, self._ring = inbox, outbox, bell, ring
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def send(self, frame: Frame) -> None:
+        self._outbox.append(frame)
+        if self._ring is not None:
+            self._ring()
+
+    def flush(self) -> None:
+        """Do nothing: there is never a backlog."""
+
+    def receive(self) -> list[Frame]:
+        if self._ring is not None:
+            self._bell.clear()
+        frames = []
+        while self._inbox:
+            frames.append(self._inbox.popleft())
+        if not frames:
+            raise BlockingIOError
+        return frames
 
 
 class LocalWorker:
     """The base of `ThreadWorker` and `InlineWorker`; see `envactors.backends.base.Worker`.
 
     Args:
-        to_worker: The doorbell that the parent rings.
+        memory: The memory that steps may go through, or None.
+        rings: Whether caller and worker ring for each other's frames.
     """
 
-    def __init__(self, to_worker: Doorbell) -> None:
+    def __init__(self, memory: LocalMemory | None, *, rings: bool) -> None:
         self.pid = os.getpid()
         self.outputs: list[tuple[Stream, int]] = []
-        self.page = ControlPage(bytearray(PAGE), to_worker, LocalDoorbell())
-        self.guard = WriteGuard()
+        to_worker, to_parent, self._replied = Doorbell(), Doorbell(), Doorbell()
+        to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the bell
+        self.page = ControlPage(bytearray(PAGE), to_worker, to_parent)
         # Rung when the worker has ended.
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
+        self._requests: deque[Frame] = deque()
+        self._replies: deque[Frame] = deque()
+        self.channel = LocalChannel(self._replies, self._requests, self._replied, to_worker.ring if rings else None)
+        end = LocalChannel(self._requests, self._replies, to_worker, self._replied.ring if rings else None)
+        self._guard = WriteGuard()
+        self._server = Server(end, self.page, None if memory is None else memory.open, self._guard)
+
+    def kill(self) -> None:
+        self._guard.close()
+        self._requests.clear()
+        self.page.to_worker.ring()
 
     def ask_stacks(self) -> None:
         """Do nothing: no deadline is enforced that would need them."""
@@ -90,7 +174,71 @@ class LocalWorker:
     def stacks(self) -> str:
         return ""
 
+    def work(self) -> bool:
+        return False
+
     def reap(self) -> ExitStatus:
-        self.page.close_bells()
-        self._ended.close()
+        for bell in (self.page.to_parent, self._replied, self._ended):
+            bell.close()
         return ExitStatus(None, None)
+
+
+class ThreadWorker(LocalWorker):
+    """One worker thread; see `envactors.backends.base.Worker`. It ends after the call that it runs."""
+
+    def __init__(self, name: str, memory: LocalMemory | None) -> None:
+        super().__init__(memory, rings=True)
+        threading.Thread(target=self._run, name=f"envactors-worker-{name}", daemon=True).start()
+
+    def _run(self) -> None:
+        server, counters = self._server, self.page.counters
+        context.of_thread.set(server.host.running)
+        try:
+            with contextlib.closing(self.page.to_worker) as bell, contextlib.closing(Poller()) as poller:
+                bell.register(poller)
+                while not (server.closed or self._guard.is_closed):
+                    if counters[POSTED] == server.handled:
+                        poller.poll(None)
+                    try:
+                        server.run_posted()
+                    except OSError:
+                        continue  # a frame is announced but not there yet, or the parent has abandoned this worker
+        finally:
+            self._ended.ring()
+
+
+class InlineWorker(LocalWorker):
+    """A worker that runs in `work`; see `envactors.backends.base.Worker`."""
+
+    def __init__(self, memory: LocalMemory | None) -> None:
+        super().__init__(memory, rings=False)
+        self._run_lock = threading.Lock()
+
+    def work(self) -> bool:
+        # One thread at a time runs requests, also those that other threads post meanwhile. A frame comes after the
+        # counter that announces it, so both are checked.
+        server, counters = self._server, self.page.counters
+        while (counters[POSTED] != server.handled or self._requests) and not server.closed:
+            if not self._run_lock.acquire(blocking=False):
+                return False
+            before = context.of_thread.set(server.host.running)
+            try:
+                server.run_posted()
+            except BlockingIOError:
+                break  # the frame is announced but not there yet; its sender calls this method afterwards
+            except OSError:
+                server.closed = True  # the parent has abandoned this worker
+            finally:
+                context.of_thread.reset(before)
+                self._run_lock.release()
+            if server.closed:
+                self._ended.ring()
+        return bool(self._replies)
+
+    def kill(self) -> None:
+        super().kill()
+        self._ended.ring()
+
+    def reap(self) -> ExitStatus:
+        self.page.to_worker.close()
+        return super().reap()

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from envactors import system
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import ExitStatus, Stream
-from envactors.backends.environment import thread_caps
 from envactors.backends.reaping import REAPER
-from envactors.backends.starting import Starter, StartMethod, make_starter
+from envactors.backends.starting import STARTERS, StartMethod, thread_caps
+from envactors.system.cpus import cores
+from envactors.system.memory import SharedFile, anonymous_file
+from envactors.system.polling import Doorbell
+from envactors.system.processes import SIGKILL, STACKS_SIGNAL, Process
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage
 from envactors.wire.info_codec import InfoReader
@@ -24,21 +26,12 @@ _STARTING_PER_CORE = 4
 _STARTING_AT_LEAST = 8
 
 
-class MappedMemory:
+class MappedMemory(SharedFile):
     """An anonymous file that workers map; see `envactors.backends.base.RowMemory`."""
 
-    def __init__(self) -> None:
-        self._file = system.SharedFile("envactors-slab")
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
-        slab = Slab(layout, self._file.allocate(layout.size))
+        slab = Slab(layout, self.allocate(layout.size))
         return slab, InfoReader(slab)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class ProcessBackend:
@@ -89,7 +82,7 @@ class ProcessBackend:
         if not isinstance(randomize_layout, bool):
             raise TypeError(f"randomize_layout is {randomize_layout!r}: expected True or False")
         if max_starting is None:
-            max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * system.cores())
+            max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
         if isinstance(max_starting, bool) or not isinstance(max_starting, int) or max_starting < 1:
             raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
         self.max_starting: int | None = max_starting
@@ -98,28 +91,28 @@ class ProcessBackend:
         self.randomize_layout = randomize_layout
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
-        self._starter: Starter = make_starter(start_method, preload, randomize_layout)
+        self._starter = STARTERS[start_method](preload, randomize_layout)
 
     def __repr__(self) -> str:
         return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
 
     def make_memory(self) -> MappedMemory:
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
-        return MappedMemory()
+        return MappedMemory("envactors-slab")
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, their_sock = socket.socketpair()
-            undo.enter_context(sock)
+            ours.enter_context(sock)
             theirs.enter_context(their_sock)
-            out_r, out_w = _pipe(undo, theirs)
-            err_r, err_w = _pipe(undo, theirs)
-            stacks = system.anonymous_file("envactors-stacks")
-            undo.callback(os.close, stacks)
-            file = theirs.enter_context(contextlib.closing(system.SharedFile("envactors-page")))
-            to_worker = undo.enter_context(contextlib.closing(system.Doorbell()))
-            to_parent = undo.enter_context(contextlib.closing(system.Doorbell()))
+            out_r, out_w = _pipe(ours, theirs)
+            err_r, err_w = _pipe(ours, theirs)
+            stacks = anonymous_file("envactors-stacks")
+            ours.callback(os.close, stacks)
+            file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
+            to_worker = ours.enter_context(contextlib.closing(Doorbell()))
+            to_parent = ours.enter_context(contextlib.closing(Doorbell()))
             page = ControlPage(file.allocate(PAGE), to_worker, to_parent)
             descriptors = Descriptors(
                 channel=their_sock.fileno(),
@@ -134,9 +127,9 @@ class ProcessBackend:
             number, mark = REAPER.enlist()
             process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars, **mark})
             REAPER.watch(number, process.pid)
-            worker = ProcessWorker(process, sock, page, [("stdout", out_r), ("stderr", err_r)], stacks, number)
-            undo.pop_all()
-        return worker
+            sock.setblocking(False)
+            outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
+            return ProcessWorker(process, number, Channel(sock), page, outputs, stacks, ours.pop_all())
 
     def retain(self) -> None:
         REAPER.retain()
@@ -148,34 +141,37 @@ class ProcessBackend:
 
 
 class ProcessWorker:
-    """One worker process; see `envactors.backends.base.Worker`."""
+    """One worker process; see `envactors.backends.base.Worker`.
+
+    Args:
+        process: The process.
+        number: Its number as the reaper knows it.
+        channel: The parent's end of its channel.
+        page: Its control page.
+        outputs: Its output streams.
+        stacks: The file to which it writes its stacks.
+        descriptors: Closes the parent's descriptors.
+    """
 
     def __init__(
         self,
-        process: system.Process,
-        sock: socket.socket,
+        process: Process,
+        number: int,
+        channel: Channel,
         page: ControlPage,
         outputs: list[tuple[Stream, int]],
         stacks: int,
-        number: int,
+        descriptors: contextlib.ExitStack,
     ) -> None:
-        self.pid = process.pid
-        self.sentinel = process.fileno()
-        sock.setblocking(False)
-        self.channel = Channel(sock)
-        self.page = page
-        self.outputs = outputs
-        self._process = process
-        self._stacks = stacks
-        self._number = number
-        for _, fd in outputs:
-            os.set_blocking(fd, False)
+        self.pid, self.sentinel = process.pid, process.fileno()
+        self.channel, self.page, self.outputs = channel, page, outputs
+        self._process, self._number, self._stacks, self._descriptors = process, number, stacks, descriptors
 
     def kill(self) -> None:
-        self._process.send_signal(system.SIGKILL)
+        self._process.send_signal(SIGKILL)
 
     def ask_stacks(self) -> None:
-        self._process.send_signal(system.STACKS_SIGNAL)
+        self._process.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
         size = os.fstat(self._stacks).st_size
@@ -187,11 +183,7 @@ class ProcessWorker:
     def reap(self) -> ExitStatus:
         REAPER.dismiss(self._number)  # ends the processes that env code has started
         code = self._process.reap()
-        self.channel.close()
-        self.page.close_bells()
-        for _, fd in self.outputs:
-            os.close(fd)
-        os.close(self._stacks)
+        self._descriptors.close()
         if code is None:
             return ExitStatus(None, None)
         return ExitStatus(None, -code) if code < 0 else ExitStatus(code, None)
@@ -199,6 +191,7 @@ class ProcessWorker:
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
     reader, writer = os.pipe()
+    os.set_blocking(reader, False)
     ours.callback(os.close, reader)
     theirs.callback(os.close, writer)
     return reader, writer

@@ -5,24 +5,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
+from collections import deque
 
-from envactors import system
+from envactors.system.polling import packet_pair
+from envactors.system.processes import kill_group
 from envactors.worker import reaper
 
-# How long the reaper may take to end after the last actor, in seconds.
+# How long a helper process may take to end, in seconds.
 _PATIENCE = 1.0
+# A new reaper is told of so many workers that have ended: the old one may have been lost before it searched.
+_RECENT = 100
 
 
 class Reaper:
     """Starts the reaper with the first worker of this process and reports each worker to it. It is thread-safe.
 
-    The kernel ends workers with their caller (`envactors.system.die_with_parent`). The processes that they have started
-    end neither with the caller nor with the worker: the reaper ends them. It is a process of its own so that it
-    survives the caller's SIGKILL, and so that searching all processes of a machine delays no thread here. If the reaper
-    itself is lost, the next one continues with the same workers.
+    The kernel ends workers with their caller (`die_with_parent`). The processes that they have started end neither with
+    the caller nor with the worker: the reaper ends them. It is a process of its own so that it survives the caller's
+    SIGKILL, and so that searching all processes of a machine delays no thread here. If the reaper itself is lost, the
+    next one continues with the same workers.
     """
 
     def __init__(self) -> None:
@@ -39,18 +45,17 @@ class Reaper:
         self._numbers = itertools.count()
         # worker's number: its process id, which is also its group's
         self._workers: dict[int, int] = {}
-        # The numbers of ended workers, until the reaper reports that nothing of them is left. A new reaper gets them
-        # again, since the old one may have been lost before it searched.
-        self._ended: set[int] = set()
-        self._process: system.Process | None = None
-        self._socket: socket.socket | None = None
+        # The numbers of the workers that ended last.
+        self._ended: deque[int] = deque(maxlen=_RECENT)
+        # The reaper, and the socket to it.
+        self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
     def _reset_after_fork(self) -> None:
-        # The reaper belongs to the parent; only the copies of the descriptors are this process's own.
-        if self._socket is not None:
-            self._socket.close()
-        if self._process is not None:
-            os.close(self._process.fileno())
+        # The reaper belongs to the parent; only the copy of the descriptor is this process's own.
+        if self._running is not None:
+            process, sock = self._running
+            process.returncode = 0  # it is no child of this process
+            sock.close()
         self._lock = threading.Lock()
         self._users = 0
         self._reset()
@@ -69,15 +74,10 @@ class Reaper:
             if self._ended:
                 with contextlib.suppress(OSError):
                     self._ensure_running()
-            process, sock = self._process, self._socket
+            running = self._running
             self._reset()
-        if sock is not None:
-            sock.shutdown(socket.SHUT_WR)  # closing is not enough: a forked child may have a copy of the descriptor
-            sock.close()
-        if process is not None:
-            if not process.wait(_PATIENCE):
-                process.send_signal(system.SIGKILL)
-            process.reap()
+        if running is not None:
+            end_helper(*running)
 
     def enlist(self) -> tuple[int, dict[str, str]]:
         """Return the next worker's number, and the environment variables that mark it.
@@ -104,49 +104,59 @@ class Reaper:
         with self._lock:
             self._workers[number] = pid
             with contextlib.suppress(OSError):  # if the reaper was lost just now, the next one gets all workers
-                self._send(f"+{number} {pid}")
+                self._ensure_running().send(f"{number} {pid}".encode(), socket.MSG_DONTWAIT)
 
     def dismiss(self, number: int) -> None:
         """Report a worker that has ended and is not reaped yet; the reaper ends whatever it has started."""
         with self._lock:
             try:
-                self._ensure_running()
-                self._send(f"-{number}")
-                self._ended.add(number)
+                self._ensure_running().send(str(number).encode(), socket.MSG_DONTWAIT)
+                self._ended.append(number)
             except OSError:
-                system.kill_group(self._workers[number])  # without a reaper, at least its process group
+                kill_group(self._workers[number])  # without a reaper, at least its process group
             del self._workers[number]
 
-    def _send(self, message: str) -> None:
-        assert self._socket is not None, "it was started before"
-        self._socket.send(message.encode(), socket.MSG_DONTWAIT)
-
-    def _ensure_running(self) -> None:
-        """Start the reaper if it does not run; do not wait until it is ready."""
-        if self._socket is not None:
-            self._receive_done(self._socket)
-        if self._process is not None:
-            if not self._process.wait(0.0):
-                return
-            self._process.reap()
-            self._process = None
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, theirs = system.packet_pair()
-        with theirs:
-            command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id]
-            pid = system.start_detached(command, theirs.fileno())
-        self._process = system.Process.open(pid, lambda: system.await_exit(pid))
+    def _ensure_running(self) -> socket.socket:
+        """Start the reaper if it does not run, without waiting until it is ready; return the socket to it."""
+        if self._running is not None:
+            process, sock = self._running
+            if process.poll() is None:
+                return sock
+            sock.close()
+            self._running = None
+        sock, theirs = packet_pair()
+        # It has a session of its own, and inherits that all signals are blocked.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with theirs:
+                process = subprocess.Popen(  # noqa: S603 # its own interpreter and file
+                    [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._running = process, sock
         for number, worker in self._workers.items():
-            self._send(f"+{number} {worker}")
+            sock.send(f"{number} {worker}".encode(), socket.MSG_DONTWAIT)
         for number in self._ended:
-            self._send(f"-{number}")  # without its group, whose id may be reused by now
+            sock.send(str(number).encode(), socket.MSG_DONTWAIT)  # without its group, whose id may be reused by now
+        return sock
 
-    def _receive_done(self, sock: socket.socket) -> None:
-        """Read which of the ended workers have nothing left."""
-        with contextlib.suppress(OSError):
-            while message := sock.recv(64, socket.MSG_DONTWAIT):
-                self._ended.discard(int(message))
+
+def end_helper(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    """End a helper process that ends, and so closes its end of the socket, once this end of the socket is closed."""
+    with sock:
+        sock.settimeout(_PATIENCE)
+        try:
+            sock.shutdown(socket.SHUT_WR)  # closing is not enough: a forked child may have a copy of the descriptor
+            while sock.recv(1 << 16):
+                pass  # an answer that nobody waits for any more
+        except OSError:
+            process.kill()
+    process.wait()
 
 
 REAPER = Reaper()

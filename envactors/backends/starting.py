@@ -1,4 +1,4 @@
-"""Four ways to start a worker process."""
+"""Four ways to start a worker process, and the environment it starts with."""
 
 from __future__ import annotations
 
@@ -14,28 +14,47 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from envactors.backends.environment import THREAD_CAPS, difference
-from envactors.backends.reaping import REAPER
-from envactors.system import SIGKILL, Process, await_exit, fixed_layout, packet_pair
-from envactors.worker.bootstrap import Descriptors, Passage, run, run_forked
+from envactors.backends.reaping import REAPER, end_helper
+from envactors.system.polling import packet_pair
+from envactors.system.processes import SIGKILL, Process, await_exit, fixed_layout, open_sentinel
+from envactors.worker.bootstrap import Descriptors, run, run_forked
 
 StartMethod = Literal["loky", "spawn", "forkserver", "fork"]
 
+# The variables that set the number of threads of numerical libraries, which read them once, when they are imported.
+THREAD_CAPS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 # How long the fork server may take to answer, in seconds; the first answer includes its imports.
 _FORK_SERVER_PATIENCE = 60.0
-# How long it may take to reap a worker, and to end, in seconds.
+# How long it may take to reap a worker, in seconds.
 _REAP_PATIENCE = 1.0
 # The processes that multiprocessing reaps by itself.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
-class Starter(Protocol):
-    """A way to start a worker process."""
+class Starter:
+    """A way to start a worker process; see `ProcessBackend`.
+
+    Args:
+        preload: Further modules that fork servers import.
+        randomize_layout: Whether fresh interpreters have random addresses.
+    """
+
+    def __init__(self, preload: Sequence[str], randomize_layout: bool) -> None:
+        self._preload = list(preload)
+        self._randomize_layout = randomize_layout
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         """Start a worker with these descriptors and these additions to the environment."""
+        raise NotImplementedError
 
     def retain(self) -> None:
         """Count an actor that uses the starter."""
@@ -43,40 +62,12 @@ class Starter(Protocol):
     def release(self) -> None:
         """Uncount an actor; after the last one, end what the starter has started."""
 
-
-def make_starter(method: StartMethod, preload: Sequence[str] = (), randomize_layout: bool = True) -> Starter:
-    """Return the starter of a start method; see `ProcessBackend`."""
-    if method == "loky":
-        return LokyStarter(randomize_layout)
-    if method == "spawn":
-        return SpawnStarter(randomize_layout)
-    return ForkServerStarter(preload) if method == "forkserver" else ForkStarter()
-
-
-class _Stateless:
-    def retain(self) -> None:
-        """Do nothing: the starter has no resources."""
-
-    def release(self) -> None:
-        """Do nothing: the starter has no resources."""
-
-
-class _Fresh(_Stateless):
-    """Starts fresh interpreters.
-
-    Args:
-        randomize_layout: Whether they have random addresses; see `ProcessBackend`.
-    """
-
-    def __init__(self, randomize_layout: bool) -> None:
-        self._randomize_layout = randomize_layout
-
     def _layout(self) -> AbstractContextManager[bool]:
         """Return the context to start a worker in; its value says whether the worker must restore a random layout."""
         return nullcontext(False) if self._randomize_layout else fixed_layout()
 
 
-class LokyStarter(_Fresh):
+class LokyStarter(Starter):
     """Starts a fresh interpreter by loky's process context."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
@@ -91,7 +82,7 @@ class LokyStarter(_Fresh):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with self._layout() as fixed:
             process = get_context("loky").Process(
-                target=run, name=name, args=(Passage(descriptors), os.getpid(), fixed), env=dict(environment)
+                target=run, name=name, args=(descriptors, os.getpid(), fixed), env=dict(environment)
             )
             process.start()
         # This backend reaps its processes itself: multiprocessing must not do it before.
@@ -99,18 +90,18 @@ class LokyStarter(_Fresh):
         return _watched(process.pid, lambda: process.exitcode)
 
 
-class SpawnStarter(_Fresh):
+class SpawnStarter(Starter):
     """Starts a fresh interpreter directly."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
         with self._layout() as fixed:
             boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
-            process = _python("bootstrap", "run_fresh", boot, descriptors.present(), {**os.environ, **environment})
+            process = _python("run", boot, descriptors.present(), {**os.environ, **environment})
         del name  # only loky's processes have one
         return _watched(process.pid, process.poll)
 
 
-class ForkStarter(_Stateless):
+class ForkStarter(Starter):
     """Forks the caller."""
 
     def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
@@ -125,18 +116,15 @@ class ForkStarter(_Stateless):
         return _watched(pid, lambda: await_exit(pid))
 
 
-class ForkServerStarter:
+class ForkServerStarter(Starter):
     """Forks a fresh process that has imported what envs need, and that ends with the last actor.
 
     Numerical libraries read their number of threads when they are imported, so there is one server for each choice of
     these numbers; usually there is only one.
-
-    Args:
-        preload: Further modules that the servers import.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        self._preload = list(preload)
+    def __init__(self, preload: Sequence[str], randomize_layout: bool) -> None:
+        super().__init__(preload, randomize_layout)
         self._lock = threading.RLock()
         # How many actors use it.
         self._users = 0
@@ -204,7 +192,7 @@ class ForkServer:
             undo.enter_context(self._socket)
             with theirs:
                 boot = {"channel": theirs.fileno(), "parent_pid": os.getpid(), "preload": list(preload)}
-                self.process = _python("forkserver", "serve_forks", boot, (theirs.fileno(),), own)
+                self.process = _python("serve_forks", boot, (theirs.fileno(),), own)
             undo.pop_all()
 
     def fork(self, descriptors: Descriptors, wanted: Mapping[str, str]) -> tuple[int, int]:
@@ -213,7 +201,7 @@ class ForkServer:
         Raises:
             OSError: The server has ended, or does not answer.
         """
-        changes = difference(self._environment, wanted)
+        changes = _difference(self._environment, wanted)
         pid, fds = self._request("fork", changes, descriptors.present(), _FORK_SERVER_PATIENCE)
         return pid, fds[0]
 
@@ -226,12 +214,7 @@ class ForkServer:
         return code
 
     def stop(self) -> None:
-        self._socket.close()
-        try:
-            self.process.wait(_REAP_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        end_helper(self.process, self._socket)
 
     def _request(self, kind: str, content: object, fds: Sequence[int], patience: float) -> tuple[Any, list[int]]:
         self._socket.settimeout(patience)
@@ -246,18 +229,43 @@ class ForkServer:
                 return content, received
 
 
+def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that limit numerical libraries to one thread each.
+
+    Variables that the caller's environment sets are left out. If it or ``env_vars`` sets ``OMP_NUM_THREADS``, all are.
+    """
+    if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
+        return {}
+    return {name: "1" for name in THREAD_CAPS if name not in os.environ}
+
+
+def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the changes from one environment to another: variables to set, and with None to unset."""
+    changes: dict[str, str | None] = {name: None for name in before if name not in after}
+    changes.update((name, value) for name, value in after.items() if before.get(name) != value)
+    return changes
+
+
+STARTERS: dict[str, type[Starter]] = {
+    "loky": LokyStarter,
+    "spawn": SpawnStarter,
+    "forkserver": ForkServerStarter,
+    "fork": ForkStarter,
+}
+
+
 def _thread_numbers(environment: Mapping[str, str]) -> tuple[str | None, ...]:
     return tuple(environment.get(name) for name in THREAD_CAPS)
 
 
 def _python(
-    module: str, function: str, boot: dict[str, Any], fds: Sequence[int], environment: Mapping[str, str]
+    function: str, boot: dict[str, Any], fds: Sequence[int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter with this environment; it runs a function of a module of `envactors.worker`."""
+    """Start a fresh interpreter with this environment; it runs a function of `envactors.worker.bootstrap`."""
     boot = {**boot, "path": [entry or os.getcwd() for entry in sys.path], "argv": sys.argv}  # noqa: PTH109
     code = (
         "import json, sys; boot = json.loads(sys.argv.pop()); sys.path[:] = boot.pop('path'); "
-        f"sys.argv[:] = boot.pop('argv'); from envactors.worker.{module} import {function}; {function}(**boot)"
+        f"sys.argv[:] = boot.pop('argv'); from envactors.worker.bootstrap import {function}; {function}(**boot)"
     )
     return subprocess.Popen(  # noqa: S603 # its own interpreter and code
         [sys.executable, "-c", code, json.dumps(boot)],
@@ -269,7 +277,7 @@ def _python(
 
 def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:
     try:
-        return Process.open(pid, exit_code)
+        return Process(pid, open_sentinel(pid), exit_code)
     except BaseException:
         os.kill(pid, SIGKILL)
         os.waitpid(pid, 0)

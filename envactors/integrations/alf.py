@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.backends.environment import THREAD_CAPS
 from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import THREAD_CAPS
 from envactors.errors import ActorError, VectorStepError
 from envactors.integrations.alf_envs import ActorEnvironment, Envs, Specs, interrupted
 from envactors.integrations.alf_rotation import Rotation

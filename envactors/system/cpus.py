@@ -6,7 +6,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 # Python has no memory barriers. If the processor keeps stores in order, a number that is written last is seen last.
 # Otherwise only the system calls of ringing and waking put stores in order, and no side may spin.
@@ -16,53 +16,21 @@ STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
 # others each time.
 _SPIN_ROUNDS, _SPIN_SECONDS = 150, 1e-3
 
+# Lets other threads that wait for this core run first.
+yield_cpu = os.sched_yield
+
 
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def yield_cpu() -> None:
-    """Let other threads that wait for this core run first."""
-    os.sched_yield()
-
-
-def spin_until(ready: Callable[[], bool]) -> bool:
-    """Spin until ``ready()``, for some tens of microseconds of this thread's own time, and return whether it was.
-
-    Each round gives the core away first, so that the other side may use it.
-    """
-    end = time.monotonic() + _SPIN_SECONDS
-    for _ in range(_SPIN_ROUNDS):
-        yield_cpu()
-        if ready() or ready() or ready() or ready():
-            return True
-        if time.monotonic() > end:
-            break
-    return False
-
-
-def spin_until_changed(counters: memoryview, index: int, value: int) -> bool:
-    """Spin until ``counters[index] != value``, no longer than `spin_until` does, and return whether it changed.
-
-    Each round gives the core away first. No Python function is called, so that a round is short.
-    """
-    sched_yield, monotonic = os.sched_yield, time.monotonic
-    end = monotonic() + _SPIN_SECONDS
-    for _ in range(_SPIN_ROUNDS):
-        sched_yield()
-        if counters[index] != value or counters[index] != value or counters[index] != value or counters[index] != value:
-            return True
-        if monotonic() > end:
-            break
-    return False
-
-
 def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
     """Spin until ``counters[index] >= number`` for all pairs (counters, number), and return whether that came true.
 
-    The counters may only grow: one that has reached its number is not read again. It spins no longer than `spin_until`
-    does, gives the core away before each round, and calls no Python function.
+    It spins for some tens of microseconds of this thread's own time. Each round gives the core away first, so that the
+    other side may use it, and calls no Python function, so that it is short. The counters may only grow: one that has
+    reached its number is not read again.
     """
     sched_yield, monotonic = os.sched_yield, time.monotonic
     end = monotonic() + _SPIN_SECONDS

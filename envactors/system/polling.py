@@ -1,16 +1,27 @@
-"""Waiting for many descriptors at once, and waking a thread or process that does."""
+"""Waiting for many descriptors at once, waking a thread or process that does, and local sockets."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import select
+import socket
 import threading
+import time
 from collections.abc import Callable
+
+# The system's calls refuse much longer time-outs; a caller with a later deadline waits again. In seconds.
+LONGEST_WAIT = 1e6
 
 READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 WRITABLE = select.EPOLLOUT
+
+
+def remaining(deadline: float | None) -> float | None:
+    """Return the seconds left until a time of `time.monotonic`, from 0 to `LONGEST_WAIT`; None for no deadline."""
+    return None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)
 
 
 class Poller:
@@ -87,3 +98,13 @@ class Doorbell:
                 with contextlib.suppress(ValueError):  # itself closed meanwhile
                     poller.remove(self._fd)
             os.close(self._fd)
+
+
+def packet_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets that keep the bounds of messages and tell when the other end is closed."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def is_disconnect(error: OSError) -> bool:
+    """Return whether an error of a socket only says that the other end is gone."""
+    return error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF)

@@ -1,4 +1,4 @@
-"""Processes: watching, ending and starting them, and what they know of their parent and terminal."""
+"""Processes: watching, ending and starting them, their memory layout, and what they know of parent and terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import ctypes
 import fcntl
 import mmap
 import os
-import select
 import signal
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Asks a worker for the stacks of its threads. A real-time signal, so that SIGUSR1 and SIGUSR2 stay the env's own.
+STACKS_SIGNAL = signal.SIGRTMIN + 9
+SIGKILL = signal.SIGKILL
+
 _PR_SET_PDEATHSIG = 1
+# Flags of `personality`: no random addresses;
+_NO_RANDOMIZE = 0x0040000
+# libraries from the first third of the address space up. At the addresses that programs without random ones have by
+# default, the same work has been seen to take half as long again.
+_COMPAT_LAYOUT = 0x0200000
+_QUERY = 0xFFFFFFFF  # changes nothing
 
 
 class Process:
@@ -30,11 +39,6 @@ class Process:
         self._fd = fd
         self._exit_code = exit_code
 
-    @classmethod
-    def open(cls, pid: int, exit_code: Callable[[], int | None]) -> Process:
-        """Return the process of a child that has not been reaped."""
-        return cls(pid, open_sentinel(pid), exit_code)
-
     def fileno(self) -> int:
         return self._fd
 
@@ -42,12 +46,6 @@ class Process:
         """Send a signal; nothing happens if the process has ended already."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signum)
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for its end; return whether it has ended."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(timeout * 1000))
 
     def reap(self) -> int | None:
         """Reap the ended process and return its exit code, minus the signal's number, or None if nobody can tell."""
@@ -72,26 +70,6 @@ def kill_group(leader: int) -> None:
     """End all processes of the group that a process leads; it must not have been reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def start_detached(command: list[str], stdin: int) -> int:
-    """Start a program in a session of its own that ignores all signals but SIGKILL; return its process id.
-
-    Args:
-        command: The path of a program and its arguments.
-        stdin: The only descriptor that it gets.
-    """
-    return os.posix_spawn(
-        command[0],
-        command,
-        os.environ,
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, stdin, 0),
-            *((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2)),
-        ],
-        setsid=True,
-        setsigmask=signal.valid_signals(),
-    )
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -128,3 +106,36 @@ def resident_memory(pid: int) -> int:
     except (OSError, IndexError):
         return 0
     return int(pages) * mmap.PAGESIZE
+
+
+@contextlib.contextmanager
+def fixed_layout() -> Iterator[bool]:
+    """Start the programs that this thread starts in the context at one and the same addresses.
+
+    Processors predict branches by address. Interpreters that take turns on a core, each with its code somewhere else,
+    evict each other's predictions and step at half the speed. If the kernel refuses (in some containers), layouts stay
+    random.
+
+    Yields:
+        Whether the layout was random before and is fixed now: started programs then call `restore_random_layout`.
+    """
+    before = _personality(_QUERY)
+    random = before >= 0 and not before & _NO_RANDOMIZE
+    changed = random and _personality(before | _NO_RANDOMIZE | _COMPAT_LAYOUT) >= 0
+    try:
+        yield changed
+    finally:
+        if changed:
+            _personality(before)
+
+
+def restore_random_layout() -> None:
+    """Give the programs that this process starts random layouts again, after `fixed_layout`."""
+    now = _personality(_QUERY)
+    if now >= 0:
+        _personality(now & ~(_NO_RANDOMIZE | _COMPAT_LAYOUT))
+
+
+def _personality(wanted: int) -> int:
+    """Set the kernel's flags for this thread and what it starts; return the flags before, or -1 if it refuses."""
+    return int(ctypes.CDLL(None).personality(ctypes.c_ulong(wanted)))

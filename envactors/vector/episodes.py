@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.options import RecyclePolicy
-from envactors.system import resident_memory
+from envactors.system.processes import resident_memory
 from envactors.vector.env_state import EnvState
 from envactors.vector.failure_policy import Autoreset
 

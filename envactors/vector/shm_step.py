@@ -24,7 +24,7 @@ from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySt
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.arrays.specs import ArraySpec, flatten, reader, split_batch
-from envactors.system import cores, spin_until_all
+from envactors.system.cpus import cores, spin_until_all
 from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Changes, Episodes

@@ -16,7 +16,8 @@ import mmap
 import time
 from typing import Final, NamedTuple
 
-from envactors.system import Doorbell, yield_cpu
+from envactors.system.cpus import yield_cpu
+from envactors.system.polling import Doorbell
 
 PAGE: Final = mmap.PAGESIZE
 

@@ -1,11 +1,15 @@
-"""The start of a worker process: signals, output, stacks, and its end with the parent."""
+"""The start of a worker process: signals, output, stacks, its end with the parent; and the fork server."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
+import gc
+import importlib
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -14,14 +18,25 @@ from collections.abc import Mapping
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
-from envactors import system
 from envactors.arrays.slab import Layout, Slab
+from envactors.system.memory import map_file
+from envactors.system.polling import Doorbell
+from envactors.system.processes import (
+    STACKS_SIGNAL,
+    await_exit,
+    die_with_parent,
+    leave_terminal,
+    open_sentinel,
+    restore_random_layout,
+)
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage
 from envactors.wire.info_codec import InfoWriter
-from envactors.worker.context import own_process
-from envactors.worker.main import serve
+from envactors.worker import context
+from envactors.worker.main import Server
 
+# What the fork server imports, if it is installed.
+_PRELOADED = ("numpy", "gymnasium")
 # Streams of the process that a worker was forked from; see `_redirect`.
 _inherited: list[Any] = []
 
@@ -42,15 +57,9 @@ class Descriptors(NamedTuple):
         """Return the descriptors without None, in order."""
         return [fd for fd in self if fd is not None]
 
-
-class Passage:
-    """Pickles descriptors for a process that is being started; it unpickles to `Descriptors`."""
-
-    def __init__(self, descriptors: Descriptors) -> None:
-        self._descriptors = descriptors
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_descriptors, tuple(DupFd(fd) for fd in self._descriptors.present())
+        # Pickled by loky alone, which passes them to the process that it is starting.
+        return _unpickle_descriptors, tuple(DupFd(fd) for fd in self.present())
 
 
 def _unpickle_descriptors(*passed: Any) -> Descriptors:
@@ -66,38 +75,35 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
         fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
             again.
     """
-    system.die_with_parent(parent_pid)
+    descriptors = Descriptors(*descriptors)  # a fresh interpreter has got a list
+    die_with_parent(parent_pid)
     if fixed_layout:
-        system.restore_random_layout()
+        restore_random_layout()
     # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
     # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
     os.setpgid(0, 0)
-    system.leave_terminal()
+    leave_terminal()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    own_process()
     # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
-    faulthandler.register(system.STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)
-    memory = system.map_file(descriptors.page, PAGE)
+    faulthandler.register(STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)
+    memory = map_file(descriptors.page, PAGE)
     os.close(descriptors.page)
-    page = ControlPage(memory, system.Doorbell(descriptors.to_worker), system.Doorbell(descriptors.to_parent))
+    page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)
         rows = None if descriptors.slab is None else functools.partial(_open_rows, descriptors.slab)
-        serve(Channel(sock), page, rows, None)
+        server = Server(Channel(sock), page, rows)
+        context.of_process = server.host.running
+        server.serve()
 
 
 def _open_rows(fd: int, layout: Layout) -> tuple[Slab, InfoWriter]:
-    slab = Slab(layout, system.map_file(fd, layout.size))
+    slab = Slab(layout, map_file(fd, layout.size))
     return slab, InfoWriter(slab)
-
-
-def run_fresh(descriptors: list[int], parent_pid: int, fixed_layout: bool) -> None:
-    """Run a worker in a fresh interpreter; see `run`."""
-    run(Descriptors(*descriptors), parent_pid, fixed_layout)
 
 
 def run_forked(descriptors: Descriptors, parent_pid: int, changes: Mapping[str, str | None]) -> NoReturn:
@@ -157,3 +163,48 @@ def _redirect(descriptors: Descriptors) -> None:
         # Line-buffered: Python would buffer more for a pipe, and the rest would be lost with the process.
         stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
+
+
+# The fork server ---------------------------------------------------------------------------------------
+
+
+def serve_forks(channel: int, parent_pid: int, preload: list[str]) -> None:
+    """Fork workers until the other end of the channel is closed.
+
+    Args:
+        channel: The descriptor of a packet socket; each request and each answer is one packet.
+        parent_pid: The caller's process id.
+        preload: Further modules to import.
+    """
+    die_with_parent(parent_pid)
+    os.setpgid(0, 0)
+    leave_terminal()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in (*_PRELOADED, *preload):
+        with contextlib.suppress(Exception):  # an env that needs a module that fails to import raises the error
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # workers share these objects copy-on-write; a garbage collection would write to them
+    with socket.socket(fileno=channel) as sock:
+        while True:
+            request, fds, _, _ = socket.recv_fds(sock, 1 << 20, len(Descriptors._fields))
+            if not request:
+                return
+            number, kind, content = pickle.loads(request)
+            if kind == "fork":
+                _fork(sock, number, Descriptors(*fds), content)
+            else:
+                sock.send(pickle.dumps((number, await_exit(content))))
+
+
+def _fork(sock: socket.socket, number: int, descriptors: Descriptors, changes: dict[str, str | None]) -> None:
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        sock.close()
+        run_forked(descriptors, server_pid, changes)
+    # The pidfd is opened here, where the child cannot have been reaped yet.
+    sentinel = open_sentinel(pid)
+    socket.send_fds(sock, [pickle.dumps((number, pid))], [sentinel])
+    for fd in (sentinel, *descriptors.present()):
+        os.close(fd)

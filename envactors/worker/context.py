@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
-
-from envactors.wire.control_page import ENV_INDEX, ControlPage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,28 +23,10 @@ class ActorContext:
     incarnation: int
 
 
-class WorkerEnvs:
-    """The envs of one worker, one of which runs at a time; the control page says which.
-
-    Attributes:
-        contexts: One context per env that is made, or being made.
-    """
-
-    def __init__(self, page: ControlPage) -> None:
-        self.contexts: list[ActorContext] = []
-        self._counters = page.counters
-
-    @property
-    def running(self) -> ActorContext | None:
-        """The context of the env that runs, or ran last; None before the first."""
-        return self.contexts[self._counters[ENV_INDEX]] if self.contexts else None
-
-
-# The envs that the current thread runs, unless the process is one actor's alone.
-_current: ContextVar[WorkerEnvs | None] = ContextVar("envactors_worker_envs", default=None)
-# The envs of a process that is one actor's alone: threads that env code starts see them too.
-_process_wide: WorkerEnvs | None = None
-_is_worker_process = False
+# Returns the context of the env that runs in the current thread; see `envactors.worker.host.Host.running`.
+of_thread: ContextVar[Callable[[], ActorContext | None] | None] = ContextVar("envactors_worker", default=None)
+# The same for a process that is one actor's alone: threads that env code starts see it too.
+of_process: Callable[[], ActorContext | None] | None = None
 # How many forks lie between this process and the one that imported this module. If the number changes in a worker, env
 # code has forked and this process is the copy. A variable rather than a function, since it is read in every step.
 forks = 0
@@ -53,25 +34,8 @@ forks = 0
 
 def current_actor() -> ActorContext | None:
     """Return the actor whose env code is running; None outside a worker."""
-    envs = _current.get() or _process_wide
-    return None if envs is None else envs.running
-
-
-def own_process() -> None:
-    """Declare that this process belongs to one actor alone."""
-    global _is_worker_process
-    _is_worker_process = True
-
-
-def enter(envs: WorkerEnvs | None) -> WorkerEnvs | None:
-    """Set the envs that this thread runs, or this process if it is one actor's alone; return the previous ones."""
-    global _process_wide
-    if _is_worker_process:
-        before, _process_wide = _process_wide, envs
-    else:
-        before = _current.get()
-        _current.set(envs)
-    return before
+    running = of_thread.get() or of_process
+    return None if running is None else running()
 
 
 def _count_fork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -11,17 +12,30 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, spec_of_space, spec_of_value
+from envactors.arrays.slab import RESET
+from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, reader, spec_of_space, spec_of_value
 from envactors.wire import registry
-from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, ControlPage
-from envactors.wire.messages import Adopt, Call, Close, Describe, Description, Get, Set, Start, renewed_seed
+from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.wire.messages import (
+    REQUESTS,
+    Adopt,
+    Call,
+    Close,
+    Describe,
+    Description,
+    Get,
+    Kind,
+    RecordedSteps,
+    Replay,
+    Set,
+    Start,
+    renewed_seed,
+)
 from envactors.wire.pickling import dumps, loads
-from envactors.worker.context import ActorContext, WorkerEnvs
+from envactors.worker.context import ActorContext
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
-
-_MISSING = object()
 
 
 class HostedEnv:
@@ -144,41 +158,49 @@ class Host:
     """Makes the envs of one worker, and runs all requests that are neither steps nor resets.
 
     Args:
-        start: The request that has the factories.
-        incarnation: The number of this process.
         page: The control page, on which the env that runs is recorded.
-        envs: Gets the context of each env, for `envactors.current_actor`.
-        on_made: Called with the number of envs that are made, while there are more to make.
 
     Attributes:
         hosted_envs: The actor's envs.
     """
 
-    def __init__(
-        self, start: Start, incarnation: int, page: ControlPage, envs: WorkerEnvs, on_made: Callable[[int], None]
-    ) -> None:
-        self._page = page
-        self._envs = envs
+    def __init__(self, page: ControlPage) -> None:
         self.hosted_envs: list[HostedEnv] = []
-        for offset, factory in enumerate(start.factories):
-            context = ActorContext(start.name, start.first + offset, incarnation)
-            envs.contexts.append(context)
-            page.record_env(METHOD_CALL, offset)
+        # All envs that were made; `hosted_envs` has fewer of them after `adopt` by an actor with fewer envs.
+        self._made: list[HostedEnv] = []
+        # One per env that is made, or being made.
+        self._contexts: list[ActorContext] = []
+        self._page = page
+
+    def running(self) -> ActorContext | None:
+        """Return the context of the env that runs, or ran last; None before the first."""
+        return self._contexts[self._page.counters[ENV_INDEX]] if self._contexts else None
+
+    def start(self, message: Start, incarnation: int, on_made: Callable[[int], None]) -> None:
+        """Make the envs.
+
+        Args:
+            message: The request that has the factories.
+            incarnation: The number of this process.
+            on_made: Called with the number of envs that are made, while there are more to make.
+        """
+        for offset, factory in enumerate(message.factories):
+            self._contexts.append(ActorContext(message.name, message.first + offset, incarnation))
+            self._page.record_env(METHOD_CALL, offset)
             if offset:
                 on_made(offset)
             make = loads(factory)
             if not offset:
-                registry.install(*start.registrations)
-            self.hosted_envs.append(HostedEnv(make(), offset, context, page, start.journal))
-        # All envs; `hosted_envs` has fewer of them after `adopt` by an actor with fewer envs.
-        self._made = self.hosted_envs
+                registry.install(*message.registrations)
+            self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, message.journal))
+        self.hosted_envs = self._made
 
     def adopt(self, message: Adopt, incarnation: int) -> None:
         """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""
         self.hosted_envs = self._made[: message.envs]
         for offset, hosted in enumerate(self.hosted_envs):
-            self._envs.contexts[offset] = ActorContext(message.name, message.first + offset, incarnation)
-            hosted.identify(self._envs.contexts[offset])
+            self._contexts[offset] = ActorContext(message.name, message.first + offset, incarnation)
+            hosted.identify(self._contexts[offset])
 
     def call(self, message: Call) -> Any:
         """Call a method of an env."""
@@ -233,6 +255,51 @@ class Host:
         if first_error is not None:
             raise first_error
 
+    def replay(self, message: Replay) -> bool:
+        """Repeat the journal of an env whose process was lost; return whether it has returned the same observations.
+
+        Each entry is recorded on the control page, since each has a deadline of its own.
+        """
+        hosted = self.hosted_envs[message.env]
+        for payload in message.attributes:
+            self.set(Set(*loads(payload)))
+        if not message.entries:
+            return True
+        for entry in message.entries:
+            if isinstance(entry, RecordedSteps):
+                self._repeat_steps(hosted, message, entry)
+            else:
+                self._repeat(hosted, *entry)
+        same = hosted.check == message.check
+        # If they differ, the env counts as new, so that its next reset is seeded as after a renewal.
+        hosted.was_reset = same
+        return same
+
+    def _repeat_steps(self, hosted: HostedEnv, message: Replay, recorded: RecordedSteps) -> None:
+        assert message.action is not None, "steps in shared memory have actions of a known spec"
+        for row, operation in enumerate(recorded.ops):
+            if operation == RESET:
+                self._page.record_env(METHOD_RESET, hosted.position)
+                hosted.reset(None, None, None)
+            else:
+                action = reader(message.action, recorded.actions, row)()
+                self._page.record_env(METHOD_STEP, hosted.position)
+                hosted.step(action, message.autoreset, None)
+
+    def _repeat(self, hosted: HostedEnv, kind: int, payload: bytes) -> None:
+        content = REQUESTS[kind](*loads(payload))
+        if kind == Kind.RESET:
+            self._page.record_env(METHOD_RESET, hosted.position)
+            hosted.reset(content.seed, content.options, content.root_seed)
+        elif kind == Kind.STEP:
+            self._page.record_env(METHOD_STEP, hosted.position)
+            hosted.step(content.action, content.autoreset, content.root_seed)
+        elif kind == Kind.SET:
+            self.set(content)
+        else:
+            with contextlib.suppress(Exception):  # the call may have raised the first time, too
+                self.call(content)
+
     def _begin_call(self, position: int) -> HostedEnv:
         self._page.record_env(METHOD_CALL, position)
         return self.hosted_envs[position]
@@ -255,13 +322,13 @@ def find(env: Any, name: str) -> Any:
     Raises:
         AttributeError: Neither the env nor an env that it wraps has the attribute.
     """
-    value = getattr(env, name, _MISSING)
-    if value is not _MISSING:
-        return value
-    getter = getattr(env, "get_wrapper_attr", None)
-    if callable(getter):
-        return getter(name)
-    return getattr(env, name)
+    try:
+        return getattr(env, name)
+    except AttributeError:
+        getter = getattr(env, "get_wrapper_attr", None)
+        if not callable(getter):
+            raise
+    return getter(name)
 
 
 def _space_spec(env: Any, name: str) -> Spec | None:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from envactors.arrays.slab import Layout, Slab
-from envactors.system import Poller, pinned_while_sleeping, spin_until_changed
+from envactors.system.cpus import pinned_while_sleeping, spin_until_all
+from envactors.system.polling import Poller
 from envactors.wire.control_page import FRAMES, METHOD_CALL, POSTED, SPINNING, STEP, WAIT, ControlPage, wait_cpu
 from envactors.wire.info_codec import InfoWriter
-from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Replay, Start, Steps
+from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start, Steps
 from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.wire.steps import OutcomePacker, unpack_steps
 from envactors.worker import context
 from envactors.worker.host import Host
-from envactors.worker.replay import replay
 from envactors.worker.step_runner import StepRunner, WriteGuard
 
 # Opens the slab of a layout.
@@ -45,44 +45,6 @@ class WorkerChannel(Protocol):
         """
 
 
-def serve(channel: WorkerChannel, page: ControlPage, open_rows: OpenRows | None, guard: WriteGuard | None) -> None:
-    """Run requests until the parent closes the worker or ends.
-
-    Args:
-        channel: The worker's end, which blocks.
-        page: The worker's control page.
-        open_rows: Opens the slab; None if steps never go through shared memory.
-        guard: Of a worker that cannot be killed: tells it that it was abandoned.
-    """
-    server = Server(channel, page, open_rows, guard)
-    context.enter(server.envs)
-    counters, spins = page.counters, 0
-    with contextlib.closing(Poller()) as poller:
-        fd = channel.fileno()
-        poller.add(fd)
-        page.to_worker.register(poller)
-        try:
-            while not server.closed:
-                handled = server.handled
-                if counters[POSTED] == handled:
-                    wait = counters[WAIT]
-                    core = wait_cpu(wait) if wait > SPINNING else None
-                    if wait & SPINNING:
-                        if core is not None and spins % _SPINS_PER_PINNING == 0:
-                            with pinned_while_sleeping(core):
-                                pass  # moves the thread there; the scheduler has no reason to move it away soon
-                        spins += 1
-                    if not (wait & SPINNING and spin_until_changed(counters, POSTED, handled)):
-                        with _ANYWHERE if core is None else pinned_while_sleeping(core):
-                            # A ring may be that of a request that was seen while spinning, and is done.
-                            while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
-                                pass
-                server.run_posted()
-        except OSError:
-            # The parent has ended or has abandoned this worker, so there is nothing left to reply to.
-            return
-
-
 class Server:
     """Runs one request at a time, and replies to it.
 
@@ -95,7 +57,7 @@ class Server:
     Attributes:
         handled: The value of `POSTED` up to which all requests were run, or are about to be.
         closed: Whether no more requests will come.
-        envs: The envs that the thread must `enter` that runs the server.
+        host: The host of the envs.
     """
 
     def __init__(
@@ -107,12 +69,12 @@ class Server:
     ) -> None:
         self.handled = 0
         self.closed = False
-        self.envs = context.WorkerEnvs(page)
+        self.host = host = Host(page)
         self._channel = channel
         self._page = page
         self._counters = page.counters
         self._open_rows = open_rows
-        self._guard = guard
+        self._runner = StepRunner(host, page, self._reply, guard)
         self._forks = context.forks
         # How many frames were read, to compare with `FRAMES`.
         self._frames_read = 0
@@ -121,10 +83,46 @@ class Server:
         # Those of the current request.
         self._incarnation = 0
         self._call_id = 0
-        # None until the envs are made.
-        self._runner: StepRunner | None = None
-        # The handlers by kind of request. The first request is START, which makes the envs and adds the others.
-        self._handlers: dict[int, Callable[[Any], Any]] = {Kind.START: self._start}
+        # The handlers by kind of request.
+        self._handlers: dict[int, Callable[[Any], Any]] = {
+            Kind.START: self._start,
+            Kind.ADOPT: self._adopt,
+            Kind.ATTACH: self._attach,
+            Kind.CALL: host.call,
+            Kind.GET: host.get,
+            Kind.SET: host.set,
+            Kind.DESCRIBE: host.describe,
+            Kind.REPLAY: host.replay,
+            Kind.CLOSE: host.close,
+        }
+
+    def serve(self) -> None:
+        """Run requests until the parent closes the worker or ends; the channel must block."""
+        counters, spins = self._counters, 0
+        with contextlib.closing(Poller()) as poller:
+            fd = self._channel.fileno()
+            poller.add(fd)
+            self._page.to_worker.register(poller)
+            try:
+                while not self.closed:
+                    handled = self.handled
+                    if counters[POSTED] == handled:
+                        wait = counters[WAIT]
+                        core = wait_cpu(wait) if wait > SPINNING else None
+                        if wait & SPINNING:
+                            if core is not None and spins % _SPINS_PER_PINNING == 0:
+                                with pinned_while_sleeping(core):
+                                    pass  # moves the thread there; the scheduler has no reason to move it away soon
+                            spins += 1
+                        if not (wait & SPINNING and spin_until_all([(counters, handled + 1)], POSTED)):
+                            with _ANYWHERE if core is None else pinned_while_sleeping(core):
+                                # A ring may be that of a request that was seen while spinning, and is done.
+                                while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
+                                    pass
+                    self.run_posted()
+            except OSError:
+                # The parent has ended, so there is nothing left to reply to.
+                return
 
     def run_posted(self) -> None:
         """Run the posted requests; if there are none, read the channel to find out whether it was closed.
@@ -138,7 +136,6 @@ class Server:
         step = counters[STEP]
         if step != self._last_step:
             self._last_step = self._call_id = step
-            assert self._runner is not None, "no step comes before START"
             self._runner.run_rows(step)
         while (nothing or counters[FRAMES] != self._frames_read) and not self.closed:
             nothing = False
@@ -154,18 +151,13 @@ class Server:
         self._incarnation, self._call_id = frame.incarnation, frame.call_id
         self._page.start_request(frame.call_id, METHOD_CALL, 0)
         if frame.kind == _STEPS:
-            self._run_steps(frame)
+            stream, items = unpack_steps(frame.payload)
+            packer = OutcomePacker(pickles=not isinstance(frame.payload, Steps))
+            self._runner.run_items(frame.call_id, items, packer, stream)
         else:
             self._reply(*self._execute(frame))
         self._page.finish_frame(frame.call_id)
         self.closed = frame.kind == Kind.CLOSE
-
-    def _run_steps(self, frame: Frame) -> None:
-        assert self._runner is not None, "no steps come before START"
-        stream, items = unpack_steps(frame.payload)
-        self._runner.run_items(
-            frame.call_id, items, OutcomePacker(pickles=not isinstance(frame.payload, Steps)), stream
-        )
 
     def _execute(self, frame: Frame) -> tuple[Kind, bytes | bytearray]:
         """Run one request and return its reply; an exception fails only this request."""
@@ -188,33 +180,14 @@ class Server:
     # Handlers, one per kind of request --------------------------------------------------------------------
 
     def _start(self, message: Start) -> None:
-        host = Host(message, self._incarnation, self._page, self.envs, self._report_made)
-        self._runner = StepRunner(host, self._page, self._reply, self._guard)
+        self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps(made)))
+        self._attach(message.attach)
 
-        def adopt(message: Adopt) -> None:
-            host.adopt(message, self._incarnation)
-            self._attach(message.attach)
-
-        def repeat(message: Replay) -> bool:
-            return replay(host, self._page, message)
-
-        self._handlers = {
-            Kind.ADOPT: adopt,
-            Kind.ATTACH: self._attach,
-            Kind.CALL: host.call,
-            Kind.GET: host.get,
-            Kind.SET: host.set,
-            Kind.DESCRIBE: host.describe,
-            Kind.REPLAY: repeat,
-            Kind.CLOSE: host.close,
-        }
+    def _adopt(self, message: Adopt) -> None:
+        self.host.adopt(message, self._incarnation)
         self._attach(message.attach)
 
     def _attach(self, message: Attach | None) -> None:
         if message is not None:
             assert self._open_rows is not None, "the parent attaches only workers that it has passed a slab"
-            assert self._runner is not None, "no ATTACH comes before START"
             self._runner.attach(*self._open_rows(message.layout), message.autoreset)
-
-    def _report_made(self, count: int) -> None:
-        self._reply(Kind.ENV_MADE, dumps(count))

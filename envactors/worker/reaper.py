@@ -1,8 +1,10 @@
 """The reaper: a program that ends the processes which a caller and its workers leave behind.
 
 It outlives its caller by a moment. It uses only a few modules of the standard library, so its system calls are here and
-not in `envactors.system`. The caller reports workers that start and end through descriptor 0; the reaper itself waits
-for the end of the caller. A process belongs to a worker if one of three conditions holds:
+not in `envactors.system`. Through descriptor 0 the caller reports workers that have started ("3 4711": the worker's
+number and process id) and that have ended ("3"); the reaper itself waits for the end of the caller.
+
+A process belongs to a worker if one of three conditions holds:
 
 - Its environment, as ``/proc/<pid>/environ`` shows it, has the worker's mark in `VARIABLE`. Children inherit it,
   whatever group or session they make for themselves. /proc shows the environment that a program was started with: a
@@ -18,6 +20,7 @@ variable, hides its environment, or is a forked copy of a forked worker.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import signal
@@ -31,7 +34,7 @@ VARIABLE = "ENVACTORS_WORKER"
 _PREFIX = VARIABLE.encode() + b"="
 # In the command line of a process that cleans up by itself once all others have ended.
 _SPARED = b"resource_tracker"
-# In seconds: how long to search for the processes of one worker,
+# In seconds: how long to search for processes after a worker's end,
 _PATIENCE = 4.0
 # how long to wait for killed processes before the next search,
 _WAIT = 0.25
@@ -51,27 +54,23 @@ class ProcessSnapshot:
 
     Raises:
         OSError: There is no such process, or it has ended already.
-    """
 
-    __slots__ = ("begun", "environment", "group", "parent", "pid")
+    Attributes:
+        identity: A value that no other process ever has, even if process ids are reused.
+        environment: None if it is hidden from this user, or that of a kernel thread.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         fields = _read(pid, "stat").rpartition(b")")[2].split()
-        self.parent, self.group, self.begun = int(fields[1]), int(fields[2]), int(fields[19])
         if fields[0] in b"ZX":
             raise ProcessLookupError(pid)
-        self.environment: bytes | None = None  # of a kernel thread, or hidden from this user
+        self.parent, self.group = int(fields[1]), int(fields[2])
+        self.identity = pid, int(fields[19])
+        self.environment: bytes | None = None
         if _KERNEL_THREADS not in (pid, self.parent):
-            try:
+            with contextlib.suppress(PermissionError):
                 self.environment = _read(pid, "environ")
-            except PermissionError:
-                return
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """A value that no other process ever has, even if process ids are reused."""
-        return self.pid, self.begun
 
 
 class Reaper:
@@ -86,191 +85,133 @@ class Reaper:
         self._prefix = caller_id.encode() + b"/"
         # worker's number: the process group that it leads
         self._groups: dict[bytes, int] = {}
-        # number of an ended worker: until when to search for its processes (`time.monotonic`)
-        self._until: dict[bytes, float] = {}
-        # Until when to search for the processes of all workers; None while the caller runs.
-        self._all_until: float | None = None
-        # identity of a process that cleans up by itself: until when it may
+        # The numbers of ended workers whose processes are to be searched for.
+        self._ended: set[bytes] = set()
+        # identity of a process that cleans up by itself: until when it may (`time.monotonic`)
         self._spared: dict[tuple[int, int], float] = {}
-        # The identities of processes that showed an empty environment; see `_find`.
-        self._seen_empty: set[tuple[int, int]] = set()
-        # Whether the last search asked for an immediate second one.
-        self._again = False
-        # The identities of processes that this user may not kill.
-        self._not_permitted: set[tuple[int, int]] = set()
         # The ids of processes that are never killed.
         self._safe = {os.getpid(), caller_pid}
         os.set_blocking(0, False)
         self._poll = select.poll()
         self._poll.register(0, select.POLLIN)
-        self._caller = _open_pidfd(caller_pid)
-        if self._caller is None or os.getppid() != caller_pid:
-            self._end_all()
-        else:
+        self._caller = -1
+        with contextlib.suppress(OSError):  # it has ended already
+            self._caller = os.pidfd_open(caller_pid)
             self._poll.register(self._caller, select.POLLIN)
+        self._caller_ended = os.getppid() != caller_pid
 
     def run(self) -> None:
         """Run until the caller has ended, or has closed descriptor 0, and no process of its workers is left."""
         while True:
-            fds, again = self._search_and_kill() if self._until or self._all_until is not None else ([], False)
-            if not fds and not again and self._all_until is not None:
+            if self._ended or self._caller_ended:
+                self._end_processes()
+            if self._caller_ended:
                 return
-            self._wait(fds, _EXEC if again else _WAIT if fds else None)
+            self._read_reports(None)
 
-    def _end_all(self) -> None:
-        if self._all_until is None:
-            self._all_until = time.monotonic() + _PATIENCE
+    def _read_reports(self, seconds: float | None) -> bool:
+        """Wait so long (None: for ever) until the caller reports or ends; return whether it has."""
+        ready = {fd for fd, _ in self._poll.poll(None if seconds is None else seconds * 1000)}
+        self._caller_ended = self._caller_ended or self._caller in ready
+        if 0 in ready:
+            try:
+                while message := os.read(0, 64):
+                    number, _, pid = message.partition(b" ")
+                    if pid:
+                        self._groups[number] = int(pid)
+                    else:
+                        self._ended.add(number)
+                self._caller_ended = True
+            except BlockingIOError:
+                pass
+        if self._caller_ended:
+            self._poll = select.poll()  # there is nothing more to wait for
+        return bool(ready)
 
-    def _read_reports(self) -> None:
-        """Read the caller's reports of workers that have started or ended."""
-        try:
-            while message := os.read(0, 64):
-                number, _, pid = message[1:].partition(b" ")
-                if message[:1] == b"+":
-                    self._groups[number] = int(pid)
-                else:
-                    self._until[number] = time.monotonic() + _PATIENCE
-        except BlockingIOError:
-            return
-        self._poll.unregister(0)
-        self._end_all()
-
-    def _wait(self, fds: list[int], seconds: float | None) -> None:
-        """Wait until all these processes have ended, ``seconds`` have passed, or the caller reports or ends."""
-        deadline = time.monotonic() + (seconds or 0.0)
-        left = {*fds}
-        for fd in left:
-            self._poll.register(fd, select.POLLIN)
-        while True:
-            timeout = None if seconds is None else max(0.0, deadline - time.monotonic()) * 1000
-            ready = {fd for fd, _ in self._poll.poll(timeout)}
-            for fd in left & ready:
-                self._poll.unregister(fd)
-            left -= ready
-            if 0 in ready:
-                self._read_reports()
-            if self._caller in ready:
-                self._poll.unregister(self._caller)
-                self._end_all()
-            if not left or not ready or not ready.isdisjoint((0, self._caller)):
-                break
-        for fd in left:
-            self._poll.unregister(fd)
-        for fd in fds:
-            os.close(fd)
-
-    def _search_and_kill(self) -> tuple[list[int], bool]:
-        """Search once and kill the processes found; return their pidfds, and whether to search again at once."""
-        now = time.monotonic()
-        self._report_done([number for number, until in self._until.items() if until < now])
-        if self._all_until is not None and self._all_until < now:
-            return [], False
-        found, unclear = self._find()
-        fds = [fd for process in found if (fd := self._kill(process, now)) is not None]
-        if not fds and not unclear:
-            self._report_done(list(self._until))
-        return fds, unclear
-
-    def _report_done(self, numbers: list[bytes]) -> None:
-        for number in numbers:
-            del self._until[number]
+    def _end_processes(self) -> None:
+        """Search for the processes of ended workers, and kill them, until there are none or the time is over."""
+        until, searches_in_vain = time.monotonic() + _PATIENCE, 0
+        while searches_in_vain < 2 and time.monotonic() < until:
+            found, in_exec = self._find()
+            killed = [fd for process in found if (fd := self._kill(process)) is not None]
+            _await_end(killed)
+            # In an exec a process shows no environment for a moment, so search a second time. Not a third time: if the
+            # machine starts processes all the time, every search finds one in an exec.
+            searches_in_vain = 0 if killed else searches_in_vain + (1 if in_exec else 2)
+            if self._read_reports(0.0 if killed or not in_exec else _EXEC):
+                until, searches_in_vain = time.monotonic() + _PATIENCE, 0
+        for number in self._ended:
             self._groups.pop(number, None)
-            with contextlib.suppress(OSError):  # the caller has ended, or reads no reports: it does not need this one
-                os.write(0, number)
+        self._ended.clear()
 
     def _find(self) -> tuple[list[ProcessSnapshot], bool]:
-        """Return the processes of ended workers, and whether a second search may find more."""
+        """Return the processes of ended workers, and whether there are any that show an empty environment."""
         processes: dict[int, ProcessSnapshot] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 # importing pathlib takes time
             if name.isdigit() and int(name) not in self._safe:
-                try:
+                with contextlib.suppress(OSError):
                     processes[int(name)] = ProcessSnapshot(int(name))
-                except OSError:
-                    continue
         # The kernel does not reuse the id of a group while there are processes in it.
         groups = {group for number, group in self._groups.items() if self._has_ended(number)}
-        found = {pid for pid, process in processes.items() if process.group in groups or self._is_marked(process)}
+        found = {
+            pid
+            for pid, process in processes.items()
+            if process.group in groups or self._is_marked(process.environment or b"")
+        }
         added = found
         while added:
             added = {pid for pid, process in processes.items() if process.parent in added} - found
             found |= added
-        unclear = False
-        for pid in processes.keys() - found:
-            process = processes[pid]
-            if process.environment == b"" and process.identity not in self._seen_empty:
-                # In an exec a process shows no environment for a moment, so search a second time. Not a third time: if
-                # the machine starts processes all the time, every search finds one in an exec.
-                unclear = not self._again
-                self._seen_empty.add(process.identity)
-        self._again = unclear
-        return [processes[pid] for pid in found if processes[pid].identity not in self._not_permitted], unclear
+        in_exec = any(process.environment == b"" for pid, process in processes.items() if pid not in found)
+        return [processes[pid] for pid in found], in_exec
 
     def _has_ended(self, number: bytes) -> bool:
-        return self._all_until is not None or number in self._until
+        return self._caller_ended or number in self._ended
 
-    def _is_marked(self, process: ProcessSnapshot) -> bool:
-        environment = process.environment
-        if environment is None or self._prefix not in environment:
-            return False
-        for entry in environment.split(b"\0"):
-            if entry.startswith(_PREFIX):
-                marks = entry[len(_PREFIX) :].split()
-                return any(
-                    mark.startswith(self._prefix) and self._has_ended(mark[len(self._prefix) :]) for mark in marks
-                )
-        return False
+    def _is_marked(self, environment: bytes) -> bool:
+        """Return whether an environment has the mark of an ended worker."""
+        values = (entry[len(_PREFIX) :] for entry in environment.split(b"\0") if entry.startswith(_PREFIX))
+        return any(
+            mark.startswith(self._prefix) and self._has_ended(mark[len(self._prefix) :])
+            for mark in next(values, b"").split()
+        )
 
-    def _kill(self, process: ProcessSnapshot, now: float) -> int | None:
-        """Kill a process, unless it may still clean up by itself; return its pidfd, None if it has ended."""
-        fd = _open_pidfd(process.pid)
-        if fd is None:
-            return None
+    def _kill(self, process: ProcessSnapshot) -> int | None:
+        """Kill a process, unless it may still clean up by itself; return its pidfd, None if that is not possible."""
+        try:
+            fd = os.pidfd_open(process.pid)
+        except OSError:
+            return None  # it has ended
         try:
             # The pidfd refers to the process that has this pid now, which may be another one.
             if ProcessSnapshot(process.pid).identity == process.identity:
-                command = _read(process.pid, "cmdline")
+                command, now = _read(process.pid, "cmdline"), time.monotonic()
                 cleans_up = _SPARED in command or os.fsencode(__file__) in command.split(b"\0")
                 if not cleans_up or now > self._spared.setdefault(process.identity, now + _GRACE):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 return fd
-        except PermissionError:
-            self._not_permitted.add(process.identity)  # it runs as another user
         except OSError:
-            pass  # it has ended meanwhile
+            pass  # it has ended meanwhile, or runs as another user
         os.close(fd)
         return None
 
 
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
+def _await_end(fds: list[int]) -> None:
+    """Wait until the processes of these pidfds have ended, but not for long, and close them."""
+    until = time.monotonic() + _WAIT
+    for fd in fds:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(max(0.0, until - time.monotonic()) * 1000)
+        os.close(fd)
 
 
 def _read(pid: int, name: str) -> bytes:
-    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
-    try:
-        content = b""
-        while part := os.read(fd, 1 << 16):
-            content += part
-        return content
-    finally:
-        os.close(fd)
-
-
-def main() -> None:
-    """Run the reaper as a program; the arguments are those of `Reaper`."""
-    os.chdir("/")
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        if int(name) > 2:
-            try:
-                os.close(int(name))  # inherited by accident: another thread of the caller was starting a process, too
-            except OSError:
-                continue
-    Reaper(int(sys.argv[1]), sys.argv[2]).run()
-    os._exit(0)
+    with io.FileIO(f"/proc/{pid}/{name}") as file:
+        return file.readall()
 
 
 if __name__ == "__main__":
-    main()
+    os.chdir("/")
+    Reaper(int(sys.argv[1]), sys.argv[2]).run()
+    os._exit(0)

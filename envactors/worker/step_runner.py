@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -68,45 +68,6 @@ class WriteGuard:
             time.sleep(0)  # not for long: writing a result takes about as long as a copy
 
 
-class EnvRequest(Protocol):
-    """A step or a reset of one env, and the destination of its result."""
-
-    @property
-    def hosted(self) -> HostedEnv:
-        """The env."""
-
-    @property
-    def resets(self) -> bool:
-        """Whether it is a reset; otherwise it is a step."""
-
-    @property
-    def action(self) -> Callable[[], Any]:
-        """Returns the action of a step; the env may modify it."""
-
-    @property
-    def autoreset(self) -> bool:
-        """Whether a step that ends the episode resets."""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of a reset."""
-
-    @property
-    def options(self) -> dict[str, Any] | None:
-        """The options of a reset."""
-
-    @property
-    def root_seed(self) -> int | None:
-        """The seed that the seed of a renewed env's first reset is derived from."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the last result is a failure."""
-
-    def write(self, transition: Fields | None, error: BaseException | None) -> None:
-        """Write the result, or the exception that the env has raised."""
-
-
 class StepRunner:
     """Runs the batch steps of one worker.
 
@@ -149,7 +110,7 @@ class StepRunner:
             self._stream = stream
             for row in self._rows:
                 row.stamped = stream
-        due = []
+        due: list[EnvRow] = []
         numbers, done, ops = self._requested.tolist(), self._completed.tolist(), self._ops.tolist()
         for row, number, last, operation in zip(self._rows, numbers, done, ops, strict=True):
             if number != last:
@@ -162,7 +123,7 @@ class StepRunner:
             page.counters[BEGUN] = call_id  # all rows were completed with the previous step
         page.finish_step(call_id)
 
-    def _announce(self, row: EnvRequest) -> None:
+    def _announce(self, row: EnvRow | EnvItem) -> None:
         """Ring after a result, unless the caller waits for more of them than there are; a failure is always told."""
         self._results += 1
         with self._barrier:  # the result is written, then the count is read; the caller does the opposite
@@ -175,11 +136,11 @@ class StepRunner:
     ) -> None:
         """Run the items of a frame, each with its env's position, and send their outcomes."""
 
-        def send(_: EnvRequest | None = None) -> None:
+        def send(_: EnvRow | EnvItem | None = None) -> None:
             if packer:
                 self._send(Kind.OUTCOMES, packer.take_payload())
 
-        due = []
+        due: list[EnvItem] = []
         for position, item in items:
             hosted = self._host.hosted_envs[position]
             if isinstance(item, Failure):  # it could not be unpickled
@@ -190,7 +151,12 @@ class StepRunner:
             self._run(call_id, due, send if stream else None)
         send()
 
-    def _run(self, call_id: int, due: Sequence[EnvRequest], after_each: Callable[[EnvRequest], None] | None) -> None:
+    def _run(
+        self,
+        call_id: int,
+        due: Sequence[EnvRow] | Sequence[EnvItem],
+        after_each: Callable[[EnvRow | EnvItem], None] | None,
+    ) -> None:
         page, guard, forks, thread = self._page, self._guard, self._forks, threading.get_ident()
         counters, times, now = page.counters, page.times, time.monotonic
         page.start_request(call_id, METHOD_RESET if due[0].resets else METHOD_STEP, due[0].hosted.position)
@@ -230,7 +196,7 @@ class StepRunner:
 
 
 class EnvRow:
-    """The row of one env in the slab; see `EnvRequest`.
+    """The row of one env in the slab, with the request that is made of it, and the destination of its result.
 
     Args:
         hosted: The env.
@@ -243,6 +209,8 @@ class EnvRow:
         index: The env's index in the vector.
         number: The number of the requested transition.
         resets: Whether it is a reset.
+        action: Returns the action of a step; the env may modify it.
+        autoreset: Whether a step that ends the episode resets.
         failed: Whether the last result is a failure.
         stamped: Whether to write the time of completion, as results that stream need it.
     """
@@ -322,7 +290,7 @@ class EnvRow:
 
 
 class EnvItem:
-    """One item of a STEPS frame; see `EnvRequest`.
+    """One item of a STEPS frame, with the same attributes and methods as `EnvRow`.
 
     Args:
         hosted: The env.
@@ -335,11 +303,8 @@ class EnvItem:
     options: dict[str, Any] | None = None
 
     def __init__(self, hosted: HostedEnv, item: Step | Reset, packer: OutcomePacker) -> None:
-        self.hosted = hosted
-        self.root_seed = item.root_seed
-        self.resets = isinstance(item, Reset)
-        self._item = item
-        self._packer = packer
+        self.hosted, self.resets, self.root_seed = hosted, isinstance(item, Reset), item.root_seed
+        self._item, self._packer = item, packer
         if isinstance(item, Reset):
             self.seed, self.options = item.seed, item.options
         else:
