@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 
-from helpers import SOON
+from helpers import SOON, Counter
 
+import envactors as ea
 from envactors.actor.reactor import Reactor
 from envactors.system.polling import Doorbell
 
@@ -47,3 +49,27 @@ def test_a_late_reply_is_not_taken_for_a_death():
         reactor._handle_replies(reactor._replies.poll(0))
         assert len(handled) == 1
         assert not taken_for_dead.is_set()
+
+
+def test_the_reactor_asks_no_actor_that_is_not_complete(caplog):
+    """The reactor's thread goes round all the time while actors are made; an error of it would be logged."""
+    stop, interval = threading.Event(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with ea.spawn(Counter, backend="inline") as first:
+        reactor = first._supervisor.reactor
+
+        def go_round():
+            while not stop.is_set():
+                reactor.post(lambda: None)
+
+        poster = threading.Thread(target=go_round)
+        poster.start()
+        try:
+            for _ in range(200):
+                with ea.spawn(Counter, backend="inline"):
+                    pass
+        finally:
+            sys.setswitchinterval(interval)
+            stop.set()
+            poster.join(SOON)
+    assert not caplog.records

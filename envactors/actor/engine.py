@@ -133,16 +133,21 @@ _engine: Engine | None = None
 forks = 0
 
 
-def join(member: Member) -> Engine:
-    """Add an actor to this process's engine and return the engine, which is started for the first actor."""
+def join(member: Member, assemble: Callable[[Engine], None]) -> None:
+    """Add an actor to this process's engine, which is started for the first actor.
+
+    Args:
+        member: The actor.
+        assemble: Called with the engine first: from then on the reactor's thread may ask the actor for its timers.
+    """
     global _engine
     with _lock:
         if _engine is None:
             _engine = Engine()
             atexit.unregister(_close_all)
             atexit.register(_close_all)
+        assemble(_engine)
         _engine.members.add(member)
-        return _engine
 
 
 def _close_all() -> None:

@@ -57,15 +57,18 @@ class Supervisor:
         self._owner_pid, self._forks = os.getpid(), engines.forks
         self._has_warned = False
         config.backend.retain()
-        self._engine = engines.join(self)
-        self.reactor = self._engine.reactor
-        self.core = ActorCore(config, self.reactor)
-        self.lifecycle = Lifecycle(self.core, self._engine.launcher, self._make_future, self._release)
-        self.calls = self.lifecycle.calls
+        engines.join(self, self._assemble)
         if config.backend.inline:
             self.core.run_inline = InlineRunner(self.lifecycle.run_inline).run
         with self.core.change:
             self.lifecycle.begin_launch()
+
+    def _assemble(self, engine: engines.Engine) -> None:
+        self._engine = engine
+        self.reactor = engine.reactor
+        self.core = ActorCore(self.config, engine.reactor)
+        self.lifecycle = Lifecycle(self.core, engine.launcher, self._make_future, self._release)
+        self.calls = self.lifecycle.calls
 
     def _make_future(self) -> ActorFuture:
         return ActorFuture(self, None)
