@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.vector import episodes as episodes_module
 from envactors.vector.env_state import EnvState
-from envactors.vector.episodes import Changes, Episodes
+from envactors.vector.episodes import Episodes
 
 COUNT = 3
 flags = st.lists(st.booleans(), min_size=COUNT, max_size=COUNT).map(lambda values: np.array(values, np.bool_))
@@ -22,10 +22,9 @@ class Books:
     """A bookkeeper of envs without processes."""
 
     def __init__(self, autoreset, recycle=None, count=COUNT):
-        handle = types.SimpleNamespace(pid=4321)
-        self.envs = [EnvState(env_id, handle, None, 0) for env_id in range(count)]
-        self.changes = Changes()
-        self.episodes = Episodes(self.envs, autoreset, recycle, self.changes)
+        handle = types.SimpleNamespace(pid=4321, _supervisor=None, _env=0)
+        self.envs = [EnvState(env_id, handle) for env_id in range(count)]
+        self.episodes = Episodes(self.envs, autoreset, recycle)
         self.autoreset = autoreset
         self.reset_by_hand(range(count))
 
@@ -45,7 +44,7 @@ class Books:
             self.episodes.episodes.tolist(),
             self.episodes.ended.tolist(),
             [(env.needs_reset, env.retiring, env.steps_before) for env in self.envs],
-            self.changes.count > 0,
+            self.episodes.changes > 0,
         )
 
 
@@ -108,7 +107,9 @@ def test_after_the_end_of_an_episode_an_env_is_reset_as_it_was_agreed(autoreset)
     books.episodes.record(1, over=True, reset=False)
     assert books.episodes.ended.tolist() == [False, autoreset == "next_step", False]
     assert [env.needs_reset for env in books.envs] == [False, autoreset == "disabled", False]
-    assert (books.changes.count > 0) is (autoreset == "disabled"), "prepared steps look again where one needs a reset"
+    assert (books.episodes.changes > 0) is (autoreset == "disabled"), (
+        "prepared steps look again where one needs a reset"
+    )
 
 
 def test_an_env_that_is_not_strict_needs_no_reset_after_its_episode():

@@ -8,13 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from envactors.vector.failure_policy import (
-    Action,
-    Failed,
-    FailureDecision,
-    decide_failure,
-    moves_to_next_process,
-)
+from envactors.vector.failure_policy import Action, Failed, FailureDecision, decide_failure
 
 AUTORESETS = ("next_step", "same_step", "disabled")
 
@@ -149,12 +143,3 @@ def test_a_report_needs_an_observation_and_is_followed_by_a_reset(failed):
 def test_replay_without_another_try_is_renew(failed):
     replay = failed._replace(on_failure="replay", can_retry=False)
     assert decide_failure(replay) == decide_failure(replay._replace(on_failure="renew"))
-
-
-@pytest.mark.parametrize("retiring", [False, True])
-@pytest.mark.parametrize("autoreset", AUTORESETS)
-@pytest.mark.parametrize("asked_reset", [False, True])
-@pytest.mark.parametrize("over", [False, True])
-def test_only_the_reset_within_a_step_moves_to_the_next_process(retiring, autoreset, asked_reset, over):
-    moves = moves_to_next_process(retiring=retiring, autoreset=autoreset, asked_reset=asked_reset, over=over)
-    assert moves is ((retiring, autoreset, asked_reset, over) == (True, "same_step", False, True))

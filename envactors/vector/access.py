@@ -30,7 +30,7 @@ class VectorAccess:
     @property
     def autoreset(self) -> Autoreset:
         """What happens at the end of an episode."""
-        return self._envs._parts.autoreset
+        return self._envs._episodes.autoreset
 
     def check_open(self) -> None:
         """Refuse to go on with a closed vector, or in a process that inherited it.
@@ -42,7 +42,7 @@ class VectorAccess:
 
     def busy(self) -> list[int]:
         """Return the envs whose results were not delivered."""
-        return [env_id for env_id, state in enumerate(self._envs._parts.pending.states) if state != IDLE]
+        return [env_id for env_id, state in enumerate(self._envs._pending.states) if state != IDLE]
 
     def let_envs_judge(self) -> None:
         """Let envs step that were never reset, or whose episode is over: they decide themselves what that means.

@@ -27,7 +27,6 @@ class Collector:
         pending: Where their results are.
         batcher: Makes batches of them.
         stepper: Steps through shared memory; None without any.
-        waiter: What actors give to `Reactor.wake`.
     """
 
     def __init__(
@@ -36,13 +35,11 @@ class Collector:
         pending: Pending,
         batcher: Batcher,
         stepper: SharedMemoryStepper | None,
-        waiter: object,
     ) -> None:
         self._envs = envs
         self._pending = pending
         self._batcher = batcher
         self._stepper = stepper
-        self._waiter = waiter
         self._supervisors = list(dict.fromkeys(env.supervisor for env in envs))
         self._reactor = self._supervisors[0].reactor
         self._wait_set = None if stepper is None else stepper.wait_set
@@ -69,7 +66,7 @@ class Collector:
                 raise ActorClosedError("this vector env is closed: make another")
             return False
 
-        return self._reactor.wait(is_there, self._waiter, deadline, self._wait_set)
+        return self._reactor.wait(is_there, self._pending, deadline, self._wait_set)
 
     def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
         """Wait for the results of envs and deliver them.
@@ -134,13 +131,13 @@ class Collector:
             results = self._pending.take(env_ids)
             if results and self._stepper is not None and all(result.is_in_rows for result in results):
                 batch = self._stepper.take_batch(env_ids)
-                self._reactor.wake(self._waiter)  # another thread may wait for the same ones
+                self._reactor.wake(self._pending)  # another thread may wait for the same ones
                 return batch
             failures = {result.env_id: result.error for result in results if result.error is not None}
             steps, mismatches = self._batcher.conform_all(self._steps(results))
             failures.update(mismatches)
             batch = self._batcher.batch(steps)
-        self._reactor.wake(self._waiter)  # another thread may wait for the same ones
+        self._reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
             first_id, first_error = next(iter(failures.items()))
             # An error of an actor says itself where it happened.

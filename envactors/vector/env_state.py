@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorView
+from envactors.actor.handle import ActorView, Caller
 from envactors.actor.states import ActorState
-from envactors.actor.supervisor import Supervisor
 from envactors.errors import VectorInputError
+from envactors.wire.messages import Reset
 
 
 class EnvState:
@@ -17,10 +18,10 @@ class EnvState:
     Args:
         env_id: Its index.
         handle: Its handle.
-        supervisor: Its actor.
-        position: Its position within its actor.
 
     Attributes:
+        supervisor: Its actor.
+        position: Its position within its actor.
         needs_reset: Whether it must be reset before it can step.
         strict: Whether an env that was never reset, or whose episode is over, must be reset before it can step;
             otherwise only one that was lost.
@@ -30,11 +31,11 @@ class EnvState:
         steps_before: How many steps it had made when its present process began.
     """
 
-    def __init__(self, env_id: int, handle: ActorView, supervisor: Supervisor, position: int) -> None:
+    def __init__(self, env_id: int, handle: ActorView) -> None:
         self.env_id = env_id
         self.handle = handle
-        self.supervisor = supervisor
-        self.position = position
+        self.supervisor = handle._supervisor
+        self.position = handle._env
         self.needs_reset = self.strict = True
         self.incarnation: int | None = None
         self.root_seed: int | None = None
@@ -46,16 +47,15 @@ class EnvState:
         """Whether its actor can have another process."""
         return self.handle.state not in (ActorState.DEAD, ActorState.CLOSED)
 
-    def lose_episode(self) -> None:
-        """Note that its episode is lost with its process."""
-        self.needs_reset, self.incarnation = True, None
-
     def retire_process(self) -> None:
         """Replace the process before what is asked next, if that is due."""
-        if self.retiring:
-            self.retiring = False
-            if self.actor_lives:
-                self.supervisor.renew(ActorFuture(self.supervisor, None))
+        due, self.retiring = self.retiring and self.actor_lives, False
+        if due:
+            self.supervisor.renew(ActorFuture(self.supervisor, None))
+
+    def reset_message(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Return what the worker is asked to reset it."""
+        return Reset(self.position, seed, options, self.root_seed)
 
 
 def check_steppable(envs: Iterable[EnvState]) -> None:
@@ -67,3 +67,33 @@ def check_steppable(envs: Iterable[EnvState]) -> None:
     for env in envs:
         if env.needs_reset:
             raise VectorInputError(f"env {env.env_id} was asked to step: it needs a reset first")
+
+
+class EnvCaller(Caller):
+    """Calls one env of several that share a process; its episodes are the facade's."""
+
+    __slots__ = ()
+
+    def _check_method(self, method: str) -> None:
+        if method in ("step", "reset"):
+            raise VectorInputError(
+                f"{method} through the handle of an env that shares its process: the facade keeps account of its "
+                f"episodes; use envs.{method}(..., env_ids=[i])"
+            )
+
+
+class EnvHandle(EnvCaller, ActorView):
+    """An env of several that share a process: its methods and attributes, and what concerns it alone."""
+
+    __slots__ = ()
+    _caller_type = EnvCaller
+
+    def _refuse(self, *_args: object, **_options: object) -> NoReturn:
+        """Raise: it would take the other envs of the process with it."""
+        raise VectorInputError(
+            "renew(), kill() and close() through the handle of env "
+            f"{self._supervisor.config.first_index + self._env}, which shares its process with other envs: use "
+            f"envs.actors[j] for all of {self.name!r}, or make the vector with envs_per_actor=1"
+        )
+
+    renew = kill = close = _refuse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,6 @@ from envactors.vector.failure_policy import Autoreset
 _Flags = npt.NDArray[np.bool_]
 
 
-class Changes:
-    """Counts what a prepared step has to look at before it is used again.
-
-    Attributes:
-        count: Grows when an env goes in frames, needs a reset, or changes its process.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class Episodes:
     """Counts what envs have done, and knows where their episodes stand.
 
@@ -33,26 +23,26 @@ class Episodes:
         envs: The envs.
         autoreset: What happens at the end of an episode.
         recycle: When a process is replaced between two episodes.
-        changes: Counts what prepared steps have to look at.
 
     Attributes:
+        autoreset: What happens at the end of an episode.
         ended: bool, shape (n,): whether the next step of an env resets it, by autoreset.
         episodes: int64, shape (n,): how many episodes have ended.
+        changes: Grows when an env goes in frames, needs a reset, or changes its process: then a prepared step has to
+            look at its envs before it is used again.
     """
 
-    def __init__(
-        self, envs: list[EnvState], autoreset: Autoreset, recycle: RecyclePolicy | None, changes: Changes
-    ) -> None:
+    def __init__(self, envs: Sequence[EnvState], autoreset: Autoreset, recycle: RecyclePolicy | None) -> None:
         count = len(envs)
+        self.autoreset: Autoreset = autoreset
         self.ended = np.zeros(count, np.bool_)
         self.episodes = np.zeros(count, np.int64)
+        self.changes = 0
         # Steps of each env, without those of full batches, which `_rounds` counts for all of them.
         self._steps = np.zeros(count, np.int64)
         self._rounds = 0
         self._envs = envs
-        self._autoreset = autoreset
         self._recycle = recycle
-        self._changes = changes
         self._none = bytes(count)
 
     @property
@@ -73,7 +63,7 @@ class Episodes:
             self._steps -= resets  # a reset is no step
         if terminated.tobytes() != self._none or truncated.tobytes() != self._none:
             self._end(np.flatnonzero(terminated | truncated).tolist())
-            if self._autoreset == "next_step":
+            if self.autoreset == "next_step":
                 self.ended[...] = terminated | truncated
         elif resets is not None:
             self.ended[...] = False
@@ -87,7 +77,7 @@ class Episodes:
             resets: bool, shape (k,): which of them were resets.
         """
         self._steps[index] += ~resets
-        if self._autoreset == "next_step":
+        if self.autoreset == "next_step":
             self.ended[index] = overs
         if overs.any():
             self._end(index[overs].tolist())
@@ -95,7 +85,7 @@ class Episodes:
     def record(self, env_id: int, *, over: bool, reset: bool) -> None:
         """Record one transition of an env that was asked in a frame, and may have had no episode before."""
         self._steps[env_id] += not reset
-        self.ended[env_id] = over and self._autoreset == "next_step"
+        self.ended[env_id] = over and self.autoreset == "next_step"
         self._envs[env_id].needs_reset = False
         if over:
             self._end([env_id])
@@ -110,18 +100,14 @@ class Episodes:
         for env_id in env_ids:
             env = self._envs[env_id]
             self.episodes[env_id] += 1
-            if self._autoreset == "disabled" and env.strict:
+            if self.autoreset == "disabled" and env.strict:
                 env.needs_reset = True
-                self._changes.count += 1
+                self.changes += 1
             if self._recycle is not None and self._is_too_old(env, self._recycle):
                 env.retiring = True
-                self._changes.count += 1
+                self.changes += 1
 
     def _is_too_old(self, env: EnvState, policy: RecyclePolicy) -> bool:
-        pid = env.handle.pid
-        if pid is None:
-            return False
-        steps = int(self._steps[env.env_id]) + self._rounds - env.steps_before
-        if policy.max_steps is not None and steps >= policy.max_steps:
-            return True
-        return policy.max_rss is not None and resident_memory(pid) > policy.max_rss
+        pid, steps = env.handle.pid, int(self._steps[env.env_id]) + self._rounds - env.steps_before
+        too_many = policy.max_steps is not None and steps >= policy.max_steps
+        return pid is not None and (too_many or (policy.max_rss is not None and resident_memory(pid) > policy.max_rss))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,28 +10,24 @@ from typing import Any
 
 from envactors import backends
 from envactors.actor import engine
-from envactors.actor.handle import ActorHandle, ActorView, close_all
+from envactors.actor.handle import ActorView, close_all, launch
 from envactors.actor.signal_deferral import defer_signals
 from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
-from envactors.errors import ActorClosedError, NothingPendingError, VectorInputError
+from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout
+from envactors.vector import inputs
 from envactors.vector.batch import Batch, VectorStats
-from envactors.vector.build import VectorActors, describe_envs, results_of
+from envactors.vector.build import VectorActors, describe_envs, results_of, share_rows
+from envactors.vector.collector import Collector
+from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
-from envactors.vector.inputs import (
-    check_env_ids,
-    check_flags,
-    check_limits,
-    check_options,
-    check_standbys,
-    env_vars_per_actor,
-    options_for,
-    seeds_for,
-)
-from envactors.vector.parts import VectorParts
+from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
-from envactors.vector.transitions import EnvFuture
+from envactors.vector.results import Batcher, LastResults, RowReader
+from envactors.vector.shm_step import SharedMemoryStepper
+from envactors.vector.starter import Starter
+from envactors.vector.transitions import EnvFuture, Transitions
 
 
 class VectorEnv:
@@ -100,21 +97,24 @@ class VectorEnv:
         shared_memory: bool = True,
         copy: bool = True,
     ) -> None:
-        factories = list(factories)
-        backend = backends.resolve(backend)
-        check_options(factories, envs_per_actor, autoreset, on_failure, max_journal, recycle, backend)
-        check_flags(shared_memory=shared_memory, copy=copy)
-        groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
-        variables = env_vars_per_actor(env_vars, len(groups))
-        check_standbys(standbys, factories, variables, backend)
-        self._is_closed = False
-        self._forks = engine.forks
+        factories, backend = list(factories), backends.resolve(backend)
+        inputs.check_policies(autoreset, on_failure)
+        inputs.check_counts(1, envs_per_actor=envs_per_actor)
+        inputs.check_counts(0, max_journal=max_journal, standbys=standbys)
+        inputs.check_flags(shared_memory=shared_memory, copy=copy)
+        inputs.check_recycling(recycle, envs_per_actor, backend)
+        groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars)
+        inputs.check_standbys(standbys, factories, variables, backend)
+        self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
         # The step that `step_async` has started.
         self._started: PreparedStep | None = None
         memory = backend.make_memory() if shared_memory else None
-        limit = max_journal if on_failure == "replay" else None
-        self._built = VectorActors(backend, deadlines, restart, memory, limit)
-        self.actors: list[ActorHandle] = self._built.actors
+        kept = max_journal if on_failure == "replay" else None
+        launch_alike = functools.partial(
+            launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory, max_journal=kept
+        )
+        self._built = VectorActors(launch_alike, memory)
+        self.actors, self._envs = self._built.actors, self._built.envs
         try:
             self._built.launch(groups, variables, standbys)
             self._assemble(autoreset, on_failure, recycle, copy=copy)
@@ -126,21 +126,26 @@ class VectorEnv:
         self, autoreset: Autoreset, on_failure: OnFailure, recycle: RecyclePolicy | None, *, copy: bool
     ) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
-        self._envs = self._built.envs
-        self._all_ids = list(range(len(self._envs)))
+        envs = self._envs
+        self._all_ids = list(range(len(envs)))
         self._check_made()
-        description = describe_envs(self._envs)
-        self.metadata = description.metadata
-        self.render_mode = description.render_mode
-        parts = VectorParts(self._built, description, autoreset, on_failure, recycle, copy=copy)
-        self._parts = parts
-        self._inline = parts.inline
-        self._use_parts()
-
-    def _use_parts(self) -> None:
-        """Look up the parts of every step; they are gone once the vector is closed."""
-        self._stepper, self._starter = self._parts.stepper, self._parts.starter
-        self._collector = self._parts.collector
+        description = describe_envs(envs)
+        self.metadata, self.render_mode = description.metadata, description.render_mode
+        self._action_spec: Spec | None = description.action
+        self._reward_spec: Spec = description.reward
+        self._pending = pending = Pending(len(envs))
+        self._episodes = episodes = Episodes(envs, autoreset, recycle)
+        self._batcher = Batcher(description.observation, description.reward)
+        shared = share_rows(self._built, description, same_step=autoreset == "same_step")
+        reader = None if shared is None else RowReader(shared[0], copy=copy)
+        last = None if on_failure == "raise" else LastResults(len(envs), reader)
+        transitions = Transitions(envs, pending, episodes, last, on_failure)
+        stepper = None
+        if shared is not None and reader is not None:
+            stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
+        self._stepper = stepper
+        self._starter = Starter(envs, pending, transitions, stepper, description.action, inline=self._inline)
+        self._collector = Collector(envs, pending, self._batcher, stepper)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared; for subclasses, which can `call` methods of the envs."""
@@ -153,17 +158,17 @@ class VectorEnv:
     @property
     def observation_spec(self) -> Spec | None:
         """One env's observation: its space's, or learnt from the first reset if it has none (None before)."""
-        return self._parts.batcher.observation_spec
+        return self._batcher.observation_spec
 
     @property
     def action_spec(self) -> Spec | None:
         """One env's action; None if the envs have no action space, and then actions are not checked."""
-        return self._parts.action_spec
+        return self._action_spec
 
     @property
     def reward_spec(self) -> Spec:
         """One env's reward: float64, a scalar unless the env has a ``reward_space``."""
-        return self._parts.reward_spec
+        return self._reward_spec
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -174,10 +179,8 @@ class VectorEnv:
 
     def stats(self) -> VectorStats:
         """Return counts over the vector env's life."""
-        episodes = self._parts.episodes
-        return VectorStats(
-            episodes.steps.tolist(), episodes.episodes.tolist(), [actor.stats() for actor in self.actors]
-        )
+        steps, episodes = self._episodes.steps.tolist(), self._episodes.episodes.tolist()
+        return VectorStats(steps, episodes, [actor.stats() for actor in self.actors])
 
     def reset(
         self,
@@ -205,7 +208,7 @@ class VectorEnv:
         """
         ids = self._select(env_ids)
         check_timeout(timeout, "reset(timeout=...)")
-        seeds, each = seeds_for(seed, ids), options_for(options, len(ids))
+        seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
         deadline = None if timeout is None else time.monotonic() + timeout
         self._starter.start_reset(ids, seeds, each)
         batch = self._collector.gather(ids, timeout, deadline, "reset")
@@ -233,8 +236,8 @@ class VectorEnv:
         """
         stepper, collector = self._stepper, self._collector
         if self._is_closed or engine.forks != self._forks:
-            self._refuse_use()
-        ids = self._all_ids if env_ids is None else check_env_ids(env_ids, len(self._envs))
+            self._check_open()
+        ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, len(self._envs))
         deadline = None
         if timeout is not None:
             check_timeout(timeout, "step(timeout=...)")
@@ -309,8 +312,8 @@ class VectorEnv:
         collector = self._collector
         self._check_open()
         check_timeout(timeout, "recv(timeout=...)")
-        check_limits(min_envs, max_envs)
-        if not self._parts.pending.receivable:
+        inputs.check_limits(min_envs, max_envs)
+        if not self._pending.receivable:
             raise NothingPendingError("recv with nothing under way: send actions first")
         return collector.receive(min_envs, max_envs, None if timeout is None else time.monotonic() + timeout)
 
@@ -347,9 +350,7 @@ class VectorEnv:
             VectorInputError: A list or tuple of another length.
         """
         ids = self._select(env_ids)
-        each = list(values) if isinstance(values, (list, tuple)) else [values] * len(ids)
-        if len(each) != len(ids):
-            raise VectorInputError(f"set_attr({name!r}): {len(each)} values for {len(ids)} envs: expected one per env")
+        each = inputs.one_each(values, len(ids), "values", f"set_attr({name!r}): ")
         results_of([self[env_id].set(name, value) for env_id, value in zip(ids, each, strict=True)])
 
     def render(self) -> list[Any]:
@@ -367,10 +368,10 @@ class VectorEnv:
         actors = [*self.actors, *self._built.standbys]
         close_all(actors, timeout)
         if all(actor._supervisor.closed.is_set() for actor in actors):
-            self._built.release()  # until now another process may have been on its way that was to have its memory
-            if hasattr(self, "_parts"):
-                self._parts.release()
-                self._use_parts()  # a thread that still waits holds what it needs
+            if self._built.memory is not None:
+                self._built.memory.close()  # until now another process may have been on its way that was to have it
+            # What refers to the memory; a thread that still waits holds what it needs.
+            self._stepper = self._starter = self._collector = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -379,18 +380,15 @@ class VectorEnv:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<VectorEnv of {len(self._built.envs)} envs{', closed' if self._is_closed else ''}>"
-
-    def _refuse_use(self) -> None:
-        """Raise what use of a closed vector raises, or of one that belongs to another process."""
-        if self._is_closed:
-            raise ActorClosedError("this vector env is closed: make another")
-        self.actors[0]._supervisor.check_owner()
+        return f"<VectorEnv of {len(self._envs)} envs{', closed' if self._is_closed else ''}>"
 
     def _check_open(self) -> None:
-        if self._is_closed or engine.forks != self._forks:
-            self._refuse_use()
+        """Refuse the use of a closed vector, or of one that belongs to another process."""
+        if self._is_closed:
+            raise ActorClosedError("this vector env is closed: make another")
+        if engine.forks != self._forks:
+            self.actors[0]._supervisor.check_owner()
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         self._check_open()
-        return self._all_ids if env_ids is None else check_env_ids(env_ids, len(self._envs))
+        return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, len(self._envs))

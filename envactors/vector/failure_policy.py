@@ -78,8 +78,3 @@ def decide_failure(failed: Failed) -> FailureDecision:
     if failed.asked_reset or failed.autoreset == "same_step" or not failed.has_last:
         return FailureDecision(Action.RESET, discards, loses_episode=True)
     return FailureDecision(Action.REPORT, discards, loses_episode=True, resets_next=failed.autoreset == "next_step")
-
-
-def moves_to_next_process(*, retiring: bool, autoreset: Autoreset, asked_reset: bool, over: bool) -> bool:
-    """Return whether the reset within a step is to be done by the next process, since this one is to be replaced."""
-    return retiring and autoreset == "same_step" and not asked_reset and over

@@ -16,36 +16,6 @@ from envactors.vector.failure_policy import Autoreset, OnFailure
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
 
-def check_options(
-    factories: list[Callable[[], Any]],
-    envs_per_actor: object,
-    autoreset: object,
-    on_failure: object,
-    max_journal: object,
-    recycle: RecyclePolicy | None,
-    backend: Backend,
-) -> None:
-    """Refuse options of `VectorEnv` that make no sense.
-
-    Raises:
-        VectorInputError: Naming the option, its value, and what was expected.
-    """
-    if not factories:
-        raise VectorInputError("no factories: expected one callable per env, and at least one")
-    for name, value, kind in (("autoreset", autoreset, Autoreset), ("on_failure", on_failure, OnFailure)):
-        if value not in get_args(kind):
-            raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
-    if isinstance(envs_per_actor, bool) or not isinstance(envs_per_actor, int) or envs_per_actor < 1:
-        raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1")
-    if not is_count(max_journal):
-        raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
-    if recycle is not None and (envs_per_actor > 1 or not backend.kills):
-        raise VectorInputError(
-            f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env per actor, "
-            "so that no other's episode is cut off, and processes"
-        )
-
-
 def check_flags(**flags: object) -> None:
     """Refuse what is no bool.
 
@@ -57,52 +27,89 @@ def check_flags(**flags: object) -> None:
             raise VectorInputError(f"{name} is {flag!r}: expected True or False")
 
 
+def check_counts(least: int, **counts: int) -> None:
+    """Refuse what is no int, or less than ``least``.
+
+    Raises:
+        VectorInputError: Naming the option.
+    """
+    for name, count in counts.items():
+        if not is_count(count) or count < least:
+            raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
+
+
+def check_policies(autoreset: object, on_failure: object) -> None:
+    """Refuse policies that do not exist.
+
+    Raises:
+        VectorInputError: Naming the option.
+    """
+    for name, value, kind in (("autoreset", autoreset, Autoreset), ("on_failure", on_failure, OnFailure)):
+        if value not in get_args(kind):
+            raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
+
+
+def group_envs(
+    factories: list[Callable[[], Any]], envs_per_actor: int, env_vars: EnvVars
+) -> tuple[list[list[Callable[[], Any]]], Sequence[Mapping[str, str] | None]]:
+    """Return the factories of each actor, and its environment variables (or None).
+
+    Raises:
+        VectorInputError: No factories, or another number of mappings than of actors.
+    """
+    if not factories:
+        raise VectorInputError("no factories: expected one callable per env, and at least one")
+    groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
+    if env_vars is None or isinstance(env_vars, Mapping):
+        return groups, [env_vars] * len(groups)
+    if len(env_vars) != len(groups):
+        raise VectorInputError(
+            f"env_vars has {len(env_vars)} mappings for {len(groups)} actors: expected one per actor"
+        )
+    return groups, env_vars
+
+
+def check_recycling(recycle: RecyclePolicy | None, envs_per_actor: int, backend: Backend) -> None:
+    """Refuse to recycle what is no process of one env.
+
+    Raises:
+        VectorInputError: It is none.
+    """
+    if recycle is not None and (envs_per_actor > 1 or not backend.kills):
+        raise VectorInputError(
+            f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env per actor, "
+            "so that no other's episode is cut off, and processes"
+        )
+
+
 def check_standbys(
-    standbys: int,
-    factories: list[Callable[[], Any]],
-    env_vars: Sequence[Mapping[str, str] | None],
-    backend: Backend,
+    standbys: int, factories: list[Callable[[], Any]], env_vars: Sequence[Mapping[str, str] | None], backend: Backend
 ) -> None:
     """Refuse standbys that could not stand in for every actor.
 
     Raises:
         VectorInputError: Naming the first difference between the actors.
     """
-    if isinstance(standbys, bool) or not isinstance(standbys, int) or standbys < 0:
-        raise VectorInputError(f"standbys is {standbys!r}: expected an int >= 0")
     if not standbys:
         return
     if not backend.kills:
         raise VectorInputError(
             f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
         )
-    for env_id, factory in enumerate(factories):
-        if factory is not factories[0]:
-            raise VectorInputError(
-                f"standbys={standbys}, and the factory of env {env_id} is {factory!r}, that of env 0 {factories[0]!r}: "
-                "expected one and the same object for all, since a standby is made before it is known which env it "
-                "will be; [make] * n, say"
-            )
-    for number, variables in enumerate(env_vars):
-        if variables != env_vars[0]:
-            raise VectorInputError(
-                f"standbys={standbys}, and the env_vars of actor {number} are {variables!r}, those of actor 0 "
-                f"{env_vars[0]!r}: expected the same for all, since a standby is started before it is known whose "
-                "place it takes"
-            )
-
-
-def env_vars_per_actor(env_vars: EnvVars, count: int) -> Sequence[Mapping[str, str] | None]:
-    """Return one mapping (or None) per actor.
-
-    Raises:
-        VectorInputError: Another number of mappings.
-    """
-    if env_vars is None or isinstance(env_vars, Mapping):
-        return [env_vars] * count
-    if len(env_vars) != count:
-        raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {count} actors: expected one per actor")
-    return env_vars
+    differences = [
+        f"the factory of env {env_id} is {factory!r}, that of env 0 {factories[0]!r}: expected one and the same object "
+        "for all ([make] * n, say)"
+        for env_id, factory in enumerate(factories)
+        if factory is not factories[0]
+    ] + [
+        f"the env_vars of actor {number} are {variables!r}, those of actor 0 {env_vars[0]!r}: expected the same for all"
+        for number, variables in enumerate(env_vars)
+        if variables != env_vars[0]
+    ]
+    if differences:
+        raise VectorInputError(
+            f"standbys={standbys}, and {differences[0]}, since it is made before it is known whose place it takes"
+        )
 
 
 def check_env_ids(env_ids: Any, count: int) -> list[int]:
@@ -131,29 +138,26 @@ def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -
     Raises:
         VectorInputError: No seed, or another number of them.
     """
-    if seed is None:
-        return [None] * len(env_ids)
-    if is_count(seed):
-        return [operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
+    if seed is None or is_count(seed):
+        return [None if seed is None else operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
     if isinstance(seed, (str, bytes)) or not isinstance(seed, (Sequence, np.ndarray)):
         raise VectorInputError(f"seed is {seed!r}: expected an int >= 0, a sequence of them, or None")
-    if len(seed) != len(env_ids):
-        raise VectorInputError(f"{len(seed)} seeds for {len(env_ids)} envs: expected one per env")
-    for one in seed:
+    seeds = one_each(list(seed), len(env_ids), "seeds")
+    for one in seeds:
         if one is not None and not is_count(one):
             raise VectorInputError(f"seed has {one!r}: expected ints >= 0, or None")
-    return [None if one is None else operator.index(one) for one in seed]
+    return [None if one is None else operator.index(one) for one in seeds]
 
 
-def options_for(options: Any, count: int) -> list[dict[str, Any] | None]:
-    """Return one mapping of options (or None) per env for what `VectorEnv.reset` takes.
+def one_each(values: Any, count: int, what: str, prefix: str = "") -> list[Any]:
+    """Return one value per env: a list or tuple has one each, anything else goes to all.
 
     Raises:
         VectorInputError: Another number of them.
     """
-    each: list[Any] = list(options) if isinstance(options, (list, tuple)) else [options] * count
+    each = list(values) if isinstance(values, (list, tuple)) else [values] * count
     if len(each) != count:
-        raise VectorInputError(f"{len(each)} options for {count} envs: expected one per env")
+        raise VectorInputError(f"{prefix}{len(each)} {what} for {count} envs: expected one per env")
     return each
 
 

@@ -40,7 +40,7 @@ class ReadyResult(NamedTuple):
 
 
 class Pending:
-    """The state of each env's result.
+    """The state of each env's result; also what actors give to `Reactor.wake` when one is there.
 
     Args:
         count: How many envs there are.

@@ -14,7 +14,7 @@ from envactors.actor.supervisor import Supervisor
 from envactors.actor.wait_set import WaitSet
 from envactors.arrays.slab import Slab
 from envactors.vector.env_state import EnvState, check_steppable
-from envactors.vector.episodes import Changes
+from envactors.vector.episodes import Episodes
 from envactors.wire.control_page import ControlPage
 from envactors.wire.info_codec import InfoReader
 
@@ -75,7 +75,7 @@ class PreparedSteps:
         rows: The rows of all envs.
         infos: Reads what comes beside the arrays.
         envs: All envs.
-        changes: Counts what prepared steps have to look at.
+        episodes: Counts what prepared steps have to look at.
         waiter: What actors give to `Reactor.wake`.
         reissue: Returns the request that stands for an env whose step was lost; held weakly, since a batch step that
             outlives the vector must not keep it.
@@ -91,14 +91,14 @@ class PreparedSteps:
         rows: Slab,
         infos: InfoReader,
         envs: Sequence[EnvState],
-        changes: Changes,
+        episodes: Episodes,
         waiter: object,
         reissue: Callable[[int], StepRequest],
     ) -> None:
         self._rows = rows
         self._infos = infos
         self._envs = envs
-        self._changes = changes
+        self._episodes = episodes
         self._waiter = waiter
         self._reissue_weakly = weakref.WeakMethod(reissue)
         by_actor: dict[Supervisor, list[EnvState]] = {}
@@ -121,7 +121,7 @@ class PreparedSteps:
             VectorInputError: One of them needs a reset.
         """
         check_steppable(self._envs[env_id] for env_id in env_ids)
-        prepared = PreparedStep(env_ids, len(self._envs), self._changes.count)
+        prepared = PreparedStep(env_ids, len(self._envs), self._episodes.changes)
         wanted = set(env_ids)
         for number, actor in enumerate(self.actors):
             envs = [env_id for env_id in actor.envs if env_id in wanted]

@@ -27,11 +27,10 @@ from envactors.arrays.specs import ArraySpec, flatten, reader, split_batch
 from envactors.system.cpus import cores, spin_until_all
 from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.env_state import EnvState
-from envactors.vector.episodes import Changes, Episodes
+from envactors.vector.episodes import Episodes
 from envactors.vector.pending import IN_FLIGHT, Pending, ReadyResult
 from envactors.vector.prepared import PreparedStep, PreparedSteps
-from envactors.vector.results import LastResults
-from envactors.vector.rows import NO_CONTENT, Content, RowReader
+from envactors.vector.results import NO_CONTENT, Content, LastResults, RowReader
 from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
 from envactors.wire.info_codec import InfoReader
@@ -48,8 +47,6 @@ class SharedMemoryStepper:
         episodes: The bookkeeper.
         transitions: Asks envs in frames, and handles failures.
         last: The last result of each env; None if failures are raised.
-        changes: Counts what prepared steps have to look at.
-        waiter: What actors give to `Reactor.wake`.
 
     Attributes:
         rows: The rows of all envs.
@@ -65,8 +62,6 @@ class SharedMemoryStepper:
         episodes: Episodes,
         transitions: Transitions,
         last: LastResults | None,
-        changes: Changes,
-        waiter: object,
     ) -> None:
         self._reader = reader
         self.rows = rows = reader.rows
@@ -76,13 +71,11 @@ class SharedMemoryStepper:
         self._episodes = episodes
         self._transitions = transitions
         self._last = last
-        self._prepared = PreparedSteps(self.rows, infos, envs, changes, waiter, self._reissue)
+        self._prepared = PreparedSteps(self.rows, infos, envs, episodes, pending, self._reissue)
         self._actors = self._prepared.actors
         self.wait_set = self._prepared.wait_set
         config = self._actors[0].supervisor.config
         self._tuner = WaitTuner(config.spin, may_pin=config.backend.kills and 1 < len(self._actors) <= cores())
-        self._changes = changes
-        self._waiter = waiter
         self._inline = config.backend.inline
         # The batch steps whose results were not all collected.
         self._running: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
@@ -117,7 +110,7 @@ class SharedMemoryStepper:
         prepared = self._prepared.full_batch
         if prepared is None or prepared.env_ids is not env_ids or stream:
             prepared = self._prepared.find(env_ids, stream)
-        if prepared.version != self._changes.count or (self._running and not prepared.is_over()):
+        if prepared.version != self._episodes.changes or (self._running and not prepared.is_over()):
             prepared = self._prepared.prepare(env_ids, stream)
         only, index = self._only_action, prepared.index
         if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
@@ -157,7 +150,7 @@ class SharedMemoryStepper:
                 refused = [*refused, *step.envs]
         prepared.asked_in_frames = bool(refused)
         if refused:
-            self._changes.count += 1
+            self._episodes.changes += 1
             actions = dict(zip(prepared.env_ids, values, strict=True))
             requests = [self._transitions.request_step(env_id, actions[env_id]) for env_id in refused]
             self._transitions.submit(requests, stream=stream)
@@ -174,7 +167,8 @@ class SharedMemoryStepper:
 
     def _reissue(self, env_id: int) -> StepRequest:
         """Return the request that stands for a step that was lost with its process."""
-        return self._transitions.request_lost(env_id, self._read_action(env_id), was_reset=bool(self.rows.ops[env_id]))
+        self._episodes.changes += 1
+        return self._transitions.request_step(env_id, self._read_action(env_id))
 
     def _read_action(self, env_id: int) -> Any:
         return reader(self._action_spec, self.rows.actions, env_id)()
@@ -198,7 +192,7 @@ class SharedMemoryStepper:
         is_finished = functools.partial(_is_finished, prepared)
         if self._inline:
             self.run_inline()
-        if self.wait_set.wait_rings(is_finished, self._waiter, deadline):
+        if self.wait_set.wait_rings(is_finished, self._pending, deadline):
             with defer_signals:
                 return self.gather(prepared)
         return None

@@ -11,6 +11,7 @@ ended before the env's turn.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -23,16 +24,8 @@ from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorDiedError, ActorError, SerializationError
 from envactors.vector.batch import EnvStep
 from envactors.vector.env_state import EnvState
-from envactors.vector.episodes import Changes, Episodes
-from envactors.vector.failure_policy import (
-    Action,
-    Autoreset,
-    Failed,
-    FailureDecision,
-    OnFailure,
-    decide_failure,
-    moves_to_next_process,
-)
+from envactors.vector.episodes import Episodes
+from envactors.vector.failure_policy import Action, Failed, OnFailure, decide_failure
 from envactors.vector.pending import IDLE, Pending, ReadyResult
 from envactors.vector.results import LastResults
 from envactors.wire.messages import Reset, Step, Transition
@@ -55,11 +48,14 @@ class EnvRequest(StepRequest):
 
     Attributes:
         asked: What the user called.
+        future: Gets the result; None if `Pending` does.
         failure: What an earlier try ended with; the result tells of it.
         ending: The step that ended an episode whose reset is done by the next process.
+        is_open: False once its outcome was handled: deferred calls may run twice.
     """
 
-    __slots__ = ("_step_future", "asked", "ending", "failure", "is_open")
+    __slots__ = ("asked", "ending", "failure", "future", "is_open")
+    future: EnvFuture | None
 
     def __init__(
         self,
@@ -69,61 +65,37 @@ class EnvRequest(StepRequest):
         bound: int | None,
         asked: Literal["reset", "step"],
         future: EnvFuture | None = None,
+        failure: BaseException | None = None,
+        ending: EnvStep | None = None,
     ) -> None:
         super().__init__(message, env.env_id, on_end, bound, pickled=env.supervisor.config.backend.pickles)
         self.asked = asked
-        self.failure: BaseException | None = None
-        self.ending: EnvStep | None = None
-        # False once its outcome was handled: deferred calls may run twice.
+        self.future = future
+        self.failure = failure
+        self.ending = ending
         self.is_open = True
-        self._step_future = future
-
-    @property
-    def future(self) -> EnvFuture | None:
-        return self._step_future
-
-    @property
-    def was_reset(self) -> bool:
-        """Whether the worker is asked for a reset."""
-        return isinstance(self.message, Reset)
 
 
+@dataclasses.dataclass(eq=False)
 class Transitions:
     """Asks envs for steps and resets, and decides what becomes of each outcome.
 
     An env's state belongs to the facade's thread while it is idle, and to the thread that handles its outcome while it
     is in flight; no lock is needed.
 
-    Args:
+    Attributes:
         envs: All envs.
-        pending: Where their results are.
+        pending: Where their results are; also what `Reactor.wake` is given when a result is there.
         episodes: The bookkeeper.
         last: The last result of each env; None if failures are raised.
-        autoreset: What happens at the end of an episode.
         on_failure: What happens after a failure.
-        waiter: What `Reactor.wake` is given when a result is there.
-        changes: Counts what prepared steps have to look at.
     """
 
-    def __init__(
-        self,
-        envs: list[EnvState],
-        pending: Pending,
-        episodes: Episodes,
-        last: LastResults | None,
-        autoreset: Autoreset,
-        on_failure: OnFailure,
-        waiter: object,
-        changes: Changes,
-    ) -> None:
-        self._envs = envs
-        self._pending = pending
-        self._episodes = episodes
-        self._last = last
-        self._autoreset: Autoreset = autoreset
-        self._on_failure: OnFailure = on_failure
-        self._waiter = waiter
-        self._changes = changes
+    envs: list[EnvState]
+    pending: Pending
+    episodes: Episodes
+    last: LastResults | None
+    on_failure: OnFailure
 
     # Asking ----------------------------------------------------------------------------------------------
 
@@ -131,29 +103,21 @@ class Transitions:
         self, env_id: int, seed: int | None, options: dict[str, Any] | None, future: EnvFuture | None = None
     ) -> EnvRequest:
         """Return the request of a reset that the user has asked for."""
-        env = self._envs[env_id]
+        env = self.envs[env_id]
         if seed is not None:
             env.root_seed = seed
-        return EnvRequest(self._reset_message(env, seed, options), env, self.on_end, None, "reset", future)
+        return EnvRequest(env.reset_message(seed, options), env, self.on_end, None, "reset", future)
 
     def request_step(self, env_id: int, action: Any, future: EnvFuture | None = None) -> EnvRequest:
         """Return the request of a step, or of the reset that stands in for it after the end of an episode."""
-        env = self._envs[env_id]
-        if self._episodes.ended[env_id]:
+        env = self.envs[env_id]
+        if self.episodes.ended[env_id]:
             # If failures do not raise they are reported first, also one between two episodes.
-            bound = None if self._on_failure == "raise" or env.retiring else env.incarnation
-            return EnvRequest(self._reset_message(env), env, self.on_end, bound, "step", future)
-        return EnvRequest(self._step_message(env, action), env, self.on_end, env.incarnation, "step", future)
-
-    def request_lost(self, env_id: int, action: Any, *, was_reset: bool) -> EnvRequest:
-        """Return the request that stands for a step in shared memory, of an env whose process has ended."""
-        self._changes.count += 1
-        env = self._envs[env_id]
-        if was_reset:
-            # A reset needs nothing of the process that is gone, so that one that had not begun can still be done.
-            bound = None if self._on_failure == "raise" else env.incarnation
-            return EnvRequest(self._reset_message(env), env, self.on_end, bound, "step")
-        return EnvRequest(self._step_message(env, action), env, self.on_end, env.incarnation, "step")
+            bound = None if self.on_failure == "raise" or env.retiring else env.incarnation
+            return EnvRequest(env.reset_message(), env, self.on_end, bound, "step", future)
+        autoreset = self.episodes.autoreset == "same_step" and not env.retiring
+        message = Step(env.position, action, autoreset, env.root_seed)
+        return EnvRequest(message, env, self.on_end, env.incarnation, "step", future)
 
     def submit(self, requests: Sequence[EnvRequest], *, stream: bool) -> None:
         """Send requests: one batch step per actor.
@@ -161,37 +125,15 @@ class Transitions:
         Raises:
             ActorClosedError: The actors were closed.
         """
-        self._changes.count += 1
+        self.episodes.changes += 1
         by_actor: dict[Supervisor, list[StepRequest]] = {}
         for request in requests:
-            env = self._envs[request.index]
-            if request.was_reset:
+            env = self.envs[request.index]
+            if isinstance(request.message, Reset):
                 env.retire_process()
             by_actor.setdefault(env.supervisor, []).append(request)
         for supervisor, group in by_actor.items():
             supervisor.submit_steps(group, stream=stream)
-
-    def _reset_message(self, env: EnvState, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        return Reset(env.position, seed, options, env.root_seed)
-
-    def _step_message(self, env: EnvState, action: Any) -> Step:
-        return Step(env.position, action, self._autoreset == "same_step" and not env.retiring, env.root_seed)
-
-    def _ask_again(
-        self,
-        request: EnvRequest,
-        message: Reset | Step,
-        *,
-        failure: BaseException | None = None,
-        ending: EnvStep | None = None,
-        bound: int | None = None,
-        at_front: bool = False,
-    ) -> None:
-        env = self._envs[request.index]
-        again = EnvRequest(message, env, self.on_end, bound, request.asked, request.future)
-        again.failure = failure
-        again.ending = ending or request.ending
-        env.supervisor.submit_steps([again], stream=True, at_front=at_front)
 
     # Outcomes, in the thread that reads replies -----------------------------------------------------------
 
@@ -206,27 +148,28 @@ class Transitions:
         request.is_open = False
 
     def _on_result(self, request: EnvRequest, step: EnvStep) -> None:
-        env, over = self._envs[request.index], step.terminated or step.truncated
-        if request.ending is None and moves_to_next_process(
-            retiring=env.retiring, autoreset=self._autoreset, asked_reset=request.asked == "reset", over=over
-        ):
+        env, ending, episodes = self.envs[request.index], request.ending, self.episodes
+        over = step.terminated or step.truncated
+        if over and env.retiring and episodes.autoreset == "same_step":
+            # The reset within the step is done by the next process, since this one is to be replaced.
             env.retire_process()
-            self._ask_again(request, self._reset_message(env), ending=step)
+            again = EnvRequest(
+                env.reset_message(), env, self.on_end, None, request.asked, request.future, request.failure, step
+            )
+            env.supervisor.submit_steps([again], stream=True)
             return
-        if (ending := request.ending) is not None:
-            info = {**step.info, "final_obs": ending.obs, "final_info": ending.info}
+        if ending is not None:
+            over, info = True, {**step.info, "final_obs": ending.obs, "final_info": ending.info}
             step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
-            over = step.terminated or step.truncated
         if env.incarnation != step.incarnation:
-            self._episodes.begin_process(env)
+            episodes.begin_process(env)
         env.incarnation = step.incarnation
-        self._episodes.record(env.env_id, over=over, reset=request.was_reset and ending is None)
+        episodes.record(env.env_id, over=over, reset=ending is None and isinstance(request.message, Reset))
         if request.failure is not None:
             step = self._with_failure(request, step)
-        if self._last is not None:
+        if self.last is not None:
             # A step that a future hands out may be changed by its owner, unlike a batch that was copied from it.
-            kept = step if request.future is None else step._replace(obs=copy.deepcopy(step.obs))
-            self._last.keep_step(kept)
+            self.last.keep_step(step if request.future is None else step._replace(obs=copy.deepcopy(step.obs)))
         self._deliver(request, step, None, step.incarnation)
 
     def _with_failure(self, request: EnvRequest, step: EnvStep) -> EnvStep:
@@ -234,79 +177,66 @@ class Transitions:
         info = {**step.info, "failure": request.failure}
         if request.asked == "reset":
             return step._replace(info=info)
-        last = None if self._last is None else self._last.newest(request.index)
-        if last is not None:
+        if self.last is not None and (last := self.last.newest(request.index)) is not None:
             info |= {"final_obs": last.obs, "final_info": last.info}
         return step._replace(truncated=True, info=info)
 
     def _on_failed(self, request: EnvRequest, error: BaseException, incarnation: int) -> None:
-        env = self._envs[request.index]
+        env, asked_reset = self.envs[request.index], request.asked == "reset"
         lost = isinstance(error, ActorError) and not isinstance(error, SerializationError)
-        last = None if self._last is None else self._last.newest(env.env_id)
-        can_retry = self._on_failure == "replay" and not lost and env.supervisor.may_retry(request, error)
-        decision = decide_failure(
-            Failed(
-                self._on_failure,
-                self._autoreset,
-                lost=lost,
-                was_reset=request.was_reset,
-                asked_reset=request.asked == "reset",
-                actor_lives=env.actor_lives,
-                can_retry=can_retry,
-                has_last=last is not None,
-            )
+        last = None if self.last is None else self.last.newest(env.env_id)
+        failed = Failed(
+            self.on_failure,
+            self.episodes.autoreset,
+            lost=lost,
+            was_reset=isinstance(request.message, Reset),
+            asked_reset=asked_reset,
+            actor_lives=env.actor_lives,
+            can_retry=self.on_failure == "replay" and not lost and env.supervisor.may_retry(request, error),
+            has_last=last is not None,
         )
-        if decision.loses_episode:
-            env.lose_episode()
-            self._episodes.ended[env.env_id] = decision.resets_next
-            env.needs_reset = not decision.resets_next
-            self._changes.count += 1
-        if decision.discards_process:
+        action, discards_process, loses_episode, resets_next = decide_failure(failed)
+        if loses_episode:
+            env.incarnation, env.needs_reset = None, not resets_next
+            self.episodes.ended[env.env_id] = resets_next
+            self.episodes.changes += 1
+        if discards_process:
             env.supervisor.lifecycle.discard(incarnation, env.env_id, request.asked, error)
-        self._act(request, decision, error, incarnation, last)
-
-    def _act(
-        self,
-        request: EnvRequest,
-        decision: FailureDecision,
-        error: BaseException,
-        incarnation: int,
-        last: EnvStep | None,
-    ) -> None:
-        """Do what was decided about a failure."""
-        if decision.action is Action.RAISE:
+        if action is Action.RAISE:
             self._deliver(request, None, error, incarnation)
-        elif decision.action is Action.RETRY:
-            bound = None if request.asked == "reset" else incarnation
-            self._ask_again(request, request.message, failure=request.failure, bound=bound, at_front=True)
-        elif decision.action is Action.RESET:
-            env, message = self._envs[request.index], request.message
-            if request.asked == "step" or not isinstance(message, Reset):
-                message = self._reset_message(env)
-            elif request.failure is not None or (self._on_failure == "replay" and not _was_aborted(error)):
-                message = message._replace(seed=None)  # inputs that have failed twice are not tried a third time
-            self._ask_again(request, message, failure=error)
+        elif action is Action.REPORT and last is not None:
+            self._deliver(request, _stand_in(last, error, incarnation), None, incarnation)
         else:
-            assert last is not None, "without a last result the env is reset at once"
-            self._deliver(request, self._report(last, error, incarnation), None, incarnation)
+            retries = action is Action.RETRY
+            message, failure = (
+                (request.message, request.failure) if retries else (self._reset_after(request, error), error)
+            )
+            bound = incarnation if retries and not asked_reset else None
+            again = EnvRequest(message, env, self.on_end, bound, request.asked, request.future, failure, request.ending)
+            env.supervisor.submit_steps([again], stream=True, at_front=retries)
 
-    def _report(self, last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:
-        """Return what stands in for the result of an env that was lost: its last observation, truncated."""
-        where = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else incarnation
-        reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
-        return EnvStep(last.env_id, last.obs, reward, False, True, {"failure": error}, where + 1)
+    def _reset_after(self, request: EnvRequest, error: BaseException) -> Reset:
+        """Return what a new process is asked after a failure."""
+        message, was_aborted = request.message, isinstance(error, ActorDiedError) and error.aborted
+        if request.asked == "step" or not isinstance(message, Reset):
+            return self.envs[request.index].reset_message()
+        if request.failure is not None or (self.on_failure == "replay" and not was_aborted):
+            return message._replace(seed=None)  # inputs that have failed twice are not tried a third time
+        return message
 
     def _deliver(
         self, request: EnvRequest, step: EnvStep | None, error: BaseException | None, incarnation: int
     ) -> None:
-        env = self._envs[request.index]
         if request.future is None:
-            self._pending.complete(ReadyResult(env.env_id, time.monotonic(), step, error))
-            env.supervisor.reactor.wake(self._waiter)
+            self.pending.complete(ReadyResult(request.index, time.monotonic(), step, error))
+            self.envs[request.index].supervisor.reactor.wake(self.pending)
         else:
-            self._pending.states[env.env_id] = IDLE
+            self.pending.states[request.index] = IDLE
             request.future.settle(step, error, incarnation)
 
 
-def _was_aborted(error: BaseException) -> bool:
-    return isinstance(error, ActorDiedError) and error.aborted
+def _stand_in(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:
+    """Return what stands in for the result of an env that was lost: its last observation, truncated."""
+    where = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else incarnation
+    reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
+    return EnvStep(last.env_id, last.obs, reward, False, True, {"failure": error}, where + 1)
