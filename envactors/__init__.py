@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
-    from envactors.vector.batch import Batch as Batch
-    from envactors.vector.batch import EnvStep as EnvStep
     from envactors.vector.facade import VectorEnv as VectorEnv
+    from envactors.vector.results import Batch as Batch
+    from envactors.vector.results import EnvStep as EnvStep
     from envactors.worker.context import ActorContext as ActorContext
     from envactors.worker.context import current_actor as current_actor
 
@@ -63,8 +63,8 @@ _HOMES = {
         "SpaceMismatchError VectorEnvError VectorInputError VectorStepError VectorTimeoutError"
     ),
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
-    "envactors.vector.batch": "Batch EnvStep",
     "envactors.vector.facade": "VectorEnv",
+    "envactors.vector.results": "Batch EnvStep",
     "envactors.worker.context": "ActorContext current_actor",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

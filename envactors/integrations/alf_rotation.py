@@ -69,9 +69,8 @@ class Rotation:
             VectorStepError: An env that has a place failed; of one in the queue it is raised when its turn comes.
         """
         access, everyone = self._access, list(range(self._envs.num_envs))
-        access.check_open()
-        seeds = seeds_for(seed, everyone)
-        if busy := access.busy():
+        busy, seeds = access.busy(), seeds_for(seed, everyone)
+        if busy:
             with contextlib.suppress(VectorStepError):  # it is reset again, whatever became of it
                 access.gather(busy, None, "reset")
         places = len(self.env_ids)

@@ -30,7 +30,7 @@ from envactors.integrations.ding_values import (
 )
 from envactors.integrations.env_adapters_ding import RawTimestep
 from envactors.options import RestartPolicy
-from envactors.vector.batch import Batch
+from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from envactors.vector.batch import Batch
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import Autoreset
 from envactors.vector.pending import IDLE
+from envactors.vector.results import Batch
 from envactors.vector.transitions import EnvFuture
 
 
@@ -32,16 +32,13 @@ class VectorAccess:
         """What happens at the end of an episode."""
         return self._envs._episodes.autoreset
 
-    def check_open(self) -> None:
-        """Refuse to go on with a closed vector, or in a process that inherited it.
+    def busy(self) -> list[int]:
+        """Return the envs whose results were not delivered.
 
         Raises:
-            ActorClosedError: It is closed, or belongs to another process.
+            ActorClosedError: The vector is closed, or belongs to another process.
         """
         self._envs._check_open()
-
-    def busy(self) -> list[int]:
-        """Return the envs whose results were not delivered."""
         return [env_id for env_id, state in enumerate(self._envs._pending.states) if state != IDLE]
 
     def let_envs_judge(self) -> None:
@@ -56,24 +53,24 @@ class VectorAccess:
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
         """Start resets; `gather` delivers their results."""
-        self.check_open()
+        self._envs._check_open()
         self._envs._starter.start_reset(env_ids, seeds, options)
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return a future of its result."""
-        self.check_open()
+        self._envs._check_open()
         future = EnvFuture(self._envs._envs[env_id])
         self._envs._starter.start_reset([env_id], [seed], [options], [future])
         return future
 
     def start_steps(self, env_ids: list[int], actions: Any) -> None:
         """Start steps; `gather` delivers their results."""
-        self.check_open()
+        self._envs._check_open()
         self._envs._starter.start(env_ids, actions, stream=False)
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps whose actions, one per env, are neither checked nor converted; `gather` delivers the results."""
-        self.check_open()
+        self._envs._check_open()
         self._envs._starter.start_in_frames(env_ids, actions, stream=True, check_actions=False)
 
     def gather(self, env_ids: list[int], timeout: float | None, what: str) -> Batch:

@@ -12,10 +12,9 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.env_state import EnvState
 from envactors.vector.pending import IDLE, IN_FLIGHT, Pending, ReadyResult
-from envactors.vector.results import Batcher
+from envactors.vector.results import Batch, Batcher, EnvStep
 from envactors.vector.shm_step import SharedMemoryStepper
 
 

@@ -17,14 +17,13 @@ from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout
 from envactors.vector import inputs
-from envactors.vector.batch import Batch, VectorStats
 from envactors.vector.build import VectorActors, describe_envs, results_of, share_rows
 from envactors.vector.collector import Collector
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
-from envactors.vector.results import Batcher, LastResults, RowReader
+from envactors.vector.results import Batch, Batcher, LastResults, RowReader, VectorStats
 from envactors.vector.shm_step import SharedMemoryStepper
 from envactors.vector.starter import Starter
 from envactors.vector.transitions import EnvFuture, Transitions

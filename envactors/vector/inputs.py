@@ -63,9 +63,7 @@ def group_envs(
     if env_vars is None or isinstance(env_vars, Mapping):
         return groups, [env_vars] * len(groups)
     if len(env_vars) != len(groups):
-        raise VectorInputError(
-            f"env_vars has {len(env_vars)} mappings for {len(groups)} actors: expected one per actor"
-        )
+        raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {len(groups)} actors: expected one each")
     return groups, env_vars
 
 
@@ -93,22 +91,14 @@ def check_standbys(
     if not standbys:
         return
     if not backend.kills:
+        raise VectorInputError(f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0")
+    make, same = factories[0], env_vars[0]
+    odd = [f"the factory of env {i} is {one!r}, not {make!r}" for i, one in enumerate(factories) if one is not make]
+    odd += [f"the env_vars of actor {i} are {one!r}, not {same!r}" for i, one in enumerate(env_vars) if one != same]
+    if odd:
         raise VectorInputError(
-            f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
-        )
-    differences = [
-        f"the factory of env {env_id} is {factory!r}, that of env 0 {factories[0]!r}: expected one and the same object "
-        "for all ([make] * n, say)"
-        for env_id, factory in enumerate(factories)
-        if factory is not factories[0]
-    ] + [
-        f"the env_vars of actor {number} are {variables!r}, those of actor 0 {env_vars[0]!r}: expected the same for all"
-        for number, variables in enumerate(env_vars)
-        if variables != env_vars[0]
-    ]
-    if differences:
-        raise VectorInputError(
-            f"standbys={standbys}, and {differences[0]}, since it is made before it is known whose place it takes"
+            f"standbys={standbys}, and {odd[0]}: expected one and the same object for all ([make] * n, say) and equal "
+            "env_vars, since a standby is made before it is known whose place it takes"
         )
 
 

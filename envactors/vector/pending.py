@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from envactors.errors import AlreadyPendingError
-from envactors.vector.batch import EnvStep
+from envactors.vector.results import EnvStep
 
 IDLE: Final = 0
 IN_FLIGHT: Final = 1  # the result goes to `step`, `reset` or `recv`

@@ -25,12 +25,11 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.arrays.specs import ArraySpec, flatten, reader, split_batch
 from envactors.system.cpus import cores, spin_until_all
-from envactors.vector.batch import Batch, EnvStep
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import IN_FLIGHT, Pending, ReadyResult
 from envactors.vector.prepared import PreparedStep, PreparedSteps
-from envactors.vector.results import NO_CONTENT, Content, LastResults, RowReader
+from envactors.vector.results import NO_CONTENT, Batch, Content, EnvStep, LastResults, RowReader
 from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
 from envactors.wire.info_codec import InfoReader

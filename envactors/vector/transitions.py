@@ -22,12 +22,11 @@ from envactors.actor.batch_step import StepRequest
 from envactors.actor.future import ActorFuture
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorDiedError, ActorError, SerializationError
-from envactors.vector.batch import EnvStep
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Action, Failed, OnFailure, decide_failure
 from envactors.vector.pending import IDLE, Pending, ReadyResult
-from envactors.vector.results import LastResults
+from envactors.vector.results import EnvStep, LastResults
 from envactors.wire.messages import Reset, Step, Transition
 
 
