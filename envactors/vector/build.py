@@ -84,22 +84,17 @@ def share_rows(built: VectorActors, description: Description, *, same_step: bool
     Returns:
         The rows of all envs and the reader of what comes beside them; None without.
     """
-    observation, action, reward, count = (
-        description.observation,
-        description.action,
-        description.reward,
-        len(built.envs),
-    )
+    observation, action, reward, _, _ = description
     if built.memory is None or observation is None or action is None or not isinstance(reward, ArraySpec):
         return None
     if not all(leaf.batchable for leaf in leaves(action)) or not any(leaf.batchable for leaf in leaves(observation)):
         return None
-    layout = Layout(observation, action, reward, count)
+    layout = Layout(observation, action, reward, len(built.envs))
     try:
         shared = built.memory.create(layout)
     except (OSError, ValueError, OverflowError) as error:
         raise VectorEnvError(
-            f"{layout.size} bytes of shared memory for {count} envs could not be had ({error}): use fewer "
+            f"{layout.size} bytes of shared memory for {layout.envs} envs could not be had ({error}): use fewer "
             "envs, give the process more memory, or shared_memory=False"
         ) from error
     results_of([actor._supervisor.attach(Attach(layout, same_step)) for actor in built.actors])

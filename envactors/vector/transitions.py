@@ -184,15 +184,10 @@ class Transitions:
         env, asked_reset = self.envs[request.index], request.asked == "reset"
         lost = isinstance(error, ActorError) and not isinstance(error, SerializationError)
         last = None if self.last is None else self.last.newest(env.env_id)
+        was_reset, has_last = isinstance(request.message, Reset), last is not None
+        can_retry = self.on_failure == "replay" and not lost and env.supervisor.may_retry(request, error)
         failed = Failed(
-            self.on_failure,
-            self.episodes.autoreset,
-            lost=lost,
-            was_reset=isinstance(request.message, Reset),
-            asked_reset=asked_reset,
-            actor_lives=env.actor_lives,
-            can_retry=self.on_failure == "replay" and not lost and env.supervisor.may_retry(request, error),
-            has_last=last is not None,
+            self.on_failure, self.episodes.autoreset, lost, was_reset, asked_reset, env.actor_lives, can_retry, has_last
         )
         action, discards_process, loses_episode, resets_next = decide_failure(failed)
         if loses_episode:
@@ -206,13 +201,12 @@ class Transitions:
         elif action is Action.REPORT and last is not None:
             self._deliver(request, _stand_in(last, error, incarnation), None, incarnation)
         else:
-            retries = action is Action.RETRY
-            message, failure = (
-                (request.message, request.failure) if retries else (self._reset_after(request, error), error)
-            )
-            bound = incarnation if retries and not asked_reset else None
+            message: Reset | Step = request.message
+            failure, bound = request.failure, None if asked_reset else incarnation
+            if action is not Action.RETRY:
+                message, failure, bound = self._reset_after(request, error), error, None
             again = EnvRequest(message, env, self.on_end, bound, request.asked, request.future, failure, request.ending)
-            env.supervisor.submit_steps([again], stream=True, at_front=retries)
+            env.supervisor.submit_steps([again], stream=True, at_front=action is Action.RETRY)
 
     def _reset_after(self, request: EnvRequest, error: BaseException) -> Reset:
         """Return what a new process is asked after a failure."""
