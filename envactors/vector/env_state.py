@@ -88,12 +88,21 @@ class EnvHandle(EnvCaller, ActorView):
     __slots__ = ()
     _caller_type = EnvCaller
 
-    def _refuse(self, *_args: object, **_options: object) -> NoReturn:
+    def renew(self) -> NoReturn:
         """Raise: it would take the other envs of the process with it."""
-        raise VectorInputError(
-            "renew(), kill() and close() through the handle of env "
-            f"{self._supervisor.config.first_index + self._env}, which shares its process with other envs: use "
-            f"envs.actors[j] for all of {self.name!r}, or make the vector with envs_per_actor=1"
-        )
+        self._refuse("renew()")
 
-    renew = kill = close = _refuse
+    def kill(self, *, restart: bool = False) -> NoReturn:
+        """Raise: it would take the other envs of the process with it."""
+        self._refuse(f"kill(restart={restart})")
+
+    def close(self, timeout: float | None = None) -> NoReturn:
+        """Raise: it would take the other envs of the process with it."""
+        self._refuse(f"close({timeout})")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise VectorInputError(
+            f"{call} through the handle of env {self._supervisor.config.first_index + self._env}, which shares its "
+            f"process with other envs: use envs.actors[j].{call} for all of {self.name!r}, or make the vector with "
+            "envs_per_actor=1"
+        )

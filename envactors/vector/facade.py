@@ -73,14 +73,6 @@ class VectorEnv:
         copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
             possible, valid until that env's next step.
 
-    Attributes:
-        num_envs: How many envs there are.
-        actors: The handles of the processes.
-        action_spec: One env's action; None if the envs have no action space, and then actions are not checked.
-        reward_spec: One env's reward: float64, a scalar unless the env has a ``reward_space``.
-        metadata: That of the envs.
-        render_mode: That of the envs.
-
     Raises:
         ActorStartError: An env could not be made.
         SpaceMismatchError: The envs' values do not go into one batch.
@@ -105,9 +97,9 @@ class VectorEnv:
         copy: bool = True,
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
-        inputs.check_policies(autoreset, on_failure)
+        inputs.check_policies(autoreset, on_failure, max_journal)
         inputs.check_counts(1, envs_per_actor=envs_per_actor)
-        inputs.check_counts(0, max_journal=max_journal, standbys=standbys)
+        inputs.check_counts(0, standbys=standbys)
         inputs.check_flags(shared_memory=shared_memory, copy=copy)
         inputs.check_recycling(recycle, envs_per_actor, backend)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars)
@@ -134,19 +126,18 @@ class VectorEnv:
     ) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
         envs = self._envs
-        self.num_envs = len(envs)
-        self._all_ids = list(range(self.num_envs))
+        self._all_ids = list(range(len(envs)))
         self._check_made()
         description = describe_envs(envs)
         self.metadata, self.render_mode = description.metadata, description.render_mode
-        self.action_spec: Spec | None = description.action
-        self.reward_spec: Spec = description.reward
-        self._pending = pending = Pending(self.num_envs)
+        self._action_spec: Spec | None = description.action
+        self._reward_spec: Spec = description.reward
+        self._pending = pending = Pending(len(envs))
         self._episodes = episodes = Episodes(envs, autoreset, recycle)
         self._batcher = Batcher(description.observation, description.reward)
         shared = share_rows(self._built, description, same_step=autoreset == "same_step")
         reader = None if shared is None else RowReader(shared[0], copy=copy)
-        last = None if on_failure == "raise" else LastResults(self.num_envs, reader)
+        last = None if on_failure == "raise" else LastResults(len(envs), reader)
         transitions = Transitions(envs, pending, episodes, last, on_failure)
         stepper = None
         if shared is not None and reader is not None:
@@ -159,12 +150,27 @@ class VectorEnv:
         """Check the envs before their specs are compared; for subclasses, which can `call` methods of the envs."""
 
     @property
+    def num_envs(self) -> int:
+        """How many envs there are."""
+        return len(self._envs)
+
+    @property
     def observation_spec(self) -> Spec | None:
         """One env's observation: its space's, or learnt from the first reset if it has none (None before)."""
         return self._batcher.observation_spec
 
+    @property
+    def action_spec(self) -> Spec | None:
+        """One env's action; None if the envs have no action space, and then actions are not checked."""
+        return self._action_spec
+
+    @property
+    def reward_spec(self) -> Spec:
+        """One env's reward: float64, a scalar unless the env has a ``reward_space``."""
+        return self._reward_spec
+
     def __len__(self) -> int:
-        return self.num_envs
+        return len(self._envs)
 
     def __getitem__(self, env_id: int) -> ActorView:
         """Return the handle of an env."""
@@ -230,7 +236,7 @@ class VectorEnv:
         stepper, collector = self._stepper, self._collector
         if self._is_closed or engine.forks != self._forks:
             self._check_open()
-        ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
+        ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, len(self._envs))
         deadline = None
         if timeout is not None:
             check_timeout(timeout, "step(timeout=...)")
@@ -373,7 +379,7 @@ class VectorEnv:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<VectorEnv of {self.num_envs} envs{', closed' if self._is_closed else ''}>"
+        return f"<VectorEnv of {len(self._envs)} envs{', closed' if self._is_closed else ''}>"
 
     def _check_open(self) -> None:
         """Refuse the use of a closed vector, or of one that belongs to another process."""
@@ -384,4 +390,4 @@ class VectorEnv:
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         self._check_open()
-        return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
+        return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, len(self._envs))

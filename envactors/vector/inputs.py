@@ -27,19 +27,19 @@ def check_flags(**flags: object) -> None:
             raise VectorInputError(f"{name} is {flag!r}: expected True or False")
 
 
-def check_counts(least: int, **counts: int) -> None:
+def check_counts(least: int, **counts: object) -> None:
     """Refuse what is no int, or less than ``least``.
 
     Raises:
         VectorInputError: Naming the option.
     """
     for name, count in counts.items():
-        if not is_count(count) or count < least:
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 
-def check_policies(autoreset: object, on_failure: object) -> None:
-    """Refuse policies that do not exist.
+def check_policies(autoreset: object, on_failure: object, max_journal: object) -> None:
+    """Refuse policies that do not exist, and journals of no length.
 
     Raises:
         VectorInputError: Naming the option.
@@ -47,6 +47,8 @@ def check_policies(autoreset: object, on_failure: object) -> None:
     for name, value, kind in (("autoreset", autoreset, Autoreset), ("on_failure", on_failure, OnFailure)):
         if value not in get_args(kind):
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
+    if not is_count(max_journal):
+        raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
 
 
 def group_envs(
@@ -91,7 +93,9 @@ def check_standbys(
     if not standbys:
         return
     if not backend.kills:
-        raise VectorInputError(f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0")
+        raise VectorInputError(
+            f"standbys={standbys} with {backend!r}, where no process can be lost: expected 0, or backend='process'"
+        )
     make, same = factories[0], env_vars[0]
     odd = [f"the factory of env {i} is {one!r}, not {make!r}" for i, one in enumerate(factories) if one is not make]
     odd += [f"the env_vars of actor {i} are {one!r}, not {same!r}" for i, one in enumerate(env_vars) if one != same]
