@@ -212,9 +212,9 @@ def describe_status(exitcode: int | None, signal: int | None) -> str:
 
 def copy_error(error: ActorError) -> ActorError:
     """Return a copy of an error, so that no two futures share an exception and its traceback."""
-    twin = copy.copy(error)
-    twin.__cause__ = error.__cause__
-    return twin
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    return copied
 
 
 def raised_by_user_code(error: BaseException) -> BaseException:

@@ -7,9 +7,10 @@ import itertools
 import os
 import signal
 import sys
+import threading
 
 import pytest
-from helpers import wait_always, wait_for_path
+from helpers import wait_always, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.actor.signal_deferral import SignalDeferral
@@ -43,6 +44,8 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
         def step(self, action):
             if action == 7:
                 handled = tmp_path / str(self.steps)
+                if closes:
+                    wait_for_path(tmp_path / "the other env is done")
                 os.kill(caller, signal.SIGALRM)
                 wait_for_path(handled)  # where the handler closes the vector: until this process is killed
             return super().step(action)
@@ -62,8 +65,18 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
             envs.step([1, 1])
             wait_always(envs, SLEEP)
             if closes:
+                rows = envs._stepper.rows
+                first = int(rows.requested[0])
+
+                def watch():
+                    wait_until(lambda: rows.completed[0] == first + 1)
+                    (tmp_path / "the other env is done").touch()
+
+                watcher = threading.Thread(target=watch)
+                watcher.start()
                 with pytest.raises(ea.VectorStepError) as caught:
                     envs.step([1, 7])
+                watcher.join()
                 assert caught.value.failures.keys() == {1}
                 return
             for turn in range(2, 5):
