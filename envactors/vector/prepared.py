@@ -47,7 +47,7 @@ class PreparedStep:
         unreachable: The envs whose process cannot step them this way now: they are asked in frames.
         version: The version of the vector that it was prepared for.
         asked_in_frames: Whether the last start had to ask some envs in frames.
-        resets: bool, which of the envs are reset; None for none.
+        resets: bool, which of all envs are reset; None for none, and for a step of some envs.
     """
 
     def __init__(self, env_ids: list[int], count: int, version: int) -> None:

@@ -78,7 +78,7 @@ class SharedMemoryStepper:
         self._inline = config.backend.inline
         # The batch steps whose results were not all collected.
         self._running: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
-        # When the last full batch was started, and gathered (`time.monotonic`).
+        # When the last step was started, and the last batch delivered (`time.monotonic`).
         self._started = self._gathered = 0.0
         layout = rows.layout
         self._action_spec = layout.action
@@ -132,7 +132,7 @@ class SharedMemoryStepper:
         if flags != self._ops:  # else the rows say it already
             self.rows.ops[prepared.index] = ended[prepared.index]
             self._ops = flags if prepared.is_all else None
-        prepared.resets = None if flags == self._no_resets else ended[prepared.index].copy()
+        prepared.resets = ended.copy() if prepared.is_all and flags != self._no_resets else None
         if prepared.is_all:
             pending.states[:] = pending.all_in_flight
         else:
@@ -230,7 +230,7 @@ class SharedMemoryStepper:
             self._episodes.record_all(terminated, truncated, prepared.resets)
         else:
             pending.mark(prepared.env_ids, 0)
-            self._record(prepared.index)
+            self._record(index, terminated, truncated)
         if self._last is not None:
             self._keep_last(prepared, contents)
         self._gathered = now = time.monotonic()
@@ -258,10 +258,8 @@ class SharedMemoryStepper:
                     return None
         return [contents[env_id] for env_id in prepared.env_ids]
 
-    def _record(self, index: Any) -> None:
-        rows = self.rows
-        overs = rows.terminated[index] | rows.truncated[index]
-        self._episodes.record_some(index, overs, rows.ops[index].astype(np.bool_))
+    def _record(self, index: Any, terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]) -> None:
+        self._episodes.record_some(index, terminated | truncated, self.rows.ops[index].astype(np.bool_))
 
     def _keep_last(self, prepared: PreparedStep, contents: list[Content] | None) -> None:
         assert self._last is not None, "checked before"
@@ -339,16 +337,17 @@ class SharedMemoryStepper:
         """Return results that stand in the rows, and take them into account; called with signals deferred."""
         index, rows = np.array(env_ids, np.int64), self.rows
         contents = [self._reader.contents[env_id] for env_id in env_ids]
+        terminated, truncated = rows.terminated[index], rows.truncated[index]
         batch = Batch(
             index,
             self._reader.observations(env_ids, contents, all_envs=False),
             rows.rewards[index],
-            rows.terminated[index],
-            rows.truncated[index],
+            terminated,
+            truncated,
             [content[0] for content in contents],
             np.array([self._envs[env_id].incarnation or 0 for env_id in env_ids], np.int64),
         )
-        self._account_for(index)
+        self._account_for(index, terminated, truncated)
         self._gathered = time.monotonic()
         return batch
 
@@ -356,11 +355,14 @@ class SharedMemoryStepper:
         """Return results that stand in the rows one by one, and take them into account."""
         envs = [self._envs[env_id] for env_id in env_ids]
         steps = [self._reader.step(env.env_id, env.incarnation or 0) for env in envs]
-        self._account_for(np.array(env_ids, np.int64))
+        index = np.array(env_ids, np.int64)
+        self._account_for(index, self.rows.terminated[index], self.rows.truncated[index])
         return steps
 
-    def _account_for(self, index: npt.NDArray[np.int64]) -> None:
-        self._record(index)
+    def _account_for(
+        self, index: npt.NDArray[np.int64], terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
+    ) -> None:
+        self._record(index, terminated, truncated)
         if self._last is not None:
             self._last.keep_rows(index, self.rows.requested[index])
 

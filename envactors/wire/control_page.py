@@ -4,6 +4,7 @@ Each counter has one writer. The state is in the counters; a ring only says that
 extra rings do no harm. There is no lock that a killed process could leave held.
 
     parent  post_step      WAIT, STREAM, STEP, POSTED, ring  post_frame  WAIT, FRAMES, POSTED (the frame follows)
+            ring_from      STREAM
     worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env  SINCE, METHOD, ENV_INDEX
             finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
 
