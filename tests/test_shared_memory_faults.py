@@ -188,7 +188,6 @@ def test_no_process_steps_an_env_whose_episode_another_one_held(when):
     """One that took its place while the step was prepared was stepped without a reset."""
     with ea.VectorEnv([EchoEnv] * 2, restart=ALWAYS) as envs:
         envs.reset(seed=0)
-        envs.step([1], env_ids=[0])
         group = envs._stepper._actors[0]
         supervisor, core = group.supervisor, ReplacedMeanwhile(envs.actors[0], when)
         group.supervisor = types.SimpleNamespace(
@@ -212,6 +211,38 @@ class Late(EchoEnv):
         if action == 7:
             wait_for_path(self.path)
         return super().step(action)
+
+
+class Refusing(EchoEnv):
+    def step(self, action):
+        raise RuntimeError("refused")
+
+
+def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_path):
+    """The step may be over once that is done, and nothing rings any more."""
+    path = tmp_path / "late"
+    with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        stepper, end = envs._stepper, envs._stepper._transitions.on_end
+
+        def end_late(request, *outcome):
+            stepper._transitions.on_end = end
+            ((_, step),) = stepper._running
+            path.touch()
+            wait_until(lambda: step.finished)
+            end(request, *outcome)
+
+        stepper._transitions.on_end = end_late
+        envs.send([1, 7])
+        infos, observations = {}, {}
+        while len(infos) < 2:
+            batch = envs.recv(min_envs=1, timeout=SOON)
+            assert len(batch.env_ids), "lost"
+            infos.update(zip(batch.env_ids.tolist(), batch.infos, strict=True))
+            observations.update(zip(batch.env_ids.tolist(), batch.obs.tolist(), strict=True))
+        assert "failure" in infos[0]
+        assert "failure" not in infos[1]
+        assert observations[1][1:3] == [1, 7]
 
 
 @pytest.mark.parametrize("moment", ["as the deadline is looked at", "before the kill"])

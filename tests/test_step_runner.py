@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import SimpleNamespace
 
@@ -341,6 +342,55 @@ def test_objects_that_do_not_pickle_pass_within_one_process(make_parent):
     parent.envs[0].step = lambda action: (np.zeros(2), 0.0, False, False, {"f": action})
     outcome = parent.run_items([Step(0, lambda: 5, False, None)])[0]
     assert outcome[0][4]["f"]() == 5
+
+
+# Rings -----------------------------------------------------------------------------------------------------
+
+
+def count_rings(parent):
+    try:
+        return os.eventfd_read(parent.page.to_parent.fileno())
+    except BlockingIOError:
+        return 0
+
+
+@pytest.mark.parametrize(("ring_at", "rings"), [(0, 0), (1, 3), (2, 2), (3, 1)])
+def test_streamed_results_ring_from_so_many_on(make_parent, ring_at, rings):
+    parent = make_parent()
+    count_rings(parent)
+    parent.page.ring_at(ring_at)
+    parent.post_rows({0: 1, 1: 1, 2: 1}, stream=True)
+    parent.server.run_posted()
+    assert count_rings(parent) == rings
+
+
+def test_a_failure_rings_whoever_waits(make_parent):
+    parent = make_parent()
+    count_rings(parent)
+    parent.page.ring_at(3)
+    parent.post_rows({0: 3, 1: 1}, stream=True)
+    parent.server.run_posted()
+    assert count_rings(parent) == 2, "the failure, and the last one"
+
+
+def test_the_end_rings_unless_the_results_are_streamed_and_nobody_waits_for_it(make_parent):
+    parent = make_parent()
+    for stream, watched, rings in ((False, False, 1), (True, False, 0), (True, True, 1)):
+        count_rings(parent)
+        call_id = parent.post_rows({0: 1}, stream=stream)
+        if watched:
+            parent.page.ring_at_end(call_id)
+        parent.server.run_posted()
+        assert count_rings(parent) == rings
+
+
+def test_the_end_of_a_step_rings_also_if_it_runs_with_a_streamed_one(make_parent):
+    parent = make_parent()
+    count_rings(parent)
+    parent.post_rows({0: 1})
+    parent.post_rows({1: 1}, stream=True)
+    parent.server.run_posted()
+    assert count_rings(parent) == 1
 
 
 # Several steps posted --------------------------------------------------------------------------------------

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP, WORKERS_SPIN, WaitTuner
+from envactors.actor.wait_tuner import (
+    BOTH_SPIN,
+    BOTH_SPIN_PINNED,
+    PINNED,
+    SLEEP,
+    WORKERS_SPIN,
+    WORKERS_SPIN_PINNED,
+    WaitTuner,
+)
 
 SHORT, WITH_CORES = (SLEEP, WORKERS_SPIN, BOTH_SPIN), (SLEEP, WORKERS_SPIN, BOTH_SPIN, BOTH_SPIN_PINNED)
 
@@ -49,23 +57,24 @@ def test_it_is_found_again_when_others_come_or_go(cost, changed):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.booleans(), costs((*WITH_CORES, PINNED), 2e-3, 50e-3))
+@given(st.booleans(), costs((*WITH_CORES, PINNED, WORKERS_SPIN_PINNED), 2e-3, 50e-3))
 def test_long_calls_are_slept_through_or_looked_for_apart(may_spin, cost):
     waiting = WaitTuner(may_spin, may_pin=True)
     clock, _ = run(waiting, cost, 0.0, 1.0)
     _, taken = run(waiting, cost, clock, 20.0)
-    ways = (SLEEP, BOTH_SPIN_PINNED if may_spin else PINNED)
+    ways = (SLEEP, WORKERS_SPIN_PINNED if may_spin else PINNED)
     assert sum(taken.values()) == sum(taken[way] for way in ways)
     assert max(ways, key=taken.__getitem__) == min(ways, key=cost.__getitem__)
 
 
 @settings(max_examples=25, deadline=None)
-@given(costs((SLEEP, BOTH_SPIN_PINNED), 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
+@given(costs((SLEEP, WORKERS_SPIN_PINNED), 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
 def test_looking_is_tried_again_when_calls_become_short(long, short):
     waiting = WaitTuner(may_spin=True, may_pin=True)
     clock, _ = run(waiting, {**dict.fromkeys(WITH_CORES, 10e-3), **long}, 0.0, 3.0)
-    clock, _ = run(waiting, short, clock, 5.0)
-    _, taken = run(waiting, short, clock, 2.0)
+    cost = {WORKERS_SPIN_PINNED: 500e-6, **short}
+    clock, _ = run(waiting, cost, clock, 5.0)
+    _, taken = run(waiting, cost, clock, 2.0)
     assert max(taken, key=taken.__getitem__) == min(short, key=short.__getitem__)
 
 

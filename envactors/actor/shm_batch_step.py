@@ -112,6 +112,16 @@ class SharedMemoryBatchStep:
         """Whether the worker has run all of it; what came beside the rows may still be on the way."""
         return self.page.counters[FINISHED] >= self.call_id
 
+    def has_results(self) -> bool:
+        """Return whether results of it may be there that have not been claimed."""
+        if self.over or self.finished:
+            return True
+        requested, completed, claimed = self._requested, self._completed, self.claimed
+        for index in self.envs:  # noqa: SIM110 # a generator takes three times as long
+            if completed[index] == requested[index] and index not in claimed:
+                return True
+        return False
+
     def complete(self, index: int) -> bool:
         """Return whether an env's result is there as a whole, before its deadline."""
         return (
@@ -263,9 +273,11 @@ class SharedMemorySteps:
 
     def watch_end(self) -> None:
         """Have the end of the running steps noticed, since others wait for it; under the lock."""
-        if self._core.process is not None:
-            self._core.process.watch_doorbell(self._on_ring)
-            self.retire()  # it may have rung before
+        process = self._core.process
+        if process is not None:
+            process.watch_doorbell(self._on_ring)
+            process.page.ring_at_end(self._core.table.last_id)
+            self.retire()  # it may have ended before
 
     def _on_ring(self, _mask: int) -> None:
         with self._core.change:
@@ -273,14 +285,19 @@ class SharedMemorySteps:
                 self._core.process.page.to_parent.clear()
             self.wake_waiters()  # the ring was meant for them too
 
-    def claim(self, step: SharedMemoryBatchStep, wanted: Sequence[int]) -> list[int]:
-        """Return those of the wanted envs whose results count; from then on they cannot be lost with the process."""
+    def claim(self, step: SharedMemoryBatchStep) -> list[int]:
+        """Return the envs whose results have come since the last claim; from then on no process's end takes them back.
+
+        Called with signals deferred.
+        """
         with self._core.lock:
-            if step.stream and not step.over:
+            if not step.over and step.finished:
+                self.retire()
+            if not step.over and step.stream:
                 self.fetch_overflow()
-            lost = step.failed_envs
-            claimed = [env for env in wanted if env not in step.claimed and env not in lost and step.complete(env)]
-            if self._core.recovery.replays and not step.over:
+            done, over = {*step.claimed, *step.failed_envs}, step.over
+            claimed = [env for env in step.envs if env not in done and (over or step.complete(env))]
+            if self._core.recovery.replays and not over:
                 step.record(self._core.recovery, claimed)  # the rows may be used again before the step is retired
             step.claimed.update(claimed)
         return claimed

@@ -34,7 +34,8 @@ class WaitStrategy(NamedTuple):
 
 
 SLEEP, WORKERS_SPIN, BOTH_SPIN = WaitStrategy(), WaitStrategy(True), WaitStrategy(True, True)
-PINNED, BOTH_SPIN_PINNED = WaitStrategy(pinned=True), WaitStrategy(True, True, True)
+PINNED, WORKERS_SPIN_PINNED = WaitStrategy(pinned=True), WaitStrategy(True, pinned=True)
+BOTH_SPIN_PINNED = WaitStrategy(True, True, True)
 
 
 class WaitTuner:
@@ -53,10 +54,14 @@ class WaitTuner:
     """
 
     def __init__(self, may_spin: bool, may_pin: bool = False) -> None:
-        pinned: Sequence[WaitStrategy] = (BOTH_SPIN_PINNED if may_spin else PINNED,) if may_pin else ()
         # The strategies for short and for long calls.
-        self._short: Sequence[WaitStrategy] = (SLEEP, WORKERS_SPIN, BOTH_SPIN, *pinned) if may_spin else (SLEEP,)
-        self._long: Sequence[WaitStrategy] = (SLEEP, *pinned)
+        self._short: Sequence[WaitStrategy] = (SLEEP,)
+        self._long: Sequence[WaitStrategy] = (SLEEP,)
+        if may_spin:
+            self._short += (WORKERS_SPIN, BOTH_SPIN)
+        if may_pin:
+            self._short += (BOTH_SPIN_PINNED if may_spin else PINNED,)
+            self._long += (WORKERS_SPIN_PINNED if may_spin else PINNED,)
         self._candidates: Sequence[WaitStrategy] = self._short
         # The estimated seconds per call of each strategy, and how many trials it has had.
         self._estimates: dict[WaitStrategy, float] = {}

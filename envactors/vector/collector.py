@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import time
 from collections.abc import Callable, Sequence
 
 from envactors.actor.signal_deferral import defer_signals
@@ -109,16 +111,29 @@ class Collector:
             # Counted anew on every wake-up: a signal handler or another thread may take results meanwhile.
             return IN_FLIGHT not in pending.states or any(result.error for result in tuple(ready.values()))
 
+        started = time.monotonic()
+        if self._stepper is not None:
+            with defer_signals:  # once for both: deferring takes a system call per signal, there and back
+                self._stepper.collect_at_once()
+                if enough():
+                    return self._deliver_ready(max_envs, started)
         wanted = pending.receivable if min_envs is None else min(min_envs, pending.receivable)
         self.wait_for(enough, wanted, deadline)
-        if not pending.receivable:
+        return self._deliver_ready(max_envs, started)
+
+    def _deliver_ready(self, max_envs: int | None, started: float) -> Batch:
+        """Deliver what is ready, and all failures, for a `receive` that began at ``started`` (`time.monotonic`)."""
+        if not self._pending.receivable:
             raise NothingPendingError(
                 "recv with nothing under way any more: a signal handler or another thread took it"
             )
-        results = sorted(ready.values(), key=lambda result: result.when)
+        results = sorted(self._pending.ready.values(), key=operator.attrgetter("when"))
         failed = [result.env_id for result in results if result.error is not None]
         fine = [result.env_id for result in results if result.error is None][:max_envs]
-        return self.deliver([*fine, *failed], "recv")
+        batch = self.deliver([*fine, *failed], "recv")
+        if self._stepper is not None and fine:
+            self._stepper.record_wait(started, len(fine))
+        return batch
 
     def deliver(self, env_ids: list[int], what: str) -> Batch:
         """Deliver results that are ready.
@@ -128,7 +143,8 @@ class Collector:
         """
         with defer_signals:  # what is delivered is also taken into account
             results = self._pending.take(env_ids)
-            if results and self._stepper is not None and all(result.is_in_rows for result in results):
+            in_rows = [result for result in results if result.is_in_rows]
+            if in_rows and self._stepper is not None and len(in_rows) == len(results):
                 batch = self._stepper.take_batch(env_ids)
                 self._reactor.wake(self._pending)  # another thread may wait for the same ones
                 return batch

@@ -1,4 +1,4 @@
-"""Steps of sets of envs through shared memory, prepared once and started again and again."""
+"""Steps of any set of envs through shared memory, put together from batch steps that are used again and again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from envactors.vector.episodes import Episodes
 from envactors.wire.control_page import ControlPage
 from envactors.wire.info_codec import InfoReader
 
-# Prepared steps are kept for so many different sets of envs.
-_MOST_PREPARED = 256
+# The most batch steps to keep: those of subsets that never come again would fill the memory.
+_MOST_STEPS = 1024
 
 
 class ActorEnvs:
@@ -27,21 +27,24 @@ class ActorEnvs:
 
     Attributes:
         supervisor: The actor.
+        number: Its number in the vector.
         envs: Their indices, ascending.
         page: The control page whose doorbell the vector waits for; None before the first step.
     """
 
-    def __init__(self, supervisor: Supervisor, envs: list[EnvState]) -> None:
+    def __init__(self, supervisor: Supervisor, number: int) -> None:
         self.supervisor = supervisor
-        self.envs = [env.env_id for env in envs]
+        self.number = number
+        self.envs: list[int] = []
         self.page: ControlPage | None = None
 
 
 class PreparedStep:
-    """A step of one set of envs, prepared once and started again and again.
+    """A step of some envs that is ready to start.
 
     Attributes:
         env_ids: The envs, in the user's order.
+        is_all: Whether they are all envs in order.
         index: What selects their rows: a slice for all envs.
         parts: The batch step of each actor, and the actor's number.
         unreachable: The envs whose process cannot step them this way now: they are asked in frames.
@@ -50,10 +53,10 @@ class PreparedStep:
         resets: bool, which of all envs are reset; None for none, and for a step of some envs.
     """
 
-    def __init__(self, env_ids: list[int], count: int, version: int) -> None:
+    def __init__(self, env_ids: list[int], version: int, *, is_all: bool) -> None:
         self.env_ids = env_ids
-        self.is_all = env_ids == list(range(count))
-        self.index: slice | npt.NDArray[np.int64] = slice(None) if self.is_all else np.array(env_ids, np.int64)
+        self.is_all = is_all
+        self.index: slice | npt.NDArray[np.int64] = slice(None) if is_all else np.array(env_ids, np.int64)
         self.parts: list[tuple[SharedMemorySteps, SharedMemoryBatchStep, int]] = []
         self.unreachable: list[int] = []
         self.version = version
@@ -69,7 +72,7 @@ class PreparedStep:
 
 
 class PreparedSteps:
-    """The prepared steps of a vector.
+    """The batch steps of a vector, made once for each set of envs of an actor and started again and again.
 
     Args:
         rows: The rows of all envs.
@@ -83,7 +86,7 @@ class PreparedSteps:
     Attributes:
         actors: The actors and their envs.
         wait_set: What the vector's thread sleeps in.
-        full_batch: The full-batch step with the envs in order; None before the first.
+        full_batch: The last full-batch step that was not streamed, with the envs in order; None before the first.
     """
 
     def __init__(
@@ -98,43 +101,58 @@ class PreparedSteps:
         self._rows = rows
         self._infos = infos
         self._envs = envs
+        self._all_ids = [env.env_id for env in envs]
         self._episodes = episodes
         self._waiter = waiter
         self._reissue_weakly = weakref.WeakMethod(reissue)
-        by_actor: dict[Supervisor, list[EnvState]] = {}
+        by_supervisor: dict[Supervisor, ActorEnvs] = {}
+        # The actor of each env.
+        self._actor_of: list[ActorEnvs] = []
         for env in envs:
-            by_actor.setdefault(env.supervisor, []).append(env)
-        self.actors = [ActorEnvs(supervisor, members) for supervisor, members in by_actor.items()]
+            actor = by_supervisor.setdefault(env.supervisor, ActorEnvs(env.supervisor, len(by_supervisor)))
+            actor.envs.append(env.env_id)
+            self._actor_of.append(actor)
+        self.actors = list(by_supervisor.values())
         self.wait_set: WaitSet = self.actors[0].supervisor.reactor.make_wait_set()
         self.full_batch: PreparedStep | None = None
-        self._prepared: dict[tuple[tuple[int, ...], bool], PreparedStep] = {}
-
-    def find(self, env_ids: list[int], stream: bool) -> PreparedStep:
-        """Return the step that was prepared for a set of envs, or a new one."""
-        found = self._prepared.get((tuple(env_ids), stream))
-        return self.prepare(env_ids, stream) if found is None else found
+        # The batch steps by (whether results are streamed, *envs), and the version of the vector they were made for.
+        self._steps: dict[tuple[int, ...], SharedMemoryBatchStep] = {}
+        self._version = episodes.changes
 
     def prepare(self, env_ids: list[int], stream: bool) -> PreparedStep:
-        """Make the batch steps of a set of envs.
+        """Put a step of some envs together, of batch steps that are not under way; called with signals deferred.
 
         Raises:
             VectorInputError: One of them needs a reset.
         """
-        check_steppable(self._envs[env_id] for env_id in env_ids)
-        prepared = PreparedStep(env_ids, len(self._envs), self._episodes.changes)
-        wanted = set(env_ids)
-        for number, actor in enumerate(self.actors):
-            envs = [env_id for env_id in actor.envs if env_id in wanted]
-            if envs and (step := self._make_step(actor, envs, stream)) is not None:
-                prepared.parts.append((actor.supervisor.calls.steps, step, number))
-            else:
+        if self._version != self._episodes.changes:
+            self._steps.clear()
+            self._version = self._episodes.changes
+        prepared = PreparedStep(env_ids, self._version, is_all=env_ids == self._all_ids)
+        by_actor: dict[ActorEnvs, list[int]] = {}
+        for env_id in env_ids:
+            by_actor.setdefault(self._actor_of[env_id], []).append(env_id)
+        for actor, envs in by_actor.items():
+            step = self._find_step(actor, sorted(envs), stream)
+            if step is None:
                 prepared.unreachable += envs
-        if len(self._prepared) >= _MOST_PREPARED:
-            self._prepared.clear()
-        self._prepared[tuple(env_ids), stream] = prepared
+            else:
+                prepared.parts.append((actor.supervisor.calls.steps, step, actor.number))
         if prepared.is_all and not stream:
             self.full_batch = prepared
         return prepared
+
+    def _find_step(self, actor: ActorEnvs, env_ids: list[int], stream: bool) -> SharedMemoryBatchStep | None:
+        key = (stream, *env_ids)
+        step = self._steps.get(key)
+        if step is None or not actor.supervisor.calls.steps.finish(step):
+            check_steppable(self._envs[env_id] for env_id in env_ids)
+            step = self._make_step(actor, env_ids, stream)
+            if len(self._steps) >= _MOST_STEPS:
+                self._steps.clear()
+            if step is not None:
+                self._steps[key] = step
+        return step
 
     def _make_step(self, actor: ActorEnvs, env_ids: list[int], stream: bool) -> SharedMemoryBatchStep | None:
         """Make a batch step; return None if the actor's process does not hold the episodes of all these envs."""

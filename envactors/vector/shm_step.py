@@ -31,7 +31,7 @@ from envactors.vector.pending import IN_FLIGHT, Pending, ReadyResult
 from envactors.vector.prepared import PreparedStep, PreparedSteps
 from envactors.vector.results import NO_CONTENT, Batch, Content, EnvStep, LastResults, RowReader
 from envactors.vector.transitions import Transitions
-from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
+from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, encode_wait
 from envactors.wire.info_codec import InfoReader
 
 
@@ -74,10 +74,17 @@ class SharedMemoryStepper:
         self._actors = self._prepared.actors
         self.wait_set = self._prepared.wait_set
         config = self._actors[0].supervisor.config
-        self._tuner = WaitTuner(config.spin, may_pin=config.backend.kills and 1 < len(self._actors) <= cores())
+        may_pin = config.backend.kills and 1 < len(self._actors) <= cores()
+        self._tuner = WaitTuner(config.spin, may_pin)
+        # The same for results that are streamed, whose calls are those of `recv`.
+        self._streams = WaitTuner(config.spin, may_pin)
+        # How long the posting of streamed steps has taken since the last results, in seconds.
+        self._posting = 0.0
         self._inline = config.backend.inline
         # The batch steps whose results were not all collected.
         self._running: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
+        # The control pages whose workers ring for streamed results.
+        self._rung: dict[int, ControlPage] = {}
         # When the last step was started, and the last batch delivered (`time.monotonic`).
         self._started = self._gathered = 0.0
         layout = rows.layout
@@ -107,10 +114,16 @@ class SharedMemoryStepper:
         if pending.states != pending.all_idle:
             pending.check_idle(env_ids)
         prepared = self._prepared.full_batch
-        if prepared is None or prepared.env_ids is not env_ids or stream:
-            prepared = self._prepared.find(env_ids, stream)
-        if prepared.version != self._episodes.changes or (self._running and not prepared.is_over()):
+        if (
+            prepared is None
+            or prepared.env_ids is not env_ids
+            or stream
+            or prepared.version != self._episodes.changes
+            or (self._running and not prepared.is_over())
+        ):
             prepared = self._prepared.prepare(env_ids, stream)
+        if self._running:
+            self._forget_running(prepared)
         only, index = self._only_action, prepared.index
         if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
             values: Any = actions if actions.shape == (len(env_ids), *only.shape[1:]) else None
@@ -138,7 +151,7 @@ class SharedMemoryStepper:
         else:
             pending.mark(prepared.env_ids, IN_FLIGHT)
         self._started = now = time.monotonic()
-        strategy, wait = self._tuner.strategy, ASLEEP
+        strategy, wait = (self._streams if stream else self._tuner).strategy, ASLEEP
         if strategy.workers_spin and now - self._gathered < SHORT_PAUSE:
             wait = SPINNING
         refused = prepared.unreachable
@@ -153,6 +166,8 @@ class SharedMemoryStepper:
             actions = dict(zip(prepared.env_ids, values, strict=True))
             requests = [self._transitions.request_step(env_id, actions[env_id]) for env_id in refused]
             self._transitions.submit(requests, stream=stream)
+        if stream:
+            self._posting += time.monotonic() - now
 
     def run_inline(self) -> None:
         """Run what was started, if the workers run in the threads that call them."""
@@ -272,45 +287,59 @@ class SharedMemoryStepper:
 
     # Single results --------------------------------------------------------------------------------------
 
+    def collect_at_once(self) -> None:
+        """Hand on what is complete now, or within the spin window if spinning pays; called with signals deferred."""
+        if self._streams.strategy.both_spin and self._running:
+            spin_until_all([(step.page.counters, step.call_id) for _, step in self._running], FINISHED)
+        self.collect(0)
+
     def collect(self, expected: int) -> None:
         """Hand on single results that are complete; called with signals deferred.
 
         Args:
-            expected: How many more the caller waits for.
+            expected: How many more the caller sleeps for, if there are none; 0 if it does not sleep.
         """
         found = self._claim_complete()
-        while self._ring_late(expected - len(found)) and (more := self._claim_complete()):
-            found = found + more
-        for result in sorted(found, key=lambda result: result.when):
+        while self._ring_at(expected - len(found)) and (more := self._claim_complete()):
+            found += more
+        found.sort(key=lambda result: result.when)
+        for result in found:
             self._pending.complete(result)
 
     def _claim_complete(self) -> list[ReadyResult]:
         going: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
         found: list[ReadyResult] = []
-        states, now = self._pending.states, time.monotonic()
-        for steps, step in self._running:
-            over = steps.finish(step) if step.over or step.finished else False
-            wanted = [env_id for env_id in step.envs if states[env_id] == IN_FLIGHT]
-            found += [
-                ReadyResult(env_id, float(self.rows.when[env_id]) if step.stream else now)
-                for env_id in steps.claim(step, wanted)
-                if self._read_content(step, env_id)
-            ]
-            if not over:
-                going.append((steps, step))
+        when, now = self.rows.when.data, time.monotonic()
+        for pair in self._running:
+            steps, step = pair
+            if step.has_results():
+                envs, contents = steps.claim(step), self._reader.contents
+                if self._infos.all_plain():
+                    for env_id in envs:
+                        contents[env_id] = {}, []
+                else:
+                    envs = [env_id for env_id in envs if self._read_content(step, env_id)]
+                found += [ReadyResult(env_id, when[env_id] if step.stream else now) for env_id in envs]
+            # Handling a failure may have ended the process, and so the step, with more results.
+            if not step.over or len(step.claimed) + len(step.failed_envs) < len(step.envs):
+                going.append(pair)
         self._running = going
         return found
 
-    def _ring_late(self, expected: int) -> bool:
-        """Have workers ring no earlier than so many results can be there; return whether there are any to expect.
+    def _ring_at(self, expected: int) -> bool:
+        """Have workers ring when so many more results are there; return whether there are any to expect.
 
-        One of several workers has at least its share of them then, and rings. Results that came before have to be
-        looked for after this.
+        Results that came before have to be looked for after this.
         """
-        pages = {id(step.page): step.page for _, step in self._running if step.stream}
-        for page in pages.values() if expected > 0 else ():
-            page.ring_from(-(-expected // len(pages)))
-        return expected > 0 and bool(pages)
+        missing = sum(len(step.envs) - len(step.claimed) for _, step in self._running)
+        if expected <= 0 or not missing:
+            return False
+        # A row is complete also while its env is not asked anything.
+        count = len(self._envs) - missing + min(expected, missing)
+        self._rung = {id(step.page): step.page for _, step in self._running}
+        for page in self._rung.values():
+            page.ring_at(count)
+        return True
 
     def _read_content(self, step: SharedMemoryBatchStep, env_id: int) -> bool:
         """Read what came beside an env's rows; if the env has failed, hand on the failure and return False."""
@@ -348,8 +377,17 @@ class SharedMemoryStepper:
             np.array([self._envs[env_id].incarnation or 0 for env_id in env_ids], np.int64),
         )
         self._account_for(index, terminated, truncated)
-        self._gathered = time.monotonic()
         return batch
+
+    def record_wait(self, started: float, count: int) -> None:
+        """Record when the waiting for so many results began that have been delivered now."""
+        self._gathered = now = time.monotonic()
+        self._streams.record((now - started + self._posting) * len(self._envs) / count, now)
+        self._posting = 0.0
+        if self._rung:
+            for page in self._rung.values():
+                page.ring_at(0)
+            self._rung = {}
 
     def take(self, env_ids: Sequence[int]) -> list[EnvStep]:
         """Return results that stand in the rows one by one, and take them into account."""

@@ -4,7 +4,7 @@ Each counter has one writer. The state is in the counters; a ring only says that
 extra rings do no harm. There is no lock that a killed process could leave held.
 
     parent  post_step      WAIT, STREAM, STEP, POSTED, ring  post_frame  WAIT, FRAMES, POSTED (the frame follows)
-            ring_from      STREAM
+            ring_at        RING_AT                           ring_at_end  WATCHED
     worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env  SINCE, METHOD, ENV_INDEX
             finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
 
@@ -14,7 +14,9 @@ Each method writes its counters in this order.
 from __future__ import annotations
 
 import mmap
+import threading
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from envactors.system.cpus import yield_cpu
@@ -29,10 +31,14 @@ POSTED: Final = 0
 FRAMES: Final = 1
 # The call id of the last batch step that was posted through shared memory.
 STEP: Final = 2
-# Whether the results of that step are streamed, and from which of them on the worker rings for each; 0 if they are not.
+# Whether the results of that step are streamed: each is of use before the others are there.
 STREAM: Final = 3
 # How the worker waits for the next request: `ASLEEP` or `SPINNING`, and on which CPU; see `encode_wait`.
 WAIT: Final = 4
+# The worker rings for a streamed result if so many of all rows are complete then; 0 if nobody waits.
+RING_AT: Final = 5
+# The call id of the last streamed step whose end the worker rings for; it rings for the end of any other step.
+WATCHED: Final = 6
 
 # Written by the worker, in cache lines of its own.
 # The call id of the request that runs, or ran last; written before any code of the env runs.
@@ -106,6 +112,8 @@ class ControlPage:
         self.times = memoryview(memory).cast("d")
         self.to_worker = to_worker
         self.to_parent = to_parent
+        # Acquired for its memory barrier only: what was written before is seen by who reads after an acquire of theirs.
+        self._barrier = threading.Lock()
 
     # The parent ------------------------------------------------------------------------------------------
 
@@ -113,17 +121,27 @@ class ControlPage:
         """Post the batch step whose rows have been written; the caller ensures that the doorbells stay open."""
         counters = self.counters
         counters[WAIT] = wait
+        if stream and not counters[STREAM] and counters[FINISHED] < counters[STEP]:
+            counters[WATCHED] = call_id  # the worker may run both as one, and the other's end is waited for
         counters[STREAM] = stream
         counters[STEP] = call_id
         counters[POSTED] += 1
         self.to_worker.ring_open()
 
-    def ring_from(self, count: int) -> None:
-        """Have the worker ring only from this result of a streamed step on, and for failures, and at its end.
+    def ring_at(self, count: int) -> None:
+        """Have the worker ring for a streamed result if so many rows are complete then; 0 for nobody who waits.
 
-        A memory barrier has to follow before the results are looked at: acquiring any lock is one.
+        Results that were complete before have to be looked for after this.
         """
-        self.counters[STREAM] = count
+        self.counters[RING_AT] = count
+        with self._barrier:
+            pass
+
+    def ring_at_end(self, call_id: int) -> None:
+        """Have the worker ring for the end of a streamed step; it may have ended before."""
+        self.counters[WATCHED] = call_id
+        with self._barrier:
+            pass
 
     def post_frame(self, wait: int) -> None:
         """Announce a frame. It must be sent next, and wakes the worker."""
@@ -167,11 +185,25 @@ class ControlPage:
         self.counters[ENV_INDEX] = env
 
     def finish_step(self, call_id: int) -> None:
-        """Record that a batch step has finished, and ring."""
-        self.counters[FINISHED] = call_id
-        if self.counters[WAIT] & SPINNING:
+        """Record that a batch step has finished, and ring if anybody waits for that rather than for its results."""
+        counters = self.counters
+        counters[FINISHED] = call_id
+        if counters[WAIT] & SPINNING:
             yield_cpu()  # a caller that spins on this CPU reads the counter first, before the ring delays it
+        if counters[STREAM]:
+            with self._barrier:
+                pass
+            if counters[WATCHED] < call_id:
+                return
         self.to_parent.ring_open()
+
+    def ring_for_result(self, complete: Callable[[], int]) -> None:
+        """Ring for a result that was written, if the caller waits for no more of them than ``complete()`` returns."""
+        with self._barrier:
+            pass
+        wanted = self.counters[RING_AT]
+        if wanted and complete() >= wanted:
+            self.to_parent.ring_open()
 
     def finish_frame(self, call_id: int) -> None:
         """Record that a request has finished whose reply was sent; the reply's frame wakes the parent."""

@@ -88,10 +88,8 @@ class StepRunner:
         # The value at the start; see `envactors.worker.context.forks`.
         self._forks = context.forks
         self._rows: list[EnvRow] = []
-        # Whether the rows are set to stream their results, and how many of the present step's are there.
-        self._stream, self._results = False, 0
-        # Acquired for its memory barrier only.
-        self._barrier = threading.Lock()
+        # Whether the rows are set to stream their results.
+        self._stream = False
 
     def attach(self, slab: Slab, infos: InfoWriter, autoreset: bool) -> None:
         """Use these rows from now on; with ``autoreset`` an episode that ends is reset within the step."""
@@ -101,6 +99,7 @@ class StepRunner:
         self._requested, self._completed, self._ops = (
             array.data[envs] for array in (slab.requested, slab.completed, slab.ops)
         )
+        self._slab = slab
 
     def run_rows(self, call_id: int) -> None:
         """Run every row that is requested and not completed, for the step of this call id."""
@@ -117,7 +116,6 @@ class StepRunner:
                 row.number, row.resets = number, operation == RESET
                 due.append(row)
         if due:
-            self._results = 0
             self._run(call_id, due, self._announce if stream else None)
         else:
             page.counters[BEGUN] = call_id  # all rows were completed with the previous step
@@ -125,11 +123,13 @@ class StepRunner:
 
     def _announce(self, row: EnvRow | EnvItem) -> None:
         """Ring after a result, unless the caller waits for more of them than there are; a failure is always told."""
-        self._results += 1
-        with self._barrier:  # the result is written, then the count is read; the caller does the opposite
-            pass
-        if self._results >= self._page.counters[STREAM] or row.failed:
-            self._page.to_parent.ring_open()
+        self._page.ring_for_result(self._count_all if row.failed else self._count_complete)
+
+    def _count_complete(self) -> int:
+        return int(np.count_nonzero(self._slab.requested == self._slab.completed))
+
+    def _count_all(self) -> int:
+        return self._slab.layout.envs
 
     def run_items(
         self, call_id: int, items: Sequence[tuple[int, Step | Reset | Failure]], packer: OutcomePacker, stream: bool
