@@ -232,14 +232,15 @@ class FixedWait:
 
     def __init__(self, strategy) -> None:
         self.strategy = strategy
+        self.recorded = 0.0
 
     def record(self, seconds: float, now: float) -> None:
-        pass
+        self.recorded = now
 
 
 def wait_always(envs: ea.VectorEnv, strategy) -> None:
     """Makes caller and workers of a vector wait for each other in one way."""
-    envs._stepper._tuner = FixedWait(strategy)
+    envs._stepper._tuner = envs._stepper.single.tuner = FixedWait(strategy)
 
 
 def frozen(value):

@@ -227,7 +227,7 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
 
         def end_late(request, *outcome):
             stepper._transitions.on_end = end
-            ((_, step),) = stepper._running
+            ((_, step),) = stepper.single.running
             path.touch()
             wait_until(lambda: step.finished)
             end(request, *outcome)

@@ -51,6 +51,7 @@ class WaitTuner:
 
     Attributes:
         strategy: The strategy for the next call.
+        recorded: When the last recorded call ended (`time.monotonic`).
     """
 
     def __init__(self, may_spin: bool, may_pin: bool = False) -> None:
@@ -73,9 +74,11 @@ class WaitTuner:
         # When, and after how many calls, the next trials begin.
         self._next_trials, self._period, self._enough_calls = 0.0, _FIRST_PERIOD, _TRIAL_CALLS
         self.strategy = self._short[-1]
+        self.recorded = 0.0
 
     def record(self, seconds: float, now: float) -> None:
-        """Record how long a call took, and the time (`time.monotonic`)."""
+        """Record how long a call took, and when it ended (`time.monotonic`)."""
+        self.recorded = now
         self._calls += 1
         if self._calls <= _SETTLING:
             return

@@ -40,7 +40,7 @@ class Collector:
         self._envs = envs
         self._pending = pending
         self._batcher = batcher
-        self._stepper = stepper
+        self._single = None if stepper is None else stepper.single
         self._supervisors = list(dict.fromkeys(env.supervisor for env in envs))
         self._reactor = self._supervisors[0].reactor
         self._wait_set = None if stepper is None else stepper.wait_set
@@ -58,9 +58,9 @@ class Collector:
 
         def is_there() -> bool:
             ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
-            if self._stepper is not None:
+            if self._single is not None:
                 with defer_signals:
-                    self._stepper.collect(count - len(self._pending.ready))
+                    self._single.collect(count - len(self._pending.ready))
             if done():
                 return True
             if ended:
@@ -112,9 +112,9 @@ class Collector:
             return IN_FLIGHT not in pending.states or any(result.error for result in tuple(ready.values()))
 
         started = time.monotonic()
-        if self._stepper is not None:
+        if self._single is not None:
             with defer_signals:  # once for both: deferring takes a system call per signal, there and back
-                self._stepper.collect_at_once()
+                self._single.collect_at_once()
                 if enough():
                     return self._deliver_ready(max_envs, started)
         wanted = pending.receivable if min_envs is None else min(min_envs, pending.receivable)
@@ -131,8 +131,8 @@ class Collector:
         failed = [result.env_id for result in results if result.error is not None]
         fine = [result.env_id for result in results if result.error is None][:max_envs]
         batch = self.deliver([*fine, *failed], "recv")
-        if self._stepper is not None and fine:
-            self._stepper.record_wait(started, len(fine))
+        if self._single is not None and fine:
+            self._single.record_wait(started, len(fine))
         return batch
 
     def deliver(self, env_ids: list[int], what: str) -> Batch:
@@ -144,8 +144,8 @@ class Collector:
         with defer_signals:  # what is delivered is also taken into account
             results = self._pending.take(env_ids)
             in_rows = [result for result in results if result.is_in_rows]
-            if in_rows and self._stepper is not None and len(in_rows) == len(results):
-                batch = self._stepper.take_batch(env_ids)
+            if in_rows and self._single is not None and len(in_rows) == len(results):
+                batch = self._single.take_batch(env_ids)
                 self._reactor.wake(self._pending)  # another thread may wait for the same ones
                 return batch
             failures = {result.env_id: result.error for result in results if result.error is not None}
@@ -170,8 +170,8 @@ class Collector:
         in_rows = [result.env_id for result in results if result.is_in_rows]
         taken: dict[int, EnvStep] = {}
         if in_rows:
-            assert self._stepper is not None, "only it leaves results in rows"
-            taken = {step.env_id: step for step in self._stepper.take(in_rows)}
+            assert self._single is not None, "only it leaves results in rows"
+            taken = {step.env_id: step for step in self._single.take(in_rows)}
         steps = [result.step or taken.get(result.env_id) for result in results]
         return [step for step in steps if step is not None]
 

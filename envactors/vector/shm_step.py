@@ -2,36 +2,33 @@
 
     start    actions, what to do ──▶ rows ──▶ a batch step of each actor's envs
     gather   all of them are over, and nothing is out of the ordinary ──▶ the whole batch, a copy per array
-    collect  single results that are complete ──▶ `Pending`; failures ──▶ `Transitions`
-    read     results that wait to be delivered ──▶ a batch
 
-An env goes this way while the process that holds its episode lives; everything else goes in frames.
+If something is, or not all are waited for, `envactors.vector.single_results` hands results on one by one. An env goes
+this way while the process that holds its episode lives; everything else goes in frames.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.batch_step import StepRequest
-from envactors.actor.requests import Answer
-from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.arrays.specs import ArraySpec, flatten, reader, split_batch
 from envactors.system.cpus import cores, spin_until_all
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
-from envactors.vector.pending import IN_FLIGHT, Pending, ReadyResult
+from envactors.vector.pending import IN_FLIGHT, Pending
 from envactors.vector.prepared import PreparedStep, PreparedSteps
-from envactors.vector.results import NO_CONTENT, Batch, Content, EnvStep, LastResults, RowReader
+from envactors.vector.results import NO_CONTENT, Content, LastResults, RowReader
+from envactors.vector.single_results import SingleResults, payload_of
 from envactors.vector.transitions import Transitions
-from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, encode_wait
+from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
 from envactors.wire.info_codec import InfoReader
 
 
@@ -50,6 +47,7 @@ class SharedMemoryStepper:
     Attributes:
         rows: The rows of all envs.
         wait_set: What the vector's thread sleeps in.
+        single: Hands on single results of the steps that were started.
     """
 
     def __init__(
@@ -76,17 +74,11 @@ class SharedMemoryStepper:
         config = self._actors[0].supervisor.config
         may_pin = config.backend.kills and 1 < len(self._actors) <= cores()
         self._tuner = WaitTuner(config.spin, may_pin)
-        # The same for results that are streamed, whose calls are those of `recv`.
-        self._streams = WaitTuner(config.spin, may_pin)
-        # How long the posting of streamed steps has taken since the last results, in seconds.
-        self._posting = 0.0
+        streams = WaitTuner(config.spin, may_pin)
+        self.single = SingleResults(reader, infos, envs, pending, episodes, last, self._reissue, streams)
         self._inline = config.backend.inline
-        # The batch steps whose results were not all collected.
-        self._running: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
-        # The control pages whose workers ring for streamed results.
-        self._rung: dict[int, ControlPage] = {}
-        # When the last step was started, and the last batch delivered (`time.monotonic`).
-        self._started = self._gathered = 0.0
+        # When the last step was started (`time.monotonic`).
+        self._started = 0.0
         layout = rows.layout
         self._action_spec = layout.action
         # The one array of actions, if there is only one.
@@ -119,10 +111,10 @@ class SharedMemoryStepper:
             or prepared.env_ids is not env_ids
             or stream
             or prepared.version != self._episodes.changes
-            or (self._running and not prepared.is_over())
+            or (self.single.running and not prepared.is_over())
         ):
             prepared = self._prepared.prepare(env_ids, stream)
-        if self._running:
+        if self.single.running:
             self._forget_running(prepared)
         only, index = self._only_action, prepared.index
         if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
@@ -151,13 +143,14 @@ class SharedMemoryStepper:
         else:
             pending.mark(prepared.env_ids, IN_FLIGHT)
         self._started = now = time.monotonic()
-        strategy, wait = (self._streams if stream else self._tuner).strategy, ASLEEP
-        if strategy.workers_spin and now - self._gathered < SHORT_PAUSE:
+        tuner, wait = self.single.tuner if stream else self._tuner, ASLEEP
+        strategy = tuner.strategy
+        if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE:
             wait = SPINNING
         refused = prepared.unreachable
         for steps, step, number in prepared.parts:
             if steps.start(step, now, encode_wait(number, wait) if strategy.pinned else wait):
-                self._running.append((steps, step))
+                self.single.running.append((steps, step))
             else:
                 refused = [*refused, *step.envs]
         prepared.asked_in_frames = bool(refused)
@@ -167,7 +160,7 @@ class SharedMemoryStepper:
             requests = [self._transitions.request_step(env_id, actions[env_id]) for env_id in refused]
             self._transitions.submit(requests, stream=stream)
         if stream:
-            self._posting += time.monotonic() - now
+            self.single.posting += time.monotonic() - now
 
     def run_inline(self) -> None:
         """Run what was started, if the workers run in the threads that call them."""
@@ -236,8 +229,8 @@ class SharedMemoryStepper:
             rewards, terminated, truncated = rows.rewards.copy(), rows.terminated.copy(), rows.truncated.copy()
         else:
             rewards, terminated, truncated = rows.rewards[index], rows.terminated[index], rows.truncated[index]
-        if len(self._running) == len(prepared.parts):
-            self._running.clear()
+        if len(self.single.running) == len(prepared.parts):
+            self.single.running.clear()
         else:
             self._forget_running(prepared)
         if is_all:
@@ -248,7 +241,7 @@ class SharedMemoryStepper:
             self._record(index, terminated, truncated)
         if self._last is not None:
             self._keep_last(prepared, contents)
-        self._gathered = now = time.monotonic()
+        now = time.monotonic()
         self._tuner.record(now - self._started, now)
         return obs, rewards, terminated, truncated, infos
 
@@ -258,7 +251,7 @@ class SharedMemoryStepper:
 
     def _forget_running(self, prepared: PreparedStep) -> None:
         over = {id(step) for _, step, _ in prepared.parts}
-        self._running = [pair for pair in self._running if id(pair[1]) not in over]
+        self.single.running = [pair for pair in self.single.running if id(pair[1]) not in over]
 
     def _decode_all(self, prepared: PreparedStep) -> list[Content] | None:
         """Return (info, object leaves) per env; None if one has failed."""
@@ -268,7 +261,7 @@ class SharedMemoryStepper:
                 if self._infos.failed(env_id):
                     return None
                 try:
-                    contents[env_id] = self._infos.decode(env_id, _payload(step, env_id))
+                    contents[env_id] = self._infos.decode(env_id, payload_of(step, env_id))
                 except BaseException:  # unpickling runs any code; `collect` makes an error of it
                     return None
         return [contents[env_id] for env_id in prepared.env_ids]
@@ -285,125 +278,6 @@ class SharedMemoryStepper:
                 self._reader.contents[env_id] = NO_CONTENT if contents is None else contents[position]
         self._last.keep_rows(prepared.index, self.rows.requested[prepared.index])
 
-    # Single results --------------------------------------------------------------------------------------
-
-    def collect_at_once(self) -> None:
-        """Hand on what is complete now, or within the spin window if spinning pays; called with signals deferred."""
-        if self._streams.strategy.both_spin and self._running:
-            spin_until_all([(step.page.counters, step.call_id) for _, step in self._running], FINISHED)
-        self.collect(0)
-
-    def collect(self, expected: int) -> None:
-        """Hand on single results that are complete; called with signals deferred.
-
-        Args:
-            expected: How many more the caller sleeps for, if there are none; 0 if it does not sleep.
-        """
-        found = self._claim_complete()
-        while self._ring_at(expected - len(found)) and (more := self._claim_complete()):
-            found += more
-        found.sort(key=lambda result: result.when)
-        for result in found:
-            self._pending.complete(result)
-
-    def _claim_complete(self) -> list[ReadyResult]:
-        going: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
-        found: list[ReadyResult] = []
-        when, now = self.rows.when.data, time.monotonic()
-        for pair in self._running:
-            steps, step = pair
-            if step.has_results():
-                envs, contents = steps.claim(step), self._reader.contents
-                if self._infos.all_plain():
-                    for env_id in envs:
-                        contents[env_id] = {}, []
-                else:
-                    envs = [env_id for env_id in envs if self._read_content(step, env_id)]
-                found += [ReadyResult(env_id, when[env_id] if step.stream else now) for env_id in envs]
-            # Handling a failure may have ended the process, and so the step, with more results.
-            if not step.over or len(step.claimed) + len(step.failed_envs) < len(step.envs):
-                going.append(pair)
-        self._running = going
-        return found
-
-    def _ring_at(self, expected: int) -> bool:
-        """Have workers ring when so many more results are there; return whether there are any to expect.
-
-        Results that came before have to be looked for after this.
-        """
-        missing = sum(len(step.envs) - len(step.claimed) for _, step in self._running)
-        if expected <= 0 or not missing:
-            return False
-        # A row is complete also while its env is not asked anything.
-        count = len(self._envs) - missing + min(expected, missing)
-        self._rung = {id(step.page): step.page for _, step in self._running}
-        for page in self._rung.values():
-            page.ring_at(count)
-        return True
-
-    def _read_content(self, step: SharedMemoryBatchStep, env_id: int) -> bool:
-        """Read what came beside an env's rows; if the env has failed, hand on the failure and return False."""
-        payload = _payload(step, env_id)
-        failed = self._infos.failed(env_id)
-        if not failed:
-            try:
-                self._reader.contents[env_id] = self._infos.decode(env_id, payload)
-            except BaseException:  # noqa: S110 # unpickling runs any code; the error factory says what was wrong
-                pass
-            else:
-                return True
-        content: Any = tuple(self._infos.failure(env_id, payload)) if failed else payload
-        if content is None:
-            content = self.rows.inline_info(env_id)
-        env, request = self._envs[env_id], self._reissue(env_id)
-        request.call_id = step.call_id
-        self._infos.mark_failed(env_id)  # what could not be unpickled is no result either
-        errors, answer = env.supervisor.core.errors, Answer(request, failed, content)
-        request.settle(None, errors.outcome(answer, step.bound, env.handle.pid)[1], step.bound)
-        return False
-
-    def take_batch(self, env_ids: list[int]) -> Batch:
-        """Return results that stand in the rows, and take them into account; called with signals deferred."""
-        index, rows = np.array(env_ids, np.int64), self.rows
-        contents = [self._reader.contents[env_id] for env_id in env_ids]
-        terminated, truncated = rows.terminated[index], rows.truncated[index]
-        batch = Batch(
-            index,
-            self._reader.observations(env_ids, contents, all_envs=False),
-            rows.rewards[index],
-            terminated,
-            truncated,
-            [content[0] for content in contents],
-            np.array([self._envs[env_id].incarnation or 0 for env_id in env_ids], np.int64),
-        )
-        self._account_for(index, terminated, truncated)
-        return batch
-
-    def record_wait(self, started: float, count: int) -> None:
-        """Record when the waiting for so many results began that have been delivered now."""
-        self._gathered = now = time.monotonic()
-        self._streams.record((now - started + self._posting) * len(self._envs) / count, now)
-        self._posting = 0.0
-        if self._rung:
-            for page in self._rung.values():
-                page.ring_at(0)
-            self._rung = {}
-
-    def take(self, env_ids: Sequence[int]) -> list[EnvStep]:
-        """Return results that stand in the rows one by one, and take them into account."""
-        envs = [self._envs[env_id] for env_id in env_ids]
-        steps = [self._reader.step(env.env_id, env.incarnation or 0) for env in envs]
-        index = np.array(env_ids, np.int64)
-        self._account_for(index, self.rows.terminated[index], self.rows.truncated[index])
-        return steps
-
-    def _account_for(
-        self, index: npt.NDArray[np.int64], terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
-    ) -> None:
-        self._record(index, terminated, truncated)
-        if self._last is not None:
-            self._last.keep_rows(index, self.rows.requested[index])
-
 
 def _is_finished(prepared: PreparedStep) -> bool:
     """Return whether no batch step is with its worker any more."""
@@ -411,8 +285,3 @@ def _is_finished(prepared: PreparedStep) -> bool:
         if not step.over and step.page.counters[FINISHED] < step.call_id:
             return False
     return True
-
-
-def _payload(step: SharedMemoryBatchStep, env_id: int) -> Any:
-    frame = step.overflow.get(env_id)
-    return None if frame is None else frame.payload
