@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
 from envactors.arrays.specs import ArraySpec
-from envactors.wire.info_codec import InfoReader, InfoWriter, LocalInfoReader, LocalInfoWriter
+from envactors.wire.info_codec import InfoReader, InfoWriter
 from envactors.wire.messages import Failure, Fault
 from envactors.wire.pickling import copy_value, pack_failure, unpack_failure
 
@@ -29,7 +29,7 @@ def make_codec(variant):
     if variant == "between processes":
         return InfoWriter(slab), InfoReader(other)
     contents = [None] * ENVS
-    return LocalInfoWriter(slab, contents), LocalInfoReader(other, contents)
+    return InfoWriter(slab, contents), InfoReader(other, contents)
 
 
 def show(value):

@@ -14,7 +14,7 @@ from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import ExitStatus, Stream
 from envactors.system.polling import Doorbell, Poller
 from envactors.wire.control_page import PAGE, POSTED, ControlPage
-from envactors.wire.info_codec import InfoReader, InfoWriter, LocalInfoReader, LocalInfoWriter
+from envactors.wire.info_codec import InfoReader, InfoWriter
 from envactors.wire.messages import Frame
 from envactors.worker import context
 from envactors.worker.main import Server
@@ -26,7 +26,7 @@ class LocalMemory:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        # Per env, its info and object leaves, or its failure; see `LocalInfoWriter`.
+        # Per env, its info and object leaves, or its failure; see `InfoWriter`.
         self._contents: list[Any] = []
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
@@ -34,13 +34,13 @@ class LocalMemory:
         self._memory = mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._contents = [None] * layout.envs
         slab = Slab(layout, self._memory)
-        return slab, LocalInfoReader(slab, self._contents)
+        return slab, InfoReader(slab, self._contents)
 
     def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
         """Return the slab for a worker."""
         assert self._memory is not None, "the parent has created it"
         slab = Slab(layout, self._memory)
-        return slab, LocalInfoWriter(slab, self._contents)
+        return slab, InfoWriter(slab, self._contents)
 
     def close(self) -> None:
         """Do nothing: the memory is freed with its last user."""

@@ -44,13 +44,20 @@ _MOST_LAYOUTS = 64
 
 
 class InfoWriter:
-    """The worker's side, for all envs that share a slab."""
+    """The worker's side, for all envs that share a slab.
 
-    def __init__(self, slab: Slab) -> None:
+    Args:
+        slab: The rows.
+        contents: If caller and worker are in one process, a list with one entry per env: the (info, object leaves) of
+            its result, or its failure.
+    """
+
+    def __init__(self, slab: Slab, contents: list[Any] | None = None) -> None:
         self._rooms = slab.inline_info_rooms
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
         self._records = RecordWriter()
+        self._contents = contents
 
     def plain_marker(self, index: int) -> Callable[[], object]:
         """Return a function that writes, in C code, that an env's info is an empty dict without object leaves."""
@@ -70,6 +77,10 @@ class InfoWriter:
         Raises:
             Exception: They do not pickle, or cannot be copied.
         """
+        if self._contents is not None:
+            self._contents[index] = copy_value(info), copy_value(object_leaves)
+            self._encodings[index] = INLINE_INFO
+            return None
         room, encoding = self._rooms[index], RECORDED
         size = None if object_leaves or type(info) is not dict else self._records.write(info, room)
         if size is None:
@@ -86,19 +97,23 @@ class InfoWriter:
     def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
         """Write that an env has failed; return what `encode` returns."""
         self._encodings[index] = FAILED
-        return dumps(tuple(failure))
+        if self._contents is None:
+            return dumps(tuple(failure))
+        self._contents[index] = failure
+        return None
 
 
 class InfoReader:
-    """The parent's side.
+    """The parent's side; the arguments are those of `InfoWriter`.
 
     Attributes:
         all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
             calls it.
     """
 
-    def __init__(self, slab: Slab) -> None:
+    def __init__(self, slab: Slab, contents: list[Any] | None = None) -> None:
         self._slab = slab
+        self._contents = contents
         self._encodings = slab.info_encoding.data
         self._records = RecordReader()
         all_plain = bytes([PLAIN]) * len(self._encodings)
@@ -106,7 +121,7 @@ class InfoReader:
 
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
-        return self._encodings[index] >= OVERFLOW
+        return self._encodings[index] >= OVERFLOW and self._contents is None
 
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
@@ -131,62 +146,20 @@ class InfoReader:
             return {}, []
         if encoding == RECORDED:
             return self._records.read(self._slab.inline_info(index)), []
-        if encoding == INLINE_INFO:
+        if self._contents is None and encoding == INLINE_INFO:
             overflow = self._slab.inline_info(index)
-        assert overflow is not None, "a result is complete only once its overflow has come"
-        info, object_leaves = loads(overflow)
+        info, object_leaves = self._content(index, overflow)
         return info, object_leaves
 
     def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env; the arguments are those of `decode`."""
-        del index
-        assert overflow is not None, "a result is complete only once its overflow has come"
-        return Failure(*loads(overflow))
+        return Failure(*self._content(index, overflow))
 
-
-class LocalInfoWriter(InfoWriter):
-    """The worker's side within one process.
-
-    Args:
-        slab: The rows.
-        contents: A list with one entry per env: the (info, object leaves) of its result, or its failure.
-    """
-
-    def __init__(self, slab: Slab, contents: list[Any]) -> None:
-        super().__init__(slab)
-        self._contents = contents
-
-    def encode(self, index: int, info: Any, object_leaves: list[Any]) -> None:
-        self._contents[index] = copy_value(info), copy_value(object_leaves)
-        self._encodings[index] = INLINE_INFO
-
-    def fail(self, index: int, failure: Failure) -> None:
-        self._contents[index] = failure
-        self._encodings[index] = FAILED
-
-
-class LocalInfoReader(InfoReader):
-    """The parent's side within one process; the values it returns are copies already."""
-
-    def __init__(self, slab: Slab, contents: list[Any]) -> None:
-        super().__init__(slab)
-        self._contents = contents
-
-    def needs_overflow(self, index: int) -> bool:
-        del index
-        return False
-
-    def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
-        del overflow
-        if self._encodings[index] == PLAIN:
-            return {}, []
-        info, object_leaves = self._contents[index]
-        return info, object_leaves
-
-    def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
-        del overflow
-        failure: Failure = self._contents[index]
-        return failure
+    def _content(self, index: int, pickled: bytes | memoryview | None) -> Any:
+        if self._contents is not None:
+            return self._contents[index]  # a copy already
+        assert pickled is not None, "a result is complete only once its overflow has come"
+        return loads(pickled)
 
 
 # Records -------------------------------------------------------------------------------------------------
@@ -213,13 +186,12 @@ class _Layout:
     def __init__(self, parts: list[_Part]) -> None:
         pickled = pickle.dumps(parts, 5)
         self.head = _LENGTH.pack(len(pickled)) + pickled
-        self.keys = [key for key, *_ in parts]
+        self.keys, kinds, codes, shapes = zip(*parts, strict=True)
         self.values = np.dtype([(str(i), code, shape) for i, (_, _, code, shape) in enumerate(parts)])
-        self.arrays = [
-            (i, np.dtype(code), shape) for i, (_, kind, code, shape) in enumerate(parts) if kind is np.ndarray
-        ]
+        self.arrays = [(i, np.dtype(codes[i]), shapes[i]) for i, kind in enumerate(kinds) if kind is np.ndarray]
         self.makers: list[Callable[[Any], Any]] = [
-            functools.partial(np.array, dtype=code) if kind is np.ndarray else kind for _, kind, code, _ in parts
+            functools.partial(np.array, dtype=code) if kind is np.ndarray else kind
+            for kind, code in zip(kinds, codes, strict=True)
         ]
         self.size = len(self.head) + self.values.itemsize
 
