@@ -35,10 +35,9 @@ class Channel:
         self.socket = sock
         # The bytes that are still to be written.
         self._outbox: deque[memoryview] = deque()
-        # The beginning of an incomplete frame.
-        self._parts = bytearray()
-        # An incomplete frame of more than a chunk, and how many bytes of it have come.
-        self._large: bytearray | None = None
+        # What a read fills: a chunk that is used again and again or, while a larger frame comes, a buffer of its size.
+        self._chunk = self._buffer = memoryview(bytearray(_CHUNK))
+        # How many bytes of an incomplete frame are at its beginning.
         self._filled = 0
 
     def fileno(self) -> int:
@@ -90,50 +89,29 @@ class Channel:
             ConnectionResetError: The other end was closed before it had read everything that was sent to it.
             ChannelCorruptError: The received bytes are no frame.
         """
-        if self._large is not None:
-            return self._receive_large(self._large)
-        data = self.socket.recv(_CHUNK)
-        if not data:
-            return None
-        if self._parts:
-            self._parts += data
-            data = bytes(self._parts)
-            self._parts.clear()
-        return self._split(data)
-
-    def _split(self, data: bytes) -> list[Frame]:
-        frames = []
-        start, end = 0, len(data)
-        while end - start >= _HEADER.size:
-            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(data, start)
-            if magic != _MAGIC or length > _LONGEST:
-                raise ChannelCorruptError(f"no frame begins with {bytes(data[start : start + _HEADER.size])!r}")
-            body = start + _HEADER.size
-            if end - body >= length:
-                frames.append(Frame(kind, incarnation, call_id, data[body : body + length]))
-                start = body + length
-            elif length > _CHUNK:
-                # A large frame is read straight into its own buffer rather than chunk by chunk.
-                self._large = bytearray(_HEADER.size + length)
-                self._filled = end - start
-                self._large[: self._filled] = data[start:]
-                return frames
-            else:
-                break
-        self._parts += data[start:]
-        return frames
-
-    def _receive_large(self, large: bytearray) -> list[Frame] | None:
-        with memoryview(large) as view, view[self._filled :] as rest:
-            read = self.socket.recv_into(rest)
+        buffer, start, wanted = self._buffer, 0, 0
+        read = self.socket.recv_into(buffer[self._filled :])
         if read == 0:
             return None
-        self._filled += read
-        if self._filled < len(large):
-            return []
-        self._large = None
-        _, _, kind, incarnation, call_id = _HEADER.unpack_from(large)
-        return [Frame(kind, incarnation, call_id, memoryview(large)[_HEADER.size :])]
+        frames, end = [], self._filled + read
+        while end - start >= _HEADER.size:
+            magic, length, kind, incarnation, call_id = _HEADER.unpack_from(buffer, start)
+            if magic != _MAGIC or length > _LONGEST:
+                raise ChannelCorruptError(f"no frame begins with {bytes(buffer[start : start + _HEADER.size])!r}")
+            wanted = _HEADER.size + length
+            if end - start < wanted:
+                break
+            payload = buffer[start + _HEADER.size : start + wanted]
+            frames.append(Frame(kind, incarnation, call_id, bytes(payload) if buffer is self._chunk else payload))
+            start += wanted
+        self._filled = end - start
+        if self._filled == 0:
+            self._buffer = self._chunk
+        elif wanted > len(buffer):
+            self._buffer = memoryview(bytearray(wanted))
+        if start > 0 or self._buffer is not buffer:
+            self._buffer[: self._filled] = buffer[start:end]
+        return frames
 
     def close(self) -> None:
         self._outbox.clear()
