@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.wire.channel import FrameChannel
 from envactors.wire.control_page import ControlPage
 from envactors.wire.info_codec import InfoReader
-from envactors.wire.messages import Frame
 
 Stream = Literal["stdout", "stderr"]
 
@@ -18,30 +18,6 @@ class ExitStatus(NamedTuple):
 
     exitcode: int | None
     signal: int | None
-
-
-class ParentChannel(Protocol):
-    """The parent's end of a channel; see `envactors.wire.channel.Channel`."""
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when replies come."""
-
-    @property
-    def backlog(self) -> bool:
-        """Whether parts of frames are still to be written."""
-
-    def send(self, frame: Frame) -> None:
-        """Write a frame, or as much of it as fits."""
-
-    def flush(self) -> None:
-        """Write as much of the backlog as fits."""
-
-    def receive(self) -> list[Frame] | None:
-        """Read once and return the frames that are complete; None at the end.
-
-        Raises:
-            BlockingIOError: There is nothing to read.
-        """
 
 
 class RowMemory(Protocol):
@@ -76,7 +52,7 @@ class Worker(Protocol):
     sentinel: int
 
     @property
-    def channel(self) -> ParentChannel:
+    def channel(self) -> FrameChannel:
         """The parent's end of its channel."""
 
     def kill(self) -> None:

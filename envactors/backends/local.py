@@ -101,7 +101,7 @@ class InlineBackend(LocalBackend):
 
 
 class LocalChannel:
-    """One end of a channel within the process; see `ParentChannel` and, except that it never blocks, `WorkerChannel`.
+    """One end of a channel within the process; see `FrameChannel`. Neither end blocks.
 
     Args:
         inbox: The frames that were sent to this end.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from envactors.wire.messages import Frame
 
@@ -22,6 +22,30 @@ _LONGEST = 1 << 40
 
 class ChannelCorruptError(Exception):
     """The received bytes are no frame."""
+
+
+class FrameChannel(Protocol):
+    """One end of the connection between an actor and its worker: a `Channel`, or a queue within one process."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when frames come."""
+
+    @property
+    def backlog(self) -> bool:
+        """Whether parts of frames are still to be written."""
+
+    def send(self, frame: Frame) -> None:
+        """Write a frame, or as much of it as fits if this end does not block."""
+
+    def flush(self) -> None:
+        """Write as much of the backlog as fits."""
+
+    def receive(self) -> list[Frame] | None:
+        """Read once and return the frames that are complete; None at the end.
+
+        Raises:
+            BlockingIOError: There is nothing to read (only on an end that does not block).
+        """
 
 
 class Channel:

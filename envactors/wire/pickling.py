@@ -89,34 +89,21 @@ class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickl
         return super().reducer_override(obj)
 
 
-def dump_exception(value: Any) -> bytes:
-    """Pickle a value, and every exception in it as its class, arguments and state."""
+def _dump_exception(error: BaseException) -> bytes:
     buffer = io.BytesIO()
-    _ExceptionPickler(buffer, PROTOCOL).dump(value)
+    _ExceptionPickler(buffer, PROTOCOL).dump(error)
     return buffer.getvalue()
 
 
-def _reduce_step_error(error: VectorStepError) -> tuple[Any, ...]:
-    # Its failures are the envs' own exceptions, which may not survive a plain pickle.
-    state = {**error.__dict__, "failures": None}
-    return _rebuild_step_error, (error.args, dump_exception(error.failures), state)
-
-
-def _rebuild_step_error(args: tuple[Any, ...], failures: bytes, state: dict[str, Any]) -> VectorStepError:
-    error = VectorStepError(*args)
-    error.__dict__.update(state)
-    error.failures = pickle.loads(failures)
-    return error
-
-
-copyreg.pickle(VectorStepError, _reduce_step_error)
+# The failures of a step are the envs' own exceptions, which may not survive a plain pickle.
+copyreg.pickle(VectorStepError, lambda error: (pickle.loads, (_dump_exception(error),)))
 
 
 def pack_failure(error: BaseException, fault: Fault) -> Failure:
     """Return an exception as a `Failure`; an exception that does not pickle is sent as text alone."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        pickled = dump_exception(error)
+        pickled = _dump_exception(error)
     except Exception:
         pickled = None
     return Failure(fault, pickled, _safe_repr(error), text)

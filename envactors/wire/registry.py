@@ -27,12 +27,12 @@ def collect() -> tuple[list[bytes], list[bytes]]:
     foreign: list[bytes] = []
     own: list[bytes] = []
     for env_id, spec in registry.items():
-        seen, data = _known.get(env_id, (None, None))
-        if seen is not spec:
-            data = _pickle(spec)
-            _known[env_id] = spec, data
+        if env_id not in _known or _known[env_id][0] is not spec:
+            _known[env_id] = spec, _pickle(spec)
+        data = _known[env_id][1]
         if data is not None:
-            (own if _home(spec).startswith(_OWN) else foreign).append(data)
+            home = getattr(spec.entry_point, "__module__", spec.entry_point)
+            (own if str(home).startswith(_OWN) else foreign).append(data)
     return foreign, own
 
 
@@ -53,11 +53,6 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
         gymnasium.registry.setdefault(spec.id, spec)
     # A package that registers its envs when a factory imports it would now warn of each of them.
     warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
-
-
-def _home(spec: Any) -> str:
-    entry_point = spec.entry_point
-    return entry_point if isinstance(entry_point, str) else str(getattr(entry_point, "__module__", ""))
 
 
 def _pickle(spec: Any) -> bytes | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.system.cpus import pinned_while_sleeping, spin_until_all
 from envactors.system.polling import Poller
+from envactors.wire.channel import FrameChannel
 from envactors.wire.control_page import FRAMES, METHOD_CALL, POSTED, SPINNING, STEP, WAIT, ControlPage, wait_cpu
 from envactors.wire.info_codec import InfoWriter
 from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start, Steps
@@ -26,23 +27,6 @@ _ANYWHERE = contextlib.nullcontext()
 # A worker that spins on a CPU of its own is moved there again after this many spins.
 _SPINS_PER_PINNING = 50
 _STEPS = Kind.STEPS
-
-
-class WorkerChannel(Protocol):
-    """The worker's end of a channel; see `envactors.wire.channel.Channel`."""
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when requests come."""
-
-    def send(self, frame: Frame) -> None:
-        """Send a whole frame."""
-
-    def receive(self) -> list[Frame] | None:
-        """Wait for data and return the frames that are complete, if any; None at the end.
-
-        Raises:
-            BlockingIOError: There is nothing to read (only on an end that does not block).
-        """
 
 
 class Server:
@@ -62,7 +46,7 @@ class Server:
 
     def __init__(
         self,
-        channel: WorkerChannel,
+        channel: FrameChannel,
         page: ControlPage,
         open_rows: OpenRows | None = None,
         guard: WriteGuard | None = None,
