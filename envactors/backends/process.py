@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import ExitStatus, Stream
 from envactors.backends.reaping import REAPER
-from envactors.backends.starting import STARTERS, StartMethod, thread_caps
+from envactors.backends.starting import Starter, StartMethod, thread_caps
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile, anonymous_file
 from envactors.system.polling import Doorbell
@@ -77,10 +78,9 @@ class ProcessBackend:
     ) -> None:
         if start_method not in get_args(StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
-        if not isinstance(spin, bool):
-            raise TypeError(f"spin is {spin!r}: expected True or False")
-        if not isinstance(randomize_layout, bool):
-            raise TypeError(f"randomize_layout is {randomize_layout!r}: expected True or False")
+        for name, value in (("spin", spin), ("randomize_layout", randomize_layout)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} is {value!r}: expected True or False")
         if max_starting is None:
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
         if isinstance(max_starting, bool) or not isinstance(max_starting, int) or max_starting < 1:
@@ -91,7 +91,7 @@ class ProcessBackend:
         self.randomize_layout = randomize_layout
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
-        self._starter = STARTERS[start_method](preload, randomize_layout)
+        self._starter = Starter(start_method, preload, randomize_layout)
 
     def __repr__(self) -> str:
         return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
@@ -102,34 +102,10 @@ class ProcessBackend:
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            sock, their_sock = socket.socketpair()
-            ours.enter_context(sock)
-            theirs.enter_context(their_sock)
-            out_r, out_w = _pipe(ours, theirs)
-            err_r, err_w = _pipe(ours, theirs)
-            stacks = anonymous_file("envactors-stacks")
-            ours.callback(os.close, stacks)
-            file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
-            to_worker = ours.enter_context(contextlib.closing(Doorbell()))
-            to_parent = ours.enter_context(contextlib.closing(Doorbell()))
-            page = ControlPage(file.allocate(PAGE), to_worker, to_parent)
-            descriptors = Descriptors(
-                channel=their_sock.fileno(),
-                stdout=out_w,
-                stderr=err_w,
-                stacks=stacks,
-                page=file.fileno(),
-                to_worker=to_worker.fileno(),
-                to_parent=to_parent.fileno(),
-                slab=None if memory is None else memory.fileno(),
-            )
-            number, mark = REAPER.enlist()
-            process = self._starter.start(name, descriptors, {**thread_caps(env_vars), **env_vars, **mark})
-            REAPER.watch(number, process.pid)
-            sock.setblocking(False)
-            outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
-            return ProcessWorker(process, number, Channel(sock), page, outputs, stacks, ours.pop_all())
+        number, mark = REAPER.enlist()
+        environment = {**os.environ, **thread_caps(env_vars), **env_vars, **mark}
+        slab = None if memory is None else memory.fileno()
+        return ProcessWorker(number, slab, functools.partial(self._starter.start, name, environment))
 
     def retain(self) -> None:
         REAPER.retain()
@@ -144,28 +120,35 @@ class ProcessWorker:
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
-        process: The process.
         number: Its number as the reaper knows it.
-        channel: The parent's end of its channel.
-        page: Its control page.
-        outputs: Its output streams.
-        stacks: The file to which it writes its stacks.
-        descriptors: Closes the parent's descriptors.
+        slab: The descriptor of the memory that steps may go through, or None.
+        start: Starts the process with the descriptors that it inherits.
+
+    Raises:
+        OSError: The system could not start it.
     """
 
-    def __init__(
-        self,
-        process: Process,
-        number: int,
-        channel: Channel,
-        page: ControlPage,
-        outputs: list[tuple[Stream, int]],
-        stacks: int,
-        descriptors: contextlib.ExitStack,
-    ) -> None:
-        self.pid, self.sentinel = process.pid, process.fileno()
-        self.channel, self.page, self.outputs = channel, page, outputs
-        self._process, self._number, self._stacks, self._descriptors = process, number, stacks, descriptors
+    def __init__(self, number: int, slab: int | None, start: Callable[[Descriptors], Process]) -> None:
+        self._number = number
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            sock, their_sock = socket.socketpair()
+            ours.enter_context(sock)
+            theirs.enter_context(their_sock)
+            (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
+            self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
+            self._stacks = anonymous_file("envactors-stacks")
+            ours.callback(os.close, self._stacks)
+            file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
+            bells = [ours.enter_context(contextlib.closing(Doorbell())) for _ in range(2)]
+            self.page = ControlPage(file.allocate(PAGE), *bells)
+            to_worker, to_parent = (bell.fileno() for bell in bells)
+            channel, page = their_sock.fileno(), file.fileno()
+            self._process = start(Descriptors(channel, out_w, err_w, self._stacks, page, to_worker, to_parent, slab))
+            REAPER.watch(number, self._process.pid)
+            sock.setblocking(False)
+            self.channel = Channel(sock)
+            self.pid, self.sentinel = self._process.pid, self._process.fileno()
+            self._descriptors = ours.pop_all()
 
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)

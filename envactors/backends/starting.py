@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 from envactors.backends.reaping import REAPER, end_helper
@@ -40,135 +40,112 @@ _REAP_PATIENCE = 1.0
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
+def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that limit numerical libraries to one thread each.
+
+    Variables that the caller's environment sets are left out. If it or ``env_vars`` sets ``OMP_NUM_THREADS``, all are.
+    """
+    if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
+        return {}
+    return {name: "1" for name in THREAD_CAPS if name not in os.environ}
+
+
 class Starter:
-    """A way to start a worker process; see `ProcessBackend`.
+    """Starts worker processes; for its arguments see `ProcessBackend`.
 
-    Args:
-        preload: Further modules that fork servers import.
-        randomize_layout: Whether fresh interpreters have random addresses.
+    A fork server is a fresh process that has imported what envs need, and that ends with the last actor. Numerical
+    libraries read their number of threads when they are imported, so there is one server for each choice of these
+    numbers; usually there is only one.
     """
 
-    def __init__(self, preload: Sequence[str], randomize_layout: bool) -> None:
-        self._preload = list(preload)
-        self._randomize_layout = randomize_layout
-
-    def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        """Start a worker with these descriptors and these additions to the environment."""
-        raise NotImplementedError
-
-    def retain(self) -> None:
-        """Count an actor that uses the starter."""
-
-    def release(self) -> None:
-        """Uncount an actor; after the last one, end what the starter has started."""
-
-    def _layout(self) -> AbstractContextManager[bool]:
-        """Return the context to start a worker in; its value says whether the worker must restore a random layout."""
-        return nullcontext(False) if self._randomize_layout else fixed_layout()
-
-
-class LokyStarter(Starter):
-    """Starts a fresh interpreter by loky's process context."""
-
-    def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        from multiprocessing import resource_tracker
-
-        from loky.backend.context import get_context
-
-        # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread; Ctrl-C
-        # would reach workers that are still starting.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with self._layout() as fixed:
-            process = get_context("loky").Process(
-                target=run, name=name, args=(descriptors, os.getpid(), fixed), env=dict(environment)
-            )
-            process.start()
-        # This backend reaps its processes itself: multiprocessing must not do it before.
-        _children.discard(process)
-        return _watched(process.pid, lambda: process.exitcode)
-
-
-class SpawnStarter(Starter):
-    """Starts a fresh interpreter directly."""
-
-    def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        with self._layout() as fixed:
-            boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
-            process = _python("run", boot, descriptors.present(), {**os.environ, **environment})
-        del name  # only loky's processes have one
-        return _watched(process.pid, process.poll)
-
-
-class ForkStarter(Starter):
-    """Forks the caller."""
-
-    def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        del name
-        parent_pid = os.getpid()
-        with warnings.catch_warnings():
-            # Python warns of forking a process with threads; the documentation of this start method says so already.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            run_forked(descriptors, parent_pid, environment)
-        return _watched(pid, lambda: await_exit(pid))
-
-
-class ForkServerStarter(Starter):
-    """Forks a fresh process that has imported what envs need, and that ends with the last actor.
-
-    Numerical libraries read their number of threads when they are imported, so there is one server for each choice of
-    these numbers; usually there is only one.
-    """
-
-    def __init__(self, preload: Sequence[str], randomize_layout: bool) -> None:
-        super().__init__(preload, randomize_layout)
+    def __init__(self, method: StartMethod, preload: Sequence[str], randomize_layout: bool) -> None:
+        self._method, self._preload, self._randomize_layout = method, list(preload), randomize_layout
+        # Guards the following, and all use of the servers.
         self._lock = threading.RLock()
-        # How many actors use it.
+        # How many actors use the starter.
         self._users = 0
         # The servers by the values of the variables of `THREAD_CAPS`, such as ("1", "1", None, ...).
         self._servers: dict[tuple[str | None, ...], ForkServer] = {}
 
     def retain(self) -> None:
+        """Count an actor that uses the starter."""
         with self._lock:
             self._users += 1
 
     def release(self) -> None:
+        """Uncount an actor; after the last one, end the fork servers."""
         with self._lock:
             self._users -= 1
-            if self._users == 0:
-                while self._servers:
-                    self._servers.popitem()[1].stop()
+            while self._servers and self._users == 0:
+                self._servers.popitem()[1].stop()
 
-    def start(self, name: str, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        del name
-        wanted = {**os.environ, **environment}
+    def start(self, name: str, environment: dict[str, str], descriptors: Descriptors) -> Process:
+        """Start a worker with this environment and these descriptors."""
+        if self._method == "fork":
+            return _fork_caller(descriptors, environment)
+        if self._method == "forkserver":
+            return self._start_in_server(descriptors, environment)
+        with nullcontext(False) if self._randomize_layout else fixed_layout() as fixed:
+            if self._method == "spawn":
+                return _start_interpreter(descriptors, environment, fixed)
+            return _start_by_loky(name, descriptors, environment, fixed)
+
+    def _start_in_server(self, descriptors: Descriptors, environment: dict[str, str]) -> Process:
+        numbers = tuple(environment.get(name) for name in THREAD_CAPS)
         with self._lock:
-            try:
-                return self._fork(descriptors, wanted)
-            except OSError:
-                lost = self._servers.pop(_thread_numbers(wanted), None)
-                if lost is not None:
-                    lost.stop()  # its workers end with it
-                return self._fork(descriptors, wanted)
+            if numbers in self._servers:
+                try:
+                    return self._servers[numbers].fork(descriptors, environment)
+                except OSError:
+                    self._servers.pop(numbers).stop()  # it is lost, and its workers end with it
+            server = self._servers[numbers] = ForkServer(self._preload, environment, self._lock)
+            return server.fork(descriptors, environment)
 
-    def _fork(self, descriptors: Descriptors, wanted: Mapping[str, str]) -> Process:
-        numbers = _thread_numbers(wanted)
-        server = self._servers.get(numbers)
-        if server is None:
-            server = self._servers[numbers] = ForkServer(self._preload, wanted)
-        pid, fd = server.fork(descriptors, wanted)
-        return Process(pid, fd, lambda: self._reap(server, pid))
 
-    def _reap(self, server: ForkServer, pid: int) -> int | None:
-        with self._lock:
-            return server.reap(pid)
+# ``fixed`` says whether the layout of the started program is fixed, so that it has to restore a random one.
+
+
+def _start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
+    """Start a fresh interpreter by loky's process context."""
+    from multiprocessing import resource_tracker
+
+    from loky.backend.context import get_context
+
+    # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread; Ctrl-C
+    # would reach workers that are still starting.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    process = get_context("loky").Process(
+        target=run, name=name, args=(descriptors, os.getpid(), fixed), env=environment
+    )
+    process.start()
+    # This backend reaps its processes itself: multiprocessing must not do it before.
+    _children.discard(process)
+    return _watched(process.pid, lambda: process.exitcode)
+
+
+def _start_interpreter(descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
+    """Start a fresh interpreter."""
+    boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
+    process = _python("run", boot, descriptors.present(), environment)
+    return _watched(process.pid, process.poll)
+
+
+def _fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
+    """Fork the caller."""
+    parent_pid = os.getpid()
+    with warnings.catch_warnings():
+        # Python warns of forking a process with threads; the documentation of this start method says so already.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        run_forked(descriptors, parent_pid, environment)
+    return _watched(pid, lambda: await_exit(pid))
 
 
 class ForkServer:
-    """The parent's half of one fork server. It is not thread-safe.
+    """The parent's half of one fork server.
 
     The server's environment is the caller's, except for the numbers of threads and its own mark. The variables of the
     first actor are not in it, since the server outlives that actor.
@@ -176,42 +153,43 @@ class ForkServer:
     Args:
         preload: Modules that it imports besides NumPy and Gymnasium.
         wanted: The environment of its first worker, from which it gets the numbers of threads.
+        lock: Held by whoever calls a method; reaping a worker acquires it.
 
     Raises:
         OSError: The server could not be started.
     """
 
-    def __init__(self, preload: Sequence[str], wanted: Mapping[str, str]) -> None:
-        own = {name: value for name, value in os.environ.items() if name not in THREAD_CAPS}
-        own.update((name, wanted[name]) for name in THREAD_CAPS if name in wanted)
-        own.update(REAPER.mark("server"))
-        self._environment = own
+    def __init__(self, preload: list[str], wanted: Mapping[str, str], lock: threading.RLock) -> None:
+        numbers = {name: wanted[name] for name in THREAD_CAPS if name in wanted}
+        self._environment = {**os.environ, **numbers, **REAPER.mark("server")}
+        self._lock = lock
         self._number = 0  # of the last request
-        with ExitStack() as undo:
-            self._socket, theirs = packet_pair()
+        self._socket, theirs = packet_pair()
+        with theirs, ExitStack() as undo:
             undo.enter_context(self._socket)
-            with theirs:
-                boot = {"channel": theirs.fileno(), "parent_pid": os.getpid(), "preload": list(preload)}
-                self.process = _python("serve_forks", boot, (theirs.fileno(),), own)
+            boot = {"channel": theirs.fileno(), "parent_pid": os.getpid(), "preload": preload}
+            self.process = _python("serve_forks", boot, (theirs.fileno(),), self._environment)
             undo.pop_all()
 
-    def fork(self, descriptors: Descriptors, wanted: Mapping[str, str]) -> tuple[int, int]:
-        """Fork a worker with these descriptors and this environment; return its process id and a pidfd of it.
+    def fork(self, descriptors: Descriptors, wanted: Mapping[str, str]) -> Process:
+        """Fork a worker with these descriptors and this environment.
 
         Raises:
             OSError: The server has ended, or does not answer.
         """
-        changes = _difference(self._environment, wanted)
-        pid, fds = self._request("fork", changes, descriptors.present(), _FORK_SERVER_PATIENCE)
-        return pid, fds[0]
+        before = self._environment
+        names = {name for name in (*before, *wanted) if before.get(name) != wanted.get(name)}
+        changes = {name: wanted.get(name) for name in names}
+        pid, (sentinel,) = self._request("fork", changes, descriptors.present(), _FORK_SERVER_PATIENCE)
+        return Process(pid, sentinel, lambda: self._reap(pid))
 
-    def reap(self, pid: int) -> int | None:
-        """Reap an ended worker; return its exit code, or minus the signal's number, or None if neither is known."""
-        try:
-            code: int | None = self._request("reap", pid, (), _REAP_PATIENCE)[0]
-        except OSError:
-            return None
-        return code
+    def _reap(self, pid: int) -> int | None:
+        with self._lock:
+            try:
+                code: int | None = self._request("reap", pid, (), _REAP_PATIENCE)[0]
+            except OSError:
+                return None
+            return code
 
     def stop(self) -> None:
         end_helper(self.process, self._socket)
@@ -229,35 +207,6 @@ class ForkServer:
                 return content, received
 
 
-def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that limit numerical libraries to one thread each.
-
-    Variables that the caller's environment sets are left out. If it or ``env_vars`` sets ``OMP_NUM_THREADS``, all are.
-    """
-    if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
-        return {}
-    return {name: "1" for name in THREAD_CAPS if name not in os.environ}
-
-
-def _difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the changes from one environment to another: variables to set, and with None to unset."""
-    changes: dict[str, str | None] = {name: None for name in before if name not in after}
-    changes.update((name, value) for name, value in after.items() if before.get(name) != value)
-    return changes
-
-
-STARTERS: dict[str, type[Starter]] = {
-    "loky": LokyStarter,
-    "spawn": SpawnStarter,
-    "forkserver": ForkServerStarter,
-    "fork": ForkStarter,
-}
-
-
-def _thread_numbers(environment: Mapping[str, str]) -> tuple[str | None, ...]:
-    return tuple(environment.get(name) for name in THREAD_CAPS)
-
-
 def _python(
     function: str, boot: dict[str, Any], fds: Sequence[int], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
@@ -267,12 +216,8 @@ def _python(
         "import json, sys; boot = json.loads(sys.argv.pop()); sys.path[:] = boot.pop('path'); "
         f"sys.argv[:] = boot.pop('argv'); from envactors.worker.bootstrap import {function}; {function}(**boot)"
     )
-    return subprocess.Popen(  # noqa: S603 # its own interpreter and code
-        [sys.executable, "-c", code, json.dumps(boot)],
-        stdin=subprocess.DEVNULL,
-        pass_fds=fds,
-        env=environment,
-    )
+    command = [sys.executable, "-c", code, json.dumps(boot)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)  # noqa: S603 # its own code
 
 
 def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:

@@ -76,15 +76,9 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
             again.
     """
     descriptors = Descriptors(*descriptors)  # a fresh interpreter has got a list
-    die_with_parent(parent_pid)
+    _detach(parent_pid)
     if fixed_layout:
         restore_random_layout()
-    # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
-    # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
-    os.setpgid(0, 0)
-    leave_terminal()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
@@ -99,6 +93,17 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
         server = Server(Channel(sock), page, rows)
         context.of_process = server.host.running
         server.serve()
+
+
+def _detach(parent_pid: int) -> None:
+    """End with the parent, and leave its terminal."""
+    die_with_parent(parent_pid)
+    # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
+    # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
+    os.setpgid(0, 0)
+    leave_terminal()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _open_rows(fd: int, layout: Layout) -> tuple[Slab, InfoWriter]:
@@ -116,7 +121,9 @@ def run_forked(descriptors: Descriptors, parent_pid: int, changes: Mapping[str, 
     """
     code = 1
     try:
-        _change_environment(changes)
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in changes.items() if value is not None})
         _reseed()
         run(descriptors, parent_pid)
         code = 0
@@ -128,14 +135,6 @@ def run_forked(descriptors: Descriptors, parent_pid: int, changes: Mapping[str, 
                 stream.flush()
         # Not sys.exit: exit handlers of the original process must not run in its copy.
         os._exit(code)
-
-
-def _change_environment(changes: Mapping[str, str | None]) -> None:
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _reseed() -> None:
@@ -150,18 +149,16 @@ def _reseed() -> None:
 
 
 def _redirect(descriptors: Descriptors) -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    for source, target in ((descriptors.stdout, 1), (descriptors.stderr, 2)):
+    with open(os.devnull) as null:  # noqa: PTH123 # as a descriptor
+        os.dup2(null.fileno(), 0)
+    for name, source, target in (("stdout", descriptors.stdout, 1), ("stderr", descriptors.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-    for name, fd in (("stdout", 1), ("stderr", 2)):
         # The stream of a forked worker may have a copy of what the caller has not flushed yet. This reference prevents
         # its finalization, which would write that copy a second time.
         _inherited.append(getattr(sys, name))
         # Line-buffered: Python would buffer more for a pipe, and the rest would be lost with the process.
-        stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        stream = os.fdopen(target, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, stream)
 
 
@@ -176,10 +173,7 @@ def serve_forks(channel: int, parent_pid: int, preload: list[str]) -> None:
         parent_pid: The caller's process id.
         preload: Further modules to import.
     """
-    die_with_parent(parent_pid)
-    os.setpgid(0, 0)
-    leave_terminal()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _detach(parent_pid)
     for name in (*_PRELOADED, *preload):
         with contextlib.suppress(Exception):  # an env that needs a module that fails to import raises the error
             importlib.import_module(name)
