@@ -24,23 +24,16 @@ from envactors.worker.step_runner import WriteGuard
 class LocalMemory:
     """Memory of one process; see `envactors.backends.base.RowMemory`."""
 
-    def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
-        # Per env, its info and object leaves, or its failure; see `InfoWriter`.
-        self._contents: list[Any] = []
-
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         # Not a bytearray: pages are allocated when they are first used, and private ones are copied in forked children.
-        self._memory = mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._contents = [None] * layout.envs
-        slab = Slab(layout, self._memory)
-        return slab, InfoReader(slab, self._contents)
+        self._slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        # Per env, its info and object leaves, or its failure; see `InfoWriter`.
+        self._contents: list[Any] = [None] * layout.envs
+        return self._slab, InfoReader(self._slab, self._contents)
 
-    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
-        """Return the slab for a worker."""
-        assert self._memory is not None, "the parent has created it"
-        slab = Slab(layout, self._memory)
-        return slab, InfoWriter(slab, self._contents)
+    def open(self, _layout: Layout) -> tuple[Slab, InfoWriter]:
+        """Return the slab, which the parent has created, for a worker."""
+        return self._slab, InfoWriter(self._slab, self._contents)
 
     def close(self) -> None:
         """Do nothing: the memory is freed with its last user."""
@@ -49,14 +42,19 @@ class LocalMemory:
 class LocalBackend:
     """The base of `ThreadBackend` and `InlineBackend`."""
 
-    kills = False
-    spin = False
-    pickles = False
+    kills = spin = pickles = False
+    inline: bool
     max_starting: int | None = None
+    _worker: type[ThreadWorker | InlineWorker]
 
     def make_memory(self) -> LocalMemory:
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
         return LocalMemory()
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> LocalWorker:
+        """Make a worker; see `envactors.backends.base.Backend.launch`."""
+        del env_vars
+        return self._worker(name, memory)
 
     def retain(self) -> None:
         """Do nothing: the backend has no resources."""
@@ -66,38 +64,6 @@ class LocalBackend:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-
-class ThreadBackend(LocalBackend):
-    """A backend with one thread per actor: for envs that release the GIL, and for debugging.
-
-    Arguments and results of calls are pickled as for a process; those of steps are copied, so that nothing is shared by
-    accident. A thread cannot be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse to end a running
-    call. ``env_vars`` are refused too, since a thread has no environment of its own.
-    """
-
-    inline = False
-
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> ThreadWorker:
-        """Start a worker thread; see `envactors.backends.base.Backend.launch`."""
-        del env_vars
-        return ThreadWorker(name, memory)
-
-
-class InlineBackend(LocalBackend):
-    """A backend without processes and threads: a call has run when its future is returned.
-
-    It is as fast as a plain loop, and suits a debugger. Arguments and results of calls are pickled as for a process;
-    those of steps are copied, so that nothing is shared by accident. Nothing can be killed: deadlines are not enforced,
-    and ``kill`` and ``abort`` refuse to end a running call.
-    """
-
-    inline = True
-
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> InlineWorker:
-        """Make a worker; see `envactors.backends.base.Backend.launch`."""
-        del name, env_vars
-        return InlineWorker(memory)
 
 
 class LocalChannel:
@@ -210,7 +176,8 @@ class ThreadWorker(LocalWorker):
 class InlineWorker(LocalWorker):
     """A worker that runs in `work`; see `envactors.backends.base.Worker`."""
 
-    def __init__(self, memory: LocalMemory | None) -> None:
+    def __init__(self, name: str, memory: LocalMemory | None) -> None:
+        del name
         super().__init__(memory, rings=False)
         self._run_lock = threading.Lock()
 
@@ -242,3 +209,27 @@ class InlineWorker(LocalWorker):
     def reap(self) -> ExitStatus:
         self.page.to_worker.close()
         return super().reap()
+
+
+class ThreadBackend(LocalBackend):
+    """A backend with one thread per actor: for envs that release the GIL, and for debugging.
+
+    Arguments and results of calls are pickled as for a process; those of steps are copied, so that nothing is shared by
+    accident. A thread cannot be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse to end a running
+    call. ``env_vars`` are refused too, since a thread has no environment of its own.
+    """
+
+    inline = False
+    _worker = ThreadWorker
+
+
+class InlineBackend(LocalBackend):
+    """A backend without processes and threads: a call has run when its future is returned.
+
+    It is as fast as a plain loop, and suits a debugger. Arguments and results of calls are pickled as for a process;
+    those of steps are copied, so that nothing is shared by accident. Nothing can be killed: deadlines are not enforced,
+    and ``kill`` and ``abort`` refuse to end a running call.
+    """
+
+    inline = True
+    _worker = InlineWorker

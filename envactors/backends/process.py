@@ -14,7 +14,7 @@ from envactors.backends.base import ExitStatus, Stream
 from envactors.backends.reaping import REAPER
 from envactors.backends.starting import Starter, StartMethod, thread_caps
 from envactors.system.cpus import cores
-from envactors.system.memory import SharedFile, anonymous_file
+from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 from envactors.system.processes import SIGKILL, STACKS_SIGNAL, Process
 from envactors.wire.channel import Channel
@@ -136,14 +136,13 @@ class ProcessWorker:
             theirs.enter_context(their_sock)
             (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
-            self._stacks = anonymous_file("envactors-stacks")
-            ours.callback(os.close, self._stacks)
+            self._stacks = ours.enter_context(contextlib.closing(SharedFile("envactors-stacks")))
             file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
             bells = [ours.enter_context(contextlib.closing(Doorbell())) for _ in range(2)]
             self.page = ControlPage(file.allocate(PAGE), *bells)
             to_worker, to_parent = (bell.fileno() for bell in bells)
-            channel, page = their_sock.fileno(), file.fileno()
-            self._process = start(Descriptors(channel, out_w, err_w, self._stacks, page, to_worker, to_parent, slab))
+            channel, stacks, page = their_sock.fileno(), self._stacks.fileno(), file.fileno()
+            self._process = start(Descriptors(channel, out_w, err_w, stacks, page, to_worker, to_parent, slab))
             REAPER.watch(number, self._process.pid)
             sock.setblocking(False)
             self.channel = Channel(sock)
@@ -157,8 +156,8 @@ class ProcessWorker:
         self._process.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        size = os.fstat(self._stacks).st_size
-        return os.pread(self._stacks, size, 0).decode(errors="replace")
+        fd = self._stacks.fileno()
+        return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
 
     def work(self) -> bool:
         return False

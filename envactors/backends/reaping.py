@@ -25,7 +25,7 @@ _RECENT = 100
 class Reaper:
     """Starts the reaper with the first worker of this process and reports each worker to it. It is thread-safe.
 
-    The kernel ends workers with their caller (`die_with_parent`). The processes that they have started end neither with
+    The kernel ends workers with their caller (`detach`). The processes that they have started end neither with
     the caller nor with the worker: the reaper ends them. It is a process of its own so that it survives the caller's
     SIGKILL, and so that searching all processes of a machine delays no thread here. If the reaper itself is lost, the
     next one continues with the same workers.

@@ -6,20 +6,15 @@ import mmap
 import os
 
 
-def anonymous_file(name: str) -> int:
-    """Make a file that lives in memory and has no path; return its descriptor.
+class SharedFile:
+    """A file without a path, in memory, to be mapped here and in other processes; mappings outlive it.
 
     Args:
         name: What debugging tools show.
     """
-    return os.memfd_create(name, os.MFD_CLOEXEC)
-
-
-class SharedFile:
-    """A file without a path, in memory, to be mapped here and in other processes; mappings outlive it."""
 
     def __init__(self, name: str) -> None:
-        self._file = os.fdopen(anonymous_file(name), "r+b", buffering=0)
+        self._file = os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "r+b", buffering=0)
 
     def fileno(self) -> int:
         return self._file.fileno()

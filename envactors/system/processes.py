@@ -72,8 +72,10 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Make the kernel end this process as soon as the thread that started it has ended.
+def detach(parent_pid: int) -> None:
+    """Make this process end with its parent, and detach it, and those that it starts, from the parent's terminal.
+
+    The kernel ends it as soon as the *thread* that started it has ended.
 
     Raises:
         OSError: The kernel refused.
@@ -83,20 +85,14 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def leave_terminal() -> None:
-    """Detach this process, and those that it starts, from the terminal, as a session of its own would.
-
-    A background process that reads from its terminal, or changes the terminal's settings, is stopped.
-    """
-    try:
-        fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return  # it has none
-    with contextlib.suppress(OSError):  # it was hung up just now
-        fcntl.ioctl(fd, termios.TIOCNOTTY)
-    os.close(fd)
+    # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
+    # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
+    os.setpgid(0, 0)
+    # A background process that reads from its terminal, or changes the terminal's settings, is stopped.
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", 0) as terminal:  # noqa: PTH123 # it may have none
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def resident_memory(pid: int) -> int:
@@ -119,9 +115,8 @@ def fixed_layout() -> Iterator[bool]:
     Yields:
         Whether the layout was random before and is fixed now: started programs then call `restore_random_layout`.
     """
-    before = _personality(_QUERY)
-    random = before >= 0 and not before & _NO_RANDOMIZE
-    changed = random and _personality(before | _NO_RANDOMIZE | _COMPAT_LAYOUT) >= 0
+    before, fixed = _personality(_QUERY), _NO_RANDOMIZE | _COMPAT_LAYOUT
+    changed = before >= 0 and not before & _NO_RANDOMIZE and _personality(before | fixed) >= 0
     try:
         yield changed
     finally:

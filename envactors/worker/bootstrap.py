@@ -10,7 +10,6 @@ import importlib
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import sys
 import traceback
@@ -21,14 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from envactors.arrays.slab import Layout, Slab
 from envactors.system.memory import map_file
 from envactors.system.polling import Doorbell
-from envactors.system.processes import (
-    STACKS_SIGNAL,
-    await_exit,
-    die_with_parent,
-    leave_terminal,
-    open_sentinel,
-    restore_random_layout,
-)
+from envactors.system.processes import STACKS_SIGNAL, await_exit, detach, open_sentinel, restore_random_layout
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage
 from envactors.wire.info_codec import InfoWriter
@@ -76,7 +68,7 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
             again.
     """
     descriptors = Descriptors(*descriptors)  # a fresh interpreter has got a list
-    _detach(parent_pid)
+    detach(parent_pid)
     if fixed_layout:
         restore_random_layout()
     # Env code that starts processes uses the system's default start method, as in any other program.
@@ -93,17 +85,6 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
         server = Server(Channel(sock), page, rows)
         context.of_process = server.host.running
         server.serve()
-
-
-def _detach(parent_pid: int) -> None:
-    """End with the parent, and leave its terminal."""
-    die_with_parent(parent_pid)
-    # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
-    # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
-    os.setpgid(0, 0)
-    leave_terminal()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _open_rows(fd: int, layout: Layout) -> tuple[Slab, InfoWriter]:
@@ -149,7 +130,7 @@ def _reseed() -> None:
 
 
 def _redirect(descriptors: Descriptors) -> None:
-    with open(os.devnull) as null:  # noqa: PTH123 # as a descriptor
+    with open(os.devnull) as null:  # noqa: PTH123
         os.dup2(null.fileno(), 0)
     for name, source, target in (("stdout", descriptors.stdout, 1), ("stderr", descriptors.stderr, 2)):
         os.dup2(source, target)
@@ -173,7 +154,7 @@ def serve_forks(channel: int, parent_pid: int, preload: list[str]) -> None:
         parent_pid: The caller's process id.
         preload: Further modules to import.
     """
-    _detach(parent_pid)
+    detach(parent_pid)
     for name in (*_PRELOADED, *preload):
         with contextlib.suppress(Exception):  # an env that needs a module that fails to import raises the error
             importlib.import_module(name)

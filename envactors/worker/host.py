@@ -7,35 +7,22 @@ import copy
 import functools
 import inspect
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from envactors.arrays.slab import RESET
 from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, reader, spec_of_space, spec_of_value
-from envactors.wire import registry
+from envactors.wire import messages, registry
 from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.wire.messages import (
-    REQUESTS,
-    Adopt,
-    Call,
-    Close,
-    Describe,
-    Description,
-    Get,
-    Kind,
-    RecordedSteps,
-    Replay,
-    Set,
-    Start,
-    renewed_seed,
-)
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.context import ActorContext
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
+
+_PLAIN_REWARD = ArraySpec((), np.dtype(np.float64))
 
 
 class HostedEnv:
@@ -61,14 +48,14 @@ class HostedEnv:
         self.journal = journal
         self.identify(context)
         self._set_spec(_space_spec(env, "observation_space"))
-        self.reward_spec = _space_spec(env, "reward_space") or ArraySpec((), np.dtype(np.float64))
+        self.reward_spec = _space_spec(env, "reward_space") or _PLAIN_REWARD
         self.was_reset = False
         self.check = 0
         self._page = page
         # Whether rewards are plain floats.
-        self._plain_reward = self.reward_spec == ArraySpec((), np.dtype(np.float64))
+        self._plain_reward = self.reward_spec == _PLAIN_REWARD
         # The parameters without defaults of its `reset`.
-        self._needed_by_reset = _needed_by(env, "reset", ("seed", "options"))
+        self._needed_by_reset = _needed_by_reset(env)
 
     def identify(self, context: ActorContext) -> None:
         """Assign the env to an actor."""
@@ -87,10 +74,7 @@ class HostedEnv:
         """
         result = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
-            raise TypeError(
-                f"step of env {self.index} returned {_shape_of(result)}: "
-                "expected (obs, reward, terminated, truncated, info)"
-            )
+            raise self._refuse("step", result, "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
         # `conform` does the same check for a value that fits, but calling it takes as long as a light step.
         if type(obs) is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
@@ -117,15 +101,12 @@ class HostedEnv:
             root_seed: The seed that the seed of such a reset is derived from; None if the env was never seeded.
         """
         if seed is None and root_seed is not None and self.context.incarnation > 0 and not self.was_reset:
-            seed = renewed_seed(root_seed, self.context.incarnation)
-        kwargs = {
-            name: value
-            for name, value in (("seed", seed), ("options", options))
-            if value is not None or name in self._needed_by_reset
-        }
+            seed = messages.renewed_seed(root_seed, self.context.incarnation)
+        given = {"seed": seed, "options": options}
+        kwargs = {name: value for name, value in given.items() if value is not None or name in self._needed_by_reset}
         result = self.env.reset(**kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"reset of env {self.index} returned {_shape_of(result)}: expected (obs, info)")
+            raise self._refuse("reset", result, "(obs, info)")
         self.was_reset = True
         obs = self._conform(result[0])
         if self.journal:
@@ -135,10 +116,7 @@ class HostedEnv:
     def _set_spec(self, spec: Spec | None) -> None:
         self.spec = spec
         # The dtype and shape of an observation that is one array, else None.
-        self._dtype: np.dtype[Any] | None = None
-        self._shape: tuple[int, ...] | None = None
-        if isinstance(spec, ArraySpec):
-            self._dtype, self._shape = spec.dtype, spec.shape
+        self._dtype, self._shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
 
     def _conform(self, obs: Any) -> Any:
         if self.spec is None:
@@ -147,11 +125,14 @@ class HostedEnv:
         return conform(self.spec, obs, self._observation_name)
 
     def _as_reward(self, reward: Any) -> Any:
-        if not self._plain_reward:
-            return conform(self.reward_spec, reward, f"the reward of env {self.index}")
-        if isinstance(reward, np.ndarray) and reward.size == 1:
+        if self._plain_reward and isinstance(reward, np.ndarray) and reward.size == 1:
             reward = reward.reshape(())
-        return float(conform(self.reward_spec, reward, f"the reward of env {self.index}"))
+        reward = conform(self.reward_spec, reward, f"the reward of env {self.index}")
+        return float(reward) if self._plain_reward else reward
+
+    def _refuse(self, method: str, result: Any, expected: str) -> TypeError:
+        given = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        return TypeError(f"{method} of env {self.index} returned {given}: expected {expected}")
 
 
 class Host:
@@ -176,7 +157,7 @@ class Host:
         """Return the context of the env that runs, or ran last; None before the first."""
         return self._contexts[self._page.counters[ENV_INDEX]] if self._contexts else None
 
-    def start(self, message: Start, incarnation: int, on_made: Callable[[int], None]) -> None:
+    def start(self, message: messages.Start, incarnation: int, on_made: Callable[[int], None]) -> None:
         """Make the envs.
 
         Args:
@@ -195,25 +176,25 @@ class Host:
             self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, message.journal))
         self.hosted_envs = self._made
 
-    def adopt(self, message: Adopt, incarnation: int) -> None:
+    def adopt(self, message: messages.Adopt, incarnation: int) -> None:
         """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""
         self.hosted_envs = self._made[: message.envs]
         for offset, hosted in enumerate(self.hosted_envs):
             self._contexts[offset] = ActorContext(message.name, message.first + offset, incarnation)
             hosted.identify(self._contexts[offset])
 
-    def call(self, message: Call) -> Any:
+    def call(self, message: messages.Call) -> Any:
         """Call a method of an env."""
         method = find(self._begin_call(message.env).env, message.method)
         if message.or_get and not callable(method):
             return method
         return method(*message.args, **message.kwargs)
 
-    def get(self, message: Get) -> Any:
+    def get(self, message: messages.Get) -> Any:
         """Read an attribute of an env."""
         return find(self._begin_call(message.env).env, message.name)
 
-    def set(self, message: Set) -> None:
+    def set(self, message: messages.Set) -> None:
         """Write an attribute of an env."""
         env = self._begin_call(message.env).env
         # The method of an env adapter goes first: the env may have a `set_wrapper_attr` that does something else.
@@ -223,13 +204,12 @@ class Host:
         else:
             setattr(env, message.name, message.value)
 
-    def describe(self, message: Describe) -> Description:
+    def describe(self, message: messages.Describe) -> messages.Description:
         """Return the specs of an env's values, as far as its spaces define them, and its attributes."""
         hosted = self._begin_call(message.env)
         env = hosted.env
-        metadata = getattr(env, "metadata", None)
-        render_mode = getattr(env, "render_mode", None)
-        return Description(
+        metadata, render_mode = getattr(env, "metadata", None), getattr(env, "render_mode", None)
+        return messages.Description(
             hosted.spec,
             _space_spec(env, "action_space"),
             hosted.reward_spec,
@@ -237,7 +217,7 @@ class Host:
             render_mode if isinstance(render_mode, str) else None,
         )
 
-    def close(self, _message: Close) -> None:
+    def close(self, _message: messages.Close) -> None:
         """Close the envs, all of them even if some raise.
 
         Raises:
@@ -255,54 +235,54 @@ class Host:
         if first_error is not None:
             raise first_error
 
-    def replay(self, message: Replay) -> bool:
+    def replay(self, message: messages.Replay) -> bool:
         """Repeat the journal of an env whose process was lost; return whether it has returned the same observations.
 
         Each entry is recorded on the control page, since each has a deadline of its own.
         """
         hosted = self.hosted_envs[message.env]
         for payload in message.attributes:
-            self.set(Set(*loads(payload)))
+            self.set(messages.Set(*loads(payload)))
         if not message.entries:
             return True
-        for entry in message.entries:
-            if isinstance(entry, RecordedSteps):
-                self._repeat_steps(hosted, message, entry)
-            else:
-                self._repeat(hosted, *entry)
-        same = hosted.check == message.check
+        for request in _entries(message):
+            self._repeat(hosted, request)
         # If they differ, the env counts as new, so that its next reset is seeded as after a renewal.
-        hosted.was_reset = same
-        return same
+        hosted.was_reset = hosted.check == message.check
+        return hosted.was_reset
 
-    def _repeat_steps(self, hosted: HostedEnv, message: Replay, recorded: RecordedSteps) -> None:
-        assert message.action is not None, "steps in shared memory have actions of a known spec"
-        for row, operation in enumerate(recorded.ops):
-            if operation == RESET:
-                self._page.record_env(METHOD_RESET, hosted.position)
-                hosted.reset(None, None, None)
-            else:
-                action = reader(message.action, recorded.actions, row)()
-                self._page.record_env(METHOD_STEP, hosted.position)
-                hosted.step(action, message.autoreset, None)
-
-    def _repeat(self, hosted: HostedEnv, kind: int, payload: bytes) -> None:
-        content = REQUESTS[kind](*loads(payload))
-        if kind == Kind.RESET:
+    def _repeat(self, hosted: HostedEnv, request: Any) -> None:
+        if isinstance(request, messages.Reset):
             self._page.record_env(METHOD_RESET, hosted.position)
-            hosted.reset(content.seed, content.options, content.root_seed)
-        elif kind == Kind.STEP:
+            hosted.reset(request.seed, request.options, request.root_seed)
+        elif isinstance(request, messages.Step):
             self._page.record_env(METHOD_STEP, hosted.position)
-            hosted.step(content.action, content.autoreset, content.root_seed)
-        elif kind == Kind.SET:
-            self.set(content)
+            hosted.step(request.action, request.autoreset, request.root_seed)
+        elif isinstance(request, messages.Set):
+            self.set(request)
         else:
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
-                self.call(content)
+                self.call(request)
 
     def _begin_call(self, position: int) -> HostedEnv:
         self._page.record_env(METHOD_CALL, position)
         return self.hosted_envs[position]
+
+
+def _entries(message: messages.Replay) -> Iterator[Any]:
+    """Yield the entries of a journal, each as the message that it repeats."""
+    for entry in message.entries:
+        if not isinstance(entry, messages.RecordedSteps):
+            kind, payload = entry
+            yield messages.REQUESTS[kind](*loads(payload))
+            continue
+        assert message.action is not None, "steps in shared memory have actions of a known spec"
+        for row, operation in enumerate(entry.ops):
+            if operation == RESET:
+                yield messages.Reset(message.env, None, None, None)
+            else:
+                action = reader(message.action, entry.actions, row)()
+                yield messages.Step(message.env, action, message.autoreset, None)
 
 
 def checksum(obs: Any, before: int) -> int:
@@ -339,14 +319,10 @@ def _space_spec(env: Any, name: str) -> Spec | None:
     return None if spec is OBJECT and not hasattr(space, "sample") else spec
 
 
-def _needed_by(env: Any, method: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return those of the parameters ``names`` that a method of an env has without defaults."""
+def _needed_by_reset(env: Any) -> set[str]:
+    """Return the parameters without defaults of an env's ``reset``."""
     try:
-        parameters = inspect.signature(getattr(env, method)).parameters
+        parameters = inspect.signature(env.reset).parameters.values()
     except (AttributeError, TypeError, ValueError):
-        return ()
-    return tuple(name for name in names if name in parameters and parameters[name].default is inspect.Parameter.empty)
-
-
-def _shape_of(result: Any) -> str:
-    return f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        return set()
+    return {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
