@@ -675,6 +675,10 @@ class Celsius(np.float64):
     pass
 
 
+class Unhashable(type):
+    __hash__ = None
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -694,6 +698,11 @@ class Celsius(np.float64):
     ids=repr,
 )
 def test_what_does_not_fit_into_a_record_is_left_to_pickling(content):
+    assert RecordWriter().write(content, memoryview(bytearray(4096))) is None
+
+
+def test_a_value_whose_type_cannot_be_hashed_is_left_to_pickling():
+    content = {"x": Unhashable("OfUnhashableType", (), {})(), "y": np.float64(1)}
     assert RecordWriter().write(content, memoryview(bytearray(4096))) is None
 
 

@@ -44,16 +44,14 @@ class Worker(Protocol):
         page: Its control page; the doorbells are closed when the worker is reaped.
         outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams itself.
         sentinel: A descriptor that becomes readable once the worker has ended.
+        channel: The parent's end of its channel.
     """
 
     pid: int
     page: ControlPage
     outputs: list[tuple[Stream, int]]
     sentinel: int
-
-    @property
-    def channel(self) -> FrameChannel:
-        """The parent's end of its channel."""
+    channel: FrameChannel
 
     def kill(self) -> None:
         """End it now or, if the backend cannot kill, after the call that it runs."""
@@ -63,9 +61,11 @@ class Worker(Protocol):
 
     def stacks(self) -> str:
         """Return the stacks that it has reported so far."""
+        return ""
 
     def work(self) -> bool:
         """Run the posted requests in the calling thread, if the backend is in line; return whether any were run."""
+        return False
 
     def reap(self) -> ExitStatus:
         """Reap it after the sentinel became readable, close all descriptors and return how it ended."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envactors.arrays.slab import Layout, Slab
-from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.base import Backend, ExitStatus, Stream, Worker
 from envactors.system.polling import Doorbell, Poller
 from envactors.wire.control_page import PAGE, POSTED, ControlPage
 from envactors.wire.info_codec import InfoReader, InfoWriter
@@ -39,12 +39,11 @@ class LocalMemory:
         """Do nothing: the memory is freed with its last user."""
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """The base of `ThreadBackend` and `InlineBackend`."""
 
     kills = spin = pickles = False
-    inline: bool
-    max_starting: int | None = None
+    max_starting = None
     _worker: type[ThreadWorker | InlineWorker]
 
     def make_memory(self) -> LocalMemory:
@@ -55,12 +54,6 @@ class LocalBackend:
         """Make a worker; see `envactors.backends.base.Backend.launch`."""
         del env_vars
         return self._worker(name, memory)
-
-    def retain(self) -> None:
-        """Do nothing: the backend has no resources."""
-
-    def release(self) -> None:
-        """Do nothing: the backend has no resources."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -105,7 +98,7 @@ class LocalChannel:
         return frames
 
 
-class LocalWorker:
+class LocalWorker(Worker):
     """The base of `ThreadWorker` and `InlineWorker`; see `envactors.backends.base.Worker`.
 
     Args:
@@ -133,15 +126,6 @@ class LocalWorker:
         self._guard.close()
         self._requests.clear()
         self.page.to_worker.ring()
-
-    def ask_stacks(self) -> None:
-        """Do nothing: no deadline is enforced that would need them."""
-
-    def stacks(self) -> str:
-        return ""
-
-    def work(self) -> bool:
-        return False
 
     def reap(self) -> ExitStatus:
         for bell in (self.page.to_parent, self._replied, self._ended):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from envactors.arrays.slab import Layout, Slab
-from envactors.backends.base import ExitStatus, Stream
+from envactors.backends.base import ExitStatus, Stream, Worker
 from envactors.backends.reaping import REAPER
 from envactors.backends.starting import Starter, StartMethod, thread_caps
 from envactors.system.cpus import cores
@@ -116,7 +116,7 @@ class ProcessBackend:
         REAPER.release()
 
 
-class ProcessWorker:
+class ProcessWorker(Worker):
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
@@ -158,9 +158,6 @@ class ProcessWorker:
     def stacks(self) -> str:
         fd = self._stacks.fileno()
         return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
-
-    def work(self) -> bool:
-        return False
 
     def reap(self) -> ExitStatus:
         REAPER.dismiss(self._number)  # ends the processes that env code has started

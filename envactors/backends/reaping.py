@@ -125,24 +125,20 @@ class Reaper:
             sock.close()
             self._running = None
         sock, theirs = packet_pair()
+        command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id]
+        null = subprocess.DEVNULL
         # It has a session of its own, and inherits that all signals are blocked.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with theirs:
-                process = subprocess.Popen(  # noqa: S603 # its own interpreter and file
-                    [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                stdin = theirs.fileno()
+                process = subprocess.Popen(command, stdin=stdin, stdout=null, stderr=null, start_new_session=True)  # noqa: S603
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._running = process, sock
-        for number, worker in self._workers.items():
-            sock.send(f"{number} {worker}".encode(), socket.MSG_DONTWAIT)
-        for number in self._ended:
-            sock.send(str(number).encode(), socket.MSG_DONTWAIT)  # without its group, whose id may be reused by now
+        # Those that have ended without their groups, whose ids may be reused by now.
+        for report in (*(f"{number} {pid}" for number, pid in self._workers.items()), *map(str, self._ended)):
+            sock.send(report.encode(), socket.MSG_DONTWAIT)
         return sock
 
 

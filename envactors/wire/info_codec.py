@@ -218,8 +218,10 @@ class RecordWriter:
         kinds = (*content, *map(type, values))
         try:
             layout = self._layouts[kinds]
-        except (KeyError, TypeError):  # a metaclass may make a type unhashable
+        except KeyError:
             layout = self._learn(content, kinds)
+        except TypeError:  # a metaclass may make a type unhashable
+            return None
         if layout is None or layout.size > len(room):
             return None
         for position, dtype, shape in layout.arrays:

@@ -31,7 +31,7 @@ import time
 # "9f86d081884c7d65/3".
 VARIABLE = "ENVACTORS_WORKER"
 
-_PREFIX = VARIABLE.encode() + b"="
+_PREFIX = b"\0%s=" % VARIABLE.encode()
 # In the command line of a process that cleans up by itself once all others have ended.
 _SPARED = b"resource_tracker"
 # In seconds: how long to search for processes after a worker's end,
@@ -82,7 +82,8 @@ class Reaper:
     """
 
     def __init__(self, caller_pid: int, caller_id: str) -> None:
-        self._prefix = caller_id.encode() + b"/"
+        # What its workers' marks begin with.
+        self._id = caller_id.encode() + b"/"
         # worker's number: the process group that it leads
         self._groups: dict[bytes, int] = {}
         # The numbers of ended workers whose processes are to be searched for.
@@ -91,13 +92,11 @@ class Reaper:
         self._spared: dict[tuple[int, int], float] = {}
         # The ids of processes that are never killed.
         self._safe = {os.getpid(), caller_pid}
+        # The descriptors to wait for: that of the reports, and a pidfd of the caller.
+        self._sources = [0]
         os.set_blocking(0, False)
-        self._poll = select.poll()
-        self._poll.register(0, select.POLLIN)
-        self._caller = -1
         with contextlib.suppress(OSError):  # it has ended already
-            self._caller = os.pidfd_open(caller_pid)
-            self._poll.register(self._caller, select.POLLIN)
+            self._sources.append(os.pidfd_open(caller_pid))
         self._caller_ended = os.getppid() != caller_pid
 
     def run(self) -> None:
@@ -111,10 +110,10 @@ class Reaper:
 
     def _read_reports(self, seconds: float | None) -> bool:
         """Wait so long (None: for ever) until the caller reports or ends; return whether it has."""
-        ready = {fd for fd, _ in self._poll.poll(None if seconds is None else seconds * 1000)}
-        self._caller_ended = self._caller_ended or self._caller in ready
+        ready = select.select(self._sources, [], [], seconds)[0]
+        self._caller_ended |= any(fd > 0 for fd in ready)
         if 0 in ready:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 while message := os.read(0, 64):
                     number, _, pid = message.partition(b" ")
                     if pid:
@@ -122,10 +121,8 @@ class Reaper:
                     else:
                         self._ended.add(number)
                 self._caller_ended = True
-            except BlockingIOError:
-                pass
         if self._caller_ended:
-            self._poll = select.poll()  # there is nothing more to wait for
+            self._sources = []  # there is nothing more to wait for
         return bool(ready)
 
     def _end_processes(self) -> None:
@@ -170,11 +167,8 @@ class Reaper:
 
     def _is_marked(self, environment: bytes) -> bool:
         """Return whether an environment has the mark of an ended worker."""
-        values = (entry[len(_PREFIX) :] for entry in environment.split(b"\0") if entry.startswith(_PREFIX))
-        return any(
-            mark.startswith(self._prefix) and self._has_ended(mark[len(self._prefix) :])
-            for mark in next(values, b"").split()
-        )
+        marks = (b"\0" + environment).partition(_PREFIX)[2].partition(b"\0")[0].split()
+        return any(mark.startswith(self._id) and self._has_ended(mark[len(self._id) :]) for mark in marks)
 
     def _kill(self, process: ProcessSnapshot) -> int | None:
         """Kill a process, unless it may still clean up by itself; return its pidfd, None if that is not possible."""
