@@ -115,7 +115,6 @@ class InfoReader:
         self._slab = slab
         self._contents = contents
         self._encodings = slab.info_encoding.data
-        self._records = RecordReader()
         all_plain = bytes([PLAIN]) * len(self._encodings)
         self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self._encodings, all_plain)
 
@@ -145,7 +144,7 @@ class InfoReader:
         if encoding == PLAIN:
             return {}, []
         if encoding == RECORDED:
-            return self._records.read(self._slab.inline_info(index)), []
+            return read_record(self._slab.inline_info(index)), []
         if self._contents is None and encoding == INLINE_INFO:
             overflow = self._slab.inline_info(index)
         info, object_leaves = self._content(index, overflow)
@@ -245,22 +244,18 @@ class RecordWriter:
         return layout
 
 
-class RecordReader:
-    """Reads records, and remembers their layouts."""
+def read_record(record: memoryview) -> dict[str, Any]:
+    """Return the dict that a `RecordWriter` has written; the arrays are copies."""
+    head_size = _LENGTH.size + _LENGTH.unpack_from(record)[0]
+    layout = _layout_of(bytes(record[:head_size]))
+    values = np.ndarray((), layout.values, record, head_size).item()
+    made = [make(value) for make, value in zip(layout.makers, values, strict=True)]
+    return dict(zip(layout.keys, made, strict=True))
 
-    def __init__(self) -> None:
-        self._layouts: dict[bytes, _Layout] = {}
 
-    def read(self, record: memoryview) -> dict[str, Any]:
-        """Return the dict that `RecordWriter.write` has written; the arrays are copies."""
-        head_size = _LENGTH.size + _LENGTH.unpack_from(record)[0]
-        head = bytes(record[:head_size])
-        layout = self._layouts.get(head)
-        if layout is None:
-            layout = self._layouts[head] = _Layout(pickle.loads(head[_LENGTH.size :]))
-        values = np.ndarray((), layout.values, record, head_size).item()
-        made = [make(value) for make, value in zip(layout.makers, values, strict=True)]
-        return dict(zip(layout.keys, made, strict=True))
+@functools.lru_cache(16 * _MOST_LAYOUTS)
+def _layout_of(head: bytes) -> _Layout:
+    return _Layout(pickle.loads(head[_LENGTH.size :]))
 
 
 def _part_of(key: Any, value: Any) -> _Part | None:

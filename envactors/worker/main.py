@@ -67,17 +67,11 @@ class Server:
         # Those of the current request.
         self._incarnation = 0
         self._call_id = 0
-        # The handlers by kind of request.
+        # By kind of request, whose names they have.
+        handlers = host.call, host.get, host.set, host.describe, host.replay, host.close
         self._handlers: dict[int, Callable[[Any], Any]] = {
-            Kind.START: self._start,
-            Kind.ADOPT: self._adopt,
-            Kind.ATTACH: self._attach,
-            Kind.CALL: host.call,
-            Kind.GET: host.get,
-            Kind.SET: host.set,
-            Kind.DESCRIBE: host.describe,
-            Kind.REPLAY: host.replay,
-            Kind.CLOSE: host.close,
+            Kind[handler.__name__.strip("_").upper()]: handler
+            for handler in (self._start, self._adopt, self._attach, *handlers)
         }
 
     def serve(self) -> None:
