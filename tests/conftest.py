@@ -26,7 +26,7 @@ def helper_processes(request):
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
     modules = {item.module.__name__ for item in request.session.items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
-    FORK_SERVER._starter._preload += ["helpers", *sorted(modules)]
+    FORK_SERVER._preload += ["helpers", *sorted(modules)]
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     FORK_SERVER.retain()

@@ -282,7 +282,7 @@ def test_a_fork_server_that_dies_is_replaced():
     backend = ea.ProcessBackend(start_method="forkserver")
     with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=5, backoff=0.0)) as actor:
         actor.add().result(SOON)
-        (server,) = backend._starter._servers.values()
+        (server,) = backend._servers.values()
         os.kill(server.process.pid, 9)
         wait_until(lambda: actor.incarnation >= 1)
         assert actor.add().result(SOON) == 1

@@ -6,17 +6,18 @@ import contextlib
 import functools
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.backends import starting
 from envactors.backends.base import ExitStatus, Stream, Worker
 from envactors.backends.reaping import REAPER
-from envactors.backends.starting import Starter, StartMethod, thread_caps
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
-from envactors.system.processes import SIGKILL, STACKS_SIGNAL, Process
+from envactors.system.processes import SIGKILL, STACKS_SIGNAL, Process, fixed_layout
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage
 from envactors.wire.info_codec import InfoReader
@@ -70,14 +71,14 @@ class ProcessBackend:
 
     def __init__(
         self,
-        start_method: StartMethod = "loky",
+        start_method: starting.StartMethod = "loky",
         spin: bool = True,
         max_starting: int | None = None,
         preload: Sequence[str] = (),
         randomize_layout: bool = True,
     ) -> None:
-        if start_method not in get_args(StartMethod):
-            raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(StartMethod)}")
+        if start_method not in get_args(starting.StartMethod):
+            raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(starting.StartMethod)}")
         for name, value in (("spin", spin), ("randomize_layout", randomize_layout)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is {value!r}: expected True or False")
@@ -91,7 +92,14 @@ class ProcessBackend:
         self.randomize_layout = randomize_layout
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
-        self._starter = Starter(start_method, preload, randomize_layout)
+        self._preload = list(preload)
+        # Guards the following, and all use of the servers.
+        self._lock = threading.RLock()
+        # How many actors use the backend.
+        self._users = 0
+        # The fork servers by the values of the variables of `THREAD_CAPS`, such as ("1", "1", None, ...). Libraries
+        # read these numbers when they are imported, so there is a server for each choice; usually there is only one.
+        self._servers: dict[tuple[str | None, ...], starting.ForkServer] = {}
 
     def __repr__(self) -> str:
         return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
@@ -103,16 +111,41 @@ class ProcessBackend:
     def launch(self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
         number, mark = REAPER.enlist()
-        environment = {**os.environ, **thread_caps(env_vars), **env_vars, **mark}
+        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark}
         slab = None if memory is None else memory.fileno()
-        return ProcessWorker(number, slab, functools.partial(self._starter.start, name, environment))
+        return ProcessWorker(number, slab, functools.partial(self._start, name, environment))
+
+    def _start(self, name: str, environment: dict[str, str], descriptors: Descriptors) -> Process:
+        if self.start_method == "fork":
+            return starting.fork_caller(descriptors, environment)
+        if self.start_method == "forkserver":
+            return self._start_by_server(descriptors, environment)
+        with contextlib.nullcontext(False) if self.randomize_layout else fixed_layout() as fixed:
+            if self.start_method == "spawn":
+                return starting.start_interpreter(descriptors, environment, fixed)
+            return starting.start_by_loky(name, descriptors, environment, fixed)
+
+    def _start_by_server(self, descriptors: Descriptors, environment: dict[str, str]) -> Process:
+        numbers = tuple(environment.get(name) for name in starting.THREAD_CAPS)
+        with self._lock:
+            if numbers in self._servers:
+                try:
+                    return self._servers[numbers].fork(descriptors, environment)
+                except OSError:
+                    self._servers.pop(numbers).stop()  # it is lost, and its workers end with it
+            server = self._servers[numbers] = starting.ForkServer(self._preload, environment, self._lock)
+            return server.fork(descriptors, environment)
 
     def retain(self) -> None:
+        with self._lock:
+            self._users += 1
         REAPER.retain()
-        self._starter.retain()
 
     def release(self) -> None:
-        self._starter.release()
+        with self._lock:
+            self._users -= 1
+            while self._servers and self._users == 0:
+                self._servers.popitem()[1].stop()
         REAPER.release()
 
 

@@ -13,12 +13,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from envactors.backends.reaping import REAPER, end_helper
 from envactors.system.polling import packet_pair
-from envactors.system.processes import SIGKILL, Process, await_exit, fixed_layout, open_sentinel
+from envactors.system.processes import SIGKILL, Process, await_exit, open_sentinel
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 
 StartMethod = Literal["loky", "spawn", "forkserver", "fork"]
@@ -50,62 +50,11 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     return {name: "1" for name in THREAD_CAPS if name not in os.environ}
 
 
-class Starter:
-    """Starts worker processes; for its arguments see `ProcessBackend`.
-
-    A fork server is a fresh process that has imported what envs need, and that ends with the last actor. Numerical
-    libraries read their number of threads when they are imported, so there is one server for each choice of these
-    numbers; usually there is only one.
-    """
-
-    def __init__(self, method: StartMethod, preload: Sequence[str], randomize_layout: bool) -> None:
-        self._method, self._preload, self._randomize_layout = method, list(preload), randomize_layout
-        # Guards the following, and all use of the servers.
-        self._lock = threading.RLock()
-        # How many actors use the starter.
-        self._users = 0
-        # The servers by the values of the variables of `THREAD_CAPS`, such as ("1", "1", None, ...).
-        self._servers: dict[tuple[str | None, ...], ForkServer] = {}
-
-    def retain(self) -> None:
-        """Count an actor that uses the starter."""
-        with self._lock:
-            self._users += 1
-
-    def release(self) -> None:
-        """Uncount an actor; after the last one, end the fork servers."""
-        with self._lock:
-            self._users -= 1
-            while self._servers and self._users == 0:
-                self._servers.popitem()[1].stop()
-
-    def start(self, name: str, environment: dict[str, str], descriptors: Descriptors) -> Process:
-        """Start a worker with this environment and these descriptors."""
-        if self._method == "fork":
-            return _fork_caller(descriptors, environment)
-        if self._method == "forkserver":
-            return self._start_in_server(descriptors, environment)
-        with nullcontext(False) if self._randomize_layout else fixed_layout() as fixed:
-            if self._method == "spawn":
-                return _start_interpreter(descriptors, environment, fixed)
-            return _start_by_loky(name, descriptors, environment, fixed)
-
-    def _start_in_server(self, descriptors: Descriptors, environment: dict[str, str]) -> Process:
-        numbers = tuple(environment.get(name) for name in THREAD_CAPS)
-        with self._lock:
-            if numbers in self._servers:
-                try:
-                    return self._servers[numbers].fork(descriptors, environment)
-                except OSError:
-                    self._servers.pop(numbers).stop()  # it is lost, and its workers end with it
-            server = self._servers[numbers] = ForkServer(self._preload, environment, self._lock)
-            return server.fork(descriptors, environment)
+# In each of these ``fixed`` says whether the layout of the started program is fixed: its worker must restore a random
+# one for what it starts.
 
 
-# ``fixed`` says whether the layout of the started program is fixed, so that it has to restore a random one.
-
-
-def _start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
+def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
     """Start a fresh interpreter by loky's process context."""
     from multiprocessing import resource_tracker
 
@@ -125,14 +74,14 @@ def _start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, s
     return _watched(process.pid, lambda: process.exitcode)
 
 
-def _start_interpreter(descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
+def start_interpreter(descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
     """Start a fresh interpreter."""
     boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
     process = _python("run", boot, descriptors.present(), environment)
     return _watched(process.pid, process.poll)
 
 
-def _fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
+def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
     """Fork the caller."""
     parent_pid = os.getpid()
     with warnings.catch_warnings():

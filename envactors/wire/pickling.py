@@ -112,12 +112,10 @@ def pack_failure(error: BaseException, fault: Fault) -> Failure:
 def unpack_failure(failure: Failure) -> BaseException | None:
     """Rebuild the exception of a failure, with a `RemoteTraceback` as its cause; None if it cannot be rebuilt."""
     try:
-        error = pickle.loads(failure.pickled or b"")
-    except BaseException:  # unpickling runs any code
+        error: BaseException = pickle.loads(failure.pickled or b"")
+        set_cause(error, RemoteTraceback(failure.traceback))
+    except BaseException:  # unpickling runs any code, and returns anything
         return None
-    if not isinstance(error, BaseException):
-        return None
-    set_cause(error, RemoteTraceback(failure.traceback))
     return error
 
 

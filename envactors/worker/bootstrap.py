@@ -166,20 +166,15 @@ def serve_forks(channel: int, parent_pid: int, preload: list[str]) -> None:
             if not request:
                 return
             number, kind, content = pickle.loads(request)
-            if kind == "fork":
-                _fork(sock, number, Descriptors(*fds), content)
-            else:
+            if kind == "reap":
                 sock.send(pickle.dumps((number, await_exit(content))))
-
-
-def _fork(sock: socket.socket, number: int, descriptors: Descriptors, changes: dict[str, str | None]) -> None:
-    server_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        sock.close()
-        run_forked(descriptors, server_pid, changes)
-    # The pidfd is opened here, where the child cannot have been reaped yet.
-    sentinel = open_sentinel(pid)
-    socket.send_fds(sock, [pickle.dumps((number, pid))], [sentinel])
-    for fd in (sentinel, *descriptors.present()):
-        os.close(fd)
+                continue
+            server_pid, pid = os.getpid(), os.fork()
+            if pid == 0:
+                sock.close()
+                run_forked(Descriptors(*fds), server_pid, content)
+            # The pidfd is opened here, where the child cannot have been reaped yet.
+            fds.append(open_sentinel(pid))
+            socket.send_fds(sock, [pickle.dumps((number, pid))], fds[-1:])
+            for fd in fds:
+                os.close(fd)
