@@ -127,6 +127,9 @@ class LocalWorker(Worker):
         self._requests.clear()
         self.page.to_worker.ring()
 
+    def ask_stacks(self) -> None:
+        """Do nothing: no deadline is enforced that would need them."""
+
     def reap(self) -> ExitStatus:
         for bell in (self.page.to_parent, self._replied, self._ended):
             bell.close()

@@ -120,10 +120,10 @@ class ProcessBackend:
             return starting.fork_caller(descriptors, environment)
         if self.start_method == "forkserver":
             return self._start_by_server(descriptors, environment)
-        with contextlib.nullcontext(False) if self.randomize_layout else fixed_layout() as fixed:
-            if self.start_method == "spawn":
-                return starting.start_interpreter(descriptors, environment, fixed)
-            return starting.start_by_loky(name, descriptors, environment, fixed)
+        layout = contextlib.nullcontext(False) if self.randomize_layout else fixed_layout()
+        if self.start_method == "spawn":
+            return starting.start_interpreter(descriptors, environment, layout)
+        return starting.start_by_loky(name, descriptors, environment, layout)
 
     def _start_by_server(self, descriptors: Descriptors, environment: dict[str, str]) -> Process:
         numbers = tuple(environment.get(name) for name in starting.THREAD_CAPS)

@@ -13,8 +13,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, Literal
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Literal, TypeAlias
 
 from envactors.backends.reaping import REAPER, end_helper
 from envactors.system.polling import packet_pair
@@ -50,11 +50,12 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     return {name: "1" for name in THREAD_CAPS if name not in os.environ}
 
 
-# In each of these ``fixed`` says whether the layout of the started program is fixed: its worker must restore a random
-# one for what it starts.
+# A program is started in the context ``layout``, which says whether the layout of its memory is fixed: then the worker
+# restores a random one for what it starts.
+Layout: TypeAlias = AbstractContextManager[bool]
 
 
-def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
+def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], layout: Layout) -> Process:
     """Start a fresh interpreter by loky's process context."""
     from multiprocessing import resource_tracker
 
@@ -65,19 +66,20 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    process = get_context("loky").Process(
-        target=run, name=name, args=(descriptors, os.getpid(), fixed), env=environment
-    )
-    process.start()
+    with layout as fixed:
+        args = descriptors, os.getpid(), fixed
+        process = get_context("loky").Process(target=run, name=name, args=args, env=environment)
+        process.start()
     # This backend reaps its processes itself: multiprocessing must not do it before.
     _children.discard(process)
     return _watched(process.pid, lambda: process.exitcode)
 
 
-def start_interpreter(descriptors: Descriptors, environment: dict[str, str], fixed: bool) -> Process:
+def start_interpreter(descriptors: Descriptors, environment: dict[str, str], layout: Layout) -> Process:
     """Start a fresh interpreter."""
-    boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
-    process = _python("run", boot, descriptors.present(), environment)
+    with layout as fixed:
+        boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
+        process = _python("run", boot, descriptors.present(), environment)
     return _watched(process.pid, process.poll)
 
 

@@ -218,7 +218,9 @@ class RecordWriter:
         try:
             layout = self._layouts[kinds]
         except KeyError:
-            layout = self._learn(content, kinds)
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                return None
+            layout = self._layouts[kinds] = _layout_for(content)
         except TypeError:  # a metaclass may make a type unhashable
             return None
         if layout is None or layout.size > len(room):
@@ -235,13 +237,17 @@ class RecordWriter:
         room[: len(head)] = head
         return layout.size
 
-    def _learn(self, content: dict[Any, Any], kinds: tuple[Any, ...]) -> _Layout | None:
-        if len(self._layouts) >= _MOST_LAYOUTS:
+
+def _layout_for(content: dict[Any, Any]) -> _Layout | None:
+    parts: list[_Part] = []
+    for key, value in content.items():
+        kind, code = type(value), _CODES.get(type(value))
+        if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
+            code = value.dtype.char if value.dtype.char in _NUMPY_CODES and value.dtype.isnative else None
+        if code is None or type(key) is not str:
             return None
-        parts = [part for key, value in content.items() if (part := _part_of(key, value)) is not None]
-        fits = len(parts) == len(content) and any(kind not in _CODES for _, kind, _, _ in parts)
-        layout = self._layouts[kinds] = _Layout(parts) if fits else None
-        return layout
+        parts.append((key, kind, code, np.shape(value)))
+    return _Layout(parts) if any(kind not in _CODES for _, kind, _, _ in parts) else None
 
 
 def read_record(record: memoryview) -> dict[str, Any]:
@@ -256,17 +262,3 @@ def read_record(record: memoryview) -> dict[str, Any]:
 @functools.lru_cache(16 * _MOST_LAYOUTS)
 def _layout_of(head: bytes) -> _Layout:
     return _Layout(pickle.loads(head[_LENGTH.size :]))
-
-
-def _part_of(key: Any, value: Any) -> _Part | None:
-    """Return the entry of a value in a layout; None if records cannot contain it."""
-    kind = type(value)
-    if type(key) is not str:
-        return None
-    if kind in _CODES:
-        return key, kind, _CODES[kind], ()
-    if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
-        dtype: np.dtype[Any] = value.dtype
-        if dtype.char in _NUMPY_CODES and dtype.isnative:
-            return key, kind, dtype.char, value.shape
-    return None
