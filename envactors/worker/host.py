@@ -199,10 +199,7 @@ class Host:
         env = self._begin_call(message.env).env
         # The method of an env adapter goes first: the env may have a `set_wrapper_attr` that does something else.
         setter = getattr(env, "envactors_set", None) or getattr(env, "set_wrapper_attr", None)
-        if callable(setter):
-            setter(message.name, message.value)
-        else:
-            setattr(env, message.name, message.value)
+        (setter or functools.partial(setattr, env))(message.name, message.value)
 
     def describe(self, message: messages.Describe) -> messages.Description:
         """Return the specs of an env's values, as far as its spaces define them, and its attributes."""
@@ -305,10 +302,9 @@ def find(env: Any, name: str) -> Any:
     try:
         return getattr(env, name)
     except AttributeError:
-        getter = getattr(env, "get_wrapper_attr", None)
-        if not callable(getter):
+        if not hasattr(env, "get_wrapper_attr"):
             raise
-    return getter(name)
+    return env.get_wrapper_attr(name)
 
 
 def _space_spec(env: Any, name: str) -> Spec | None:
