@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.batch_step import StepRequest
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
-from envactors.arrays.specs import ArraySpec, flatten, reader, split_batch
+from envactors.arrays.specs import ArraySpec, flatten, split_batch
 from envactors.system.cpus import cores, spin_until_all
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
@@ -68,14 +67,14 @@ class SharedMemoryStepper:
         self._episodes = episodes
         self._transitions = transitions
         self._last = last
-        self._prepared = PreparedSteps(self.rows, infos, envs, episodes, pending, self._reissue)
+        config = envs[0].supervisor.config
+        may_pin = config.backend.kills and 1 < len({env.supervisor for env in envs}) <= cores()
+        self._tuner = WaitTuner(config.spin, may_pin)
+        tuner = WaitTuner(config.spin, may_pin)
+        self.single = SingleResults(reader, infos, envs, pending, episodes, transitions, last, tuner)
+        self._prepared = PreparedSteps(rows, infos, envs, episodes, pending, self.single.reissue)
         self._actors = self._prepared.actors
         self.wait_set = self._prepared.wait_set
-        config = self._actors[0].supervisor.config
-        may_pin = config.backend.kills and 1 < len(self._actors) <= cores()
-        self._tuner = WaitTuner(config.spin, may_pin)
-        streams = WaitTuner(config.spin, may_pin)
-        self.single = SingleResults(reader, infos, envs, pending, episodes, last, self._reissue, streams)
         self._inline = config.backend.inline
         # When the last step was started (`time.monotonic`).
         self._started = 0.0
@@ -171,14 +170,6 @@ class SharedMemoryStepper:
     def _write_action(self, env_id: int, action: Any) -> None:
         for array, leaf in zip(self.rows.actions, flatten(self._action_spec, action), strict=True):
             array[env_id] = leaf
-
-    def _reissue(self, env_id: int) -> StepRequest:
-        """Return the request that stands for a step that was lost with its process."""
-        self._episodes.changes += 1
-        return self._transitions.request_step(env_id, self._read_action(env_id))
-
-    def _read_action(self, env_id: int) -> Any:
-        return reader(self._action_spec, self.rows.actions, env_id)()
 
     # Finishing -------------------------------------------------------------------------------------------
 

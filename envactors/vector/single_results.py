@@ -7,7 +7,7 @@ take     results that wait to be delivered ──▶ a batch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ from envactors.actor.batch_step import StepRequest
 from envactors.actor.requests import Answer
 from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
 from envactors.actor.wait_tuner import WaitTuner
+from envactors.arrays.specs import reader
 from envactors.system.cpus import spin_until_all
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending, ReadyResult
 from envactors.vector.results import Batch, EnvStep, LastResults, RowReader
+from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import FINISHED, ControlPage
 from envactors.wire.info_codec import InfoReader
 
@@ -30,13 +32,13 @@ class SingleResults:
     """Collects single results out of the rows of shared memory.
 
     Args:
-        reader: Reads results out of the rows.
+        row_reader: Reads results out of the rows.
         infos: Reads what comes beside the arrays.
         envs: All envs.
         pending: Where their results are.
         episodes: The bookkeeper.
+        transitions: Asks envs in frames, and handles failures.
         last: The last result of each env; None if failures are raised.
-        reissue: Returns the request that stands for an env whose step has failed.
         tuner: Chooses how `recv` and the workers wait for each other.
 
     Attributes:
@@ -47,28 +49,34 @@ class SingleResults:
 
     def __init__(
         self,
-        reader: RowReader,
+        row_reader: RowReader,
         infos: InfoReader,
         envs: Sequence[EnvState],
         pending: Pending,
         episodes: Episodes,
+        transitions: Transitions,
         last: LastResults | None,
-        reissue: Callable[[int], StepRequest],
         tuner: WaitTuner,
     ) -> None:
-        self._rows = reader.rows
-        self._reader = reader
+        self._rows = row_reader.rows
+        self._reader = row_reader
         self._infos = infos
         self._envs = envs
         self._pending = pending
         self._episodes = episodes
+        self._transitions = transitions
         self._last = last
-        self._reissue = reissue
         self.tuner = tuner
         self.running: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
         self.posting = 0.0
         # The control pages whose workers ring for streamed results.
         self._rung: dict[int, ControlPage] = {}
+
+    def reissue(self, env_id: int) -> StepRequest:
+        """Return the request that stands for a step of an env that has failed, or was lost with its process."""
+        self._episodes.changes += 1
+        rows = self._rows
+        return self._transitions.request_step(env_id, reader(rows.layout.action, rows.actions, env_id)())
 
     def collect_at_once(self) -> None:
         """Hand on what is complete now, or within the spin window if spinning pays; called with signals deferred."""
@@ -138,7 +146,7 @@ class SingleResults:
         content: Any = tuple(self._infos.failure(env_id, payload)) if failed else payload
         if content is None:
             content = self._rows.inline_info(env_id)
-        env, request = self._envs[env_id], self._reissue(env_id)
+        env, request = self._envs[env_id], self.reissue(env_id)
         request.call_id = step.call_id
         self._infos.mark_failed(env_id)  # what could not be unpickled is no result either
         errors, answer = env.supervisor.core.errors, Answer(request, failed, content)
