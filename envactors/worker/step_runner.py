@@ -95,10 +95,7 @@ class StepRunner:
         """Use these rows from now on; with ``autoreset`` an episode that ends is reset within the step."""
         self._rows = [EnvRow(hosted, slab, infos, autoreset, self._send_overflow) for hosted in self._host.hosted_envs]
         self._stream = False
-        envs = slice(self._rows[0].index, self._rows[-1].index + 1)
-        self._requested, self._completed, self._ops = (
-            array.data[envs] for array in (slab.requested, slab.completed, slab.ops)
-        )
+        self._requested, self._completed, self._ops = slab.requested.data, slab.completed.data, slab.ops.data
         self._slab = slab
 
     def run_rows(self, call_id: int) -> None:
@@ -110,10 +107,12 @@ class StepRunner:
             for row in self._rows:
                 row.stamped = stream
         due: list[EnvRow] = []
-        numbers, done, ops = self._requested.tolist(), self._completed.tolist(), self._ops.tolist()
-        for row, number, last, operation in zip(self._rows, numbers, done, ops, strict=True):
-            if number != last:
-                row.number, row.resets = number, operation == RESET
+        requested, completed, ops = self._requested, self._completed, self._ops
+        for row in self._rows:
+            index = row.index
+            number = requested[index]
+            if number != completed[index]:
+                row.number, row.resets = number, ops[index] == RESET
                 due.append(row)
         if due:
             self._run(call_id, due, self._announce if stream else None)
@@ -159,17 +158,16 @@ class StepRunner:
     ) -> None:
         page, guard, forks, thread = self._page, self._guard, self._forks, threading.get_ident()
         counters, times, now = page.counters, page.times, time.monotonic
-        page.start_request(call_id, METHOD_RESET if due[0].resets else METHOD_STEP, due[0].hosted.position)
         for request in due:
             hosted = request.hosted
-            # Inlined from `ControlPage.record_env`: calling it would take twice as long.
+            # Inlined from `ControlPage.start_request`: calling it would take twice as long.
             times[SINCE] = now()
-            counters[METHOD] = METHOD_STEP
+            counters[METHOD] = METHOD_RESET if request.resets else METHOD_STEP
             counters[ENV_INDEX] = hosted.position
+            counters[BEGUN] = call_id
             transition = failed_with = None
             try:
                 if request.resets:
-                    counters[METHOD] = METHOD_RESET
                     transition = hosted.reset(request.seed, request.options, request.root_seed)
                 else:
                     transition = hosted.step(request.action(), request.autoreset, request.root_seed)
