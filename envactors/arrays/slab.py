@@ -79,8 +79,17 @@ class Slab:
 
     def __init__(self, layout: Layout, memory: mmap.mmap | bytearray | None) -> None:
         self.layout = layout
-        n, placer = layout.envs, _Placer(memory)
-        place = placer.place
+        self.size = 0
+        n = layout.envs
+
+        def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+            self.size = start + math.prod(shape) * np.dtype(dtype).itemsize
+            if memory is None:
+                return np.broadcast_to(np.zeros((), dtype), shape)
+            array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, start)
+            return array
+
         self.requested: npt.NDArray[np.int64] = place((n,), np.int64)
         self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
         self.when: npt.NDArray[np.float64] = place((n,), np.float64)
@@ -96,7 +105,6 @@ class Slab:
         self.observations: list[npt.NDArray[Any] | None] = [
             place((2, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
-        self.size = placer.end
         # Indexing an array takes four times as long as indexing this list.
         self.inline_info_rooms: list[memoryview] = [row.data for row in self.inline_infos]
         self._inline_info_sizes = self.inline_info_sizes.data
@@ -104,23 +112,3 @@ class Slab:
     def inline_info(self, env: int) -> memoryview:
         """Return the used part of an env's room."""
         return self.inline_info_rooms[env][: self._inline_info_sizes[env]]
-
-
-class _Placer:
-    """Places arrays in memory, one after the other; without memory it only measures.
-
-    Attributes:
-        end: The end of the last array, in bytes.
-    """
-
-    def __init__(self, memory: mmap.mmap | bytearray | None) -> None:
-        self._memory = memory
-        self.end = 0
-
-    def place(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        start = -(-self.end // _ALIGNMENT) * _ALIGNMENT
-        self.end = start + math.prod(shape) * np.dtype(dtype).itemsize
-        if self._memory is None:
-            return np.broadcast_to(np.zeros((), dtype), shape)
-        array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._memory, start)
-        return array

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -101,11 +101,9 @@ def leaves(spec: Spec) -> list[ArraySpec]:
 
 def flatten(spec: Spec, value: Any) -> list[Any]:
     """Return the leaves of a conforming value."""
-    if isinstance(spec, dict):
-        return [leaf for key, inner in spec.items() for leaf in flatten(inner, value[key])]
-    if isinstance(spec, tuple):
-        return [leaf for inner, part in zip(spec, value, strict=True) for leaf in flatten(inner, part)]
-    return [value]
+    if isinstance(spec, ArraySpec):
+        return [value]
+    return [leaf for key in _keys(spec) for leaf in flatten(spec[key], value[key])]
 
 
 def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
@@ -160,13 +158,7 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
         if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
             return value
         return _as_array(spec, value, spec.shape, what)
-    if isinstance(spec, dict):
-        if not isinstance(value, Mapping) or value.keys() != spec.keys():
-            raise _mismatch(spec, value, what)
-        return {key: conform(inner, value[key], f"{what}[{key!r}]") for key, inner in spec.items()}
-    if not isinstance(value, (tuple, list)) or len(value) != len(spec):
-        raise _mismatch(spec, value, what)
-    return tuple(conform(inner, value[i], f"{what}[{i}]") for i, inner in enumerate(spec))
+    return _like(spec, [conform(*part) for part in _parts(spec, value, what)])
 
 
 def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
@@ -184,26 +176,36 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
     Raises:
         SpaceMismatchError: The number, structure, shape or dtype is not the expected one.
     """
-    if isinstance(spec, ArraySpec) and spec.batchable:
-        return _split_array(spec, values, count, what)
-    if isinstance(spec, dict) and isinstance(values, Mapping):
-        if values.keys() != spec.keys():
-            raise _mismatch(spec, values, what)
-        columns = {key: split_batch(inner, values[key], count, f"{what}[{key!r}]") for key, inner in spec.items()}
-        return [{key: column[i] for key, column in columns.items()} for i in range(count)]
-    if isinstance(spec, tuple) and isinstance(values, tuple):
-        if len(values) != len(spec):
-            raise _mismatch(spec, values, what)
-        rows = [split_batch(inner, values[k], count, f"{what}[{k}]") for k, inner in enumerate(spec)]
-        return [tuple(row[i] for row in rows) for i in range(count)]
-    _check_length(values, count, what)
-    if spec is None:
-        return list(values)
-    return [conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+    if isinstance(spec, (dict, tuple)) and isinstance(values, Mapping if isinstance(spec, dict) else tuple):
+        columns = [split_batch(inner, part, count, name) for inner, part, name in _parts(spec, values, what)]
+        return [_like(spec, [column[i] for column in columns]) for i in range(count)]
+    if not isinstance(spec, ArraySpec) or not spec.batchable:
+        _check_length(values, count, what)
+        return [values[i] if spec is None else conform(spec, values[i], f"{what}[{i}]") for i in range(count)]
+    _check_length(values, count, what, spec.shape)
+    shape = (count, *spec.shape)
+    return _as_array(spec, values, shape, what) if count else np.empty(shape, spec.dtype)
 
 
-def _mismatch(spec: Spec, value: Any, what: str) -> SpaceMismatchError:
-    return SpaceMismatchError(f"the structure of {what} is {_structure(value)}: expected {_structure(spec)}")
+def _keys(spec: Any) -> Iterable[Any]:
+    """Return what a dict or tuple spec is indexed with."""
+    return spec if isinstance(spec, dict) else range(len(spec))
+
+
+def _like(spec: Any, parts: Iterable[Any]) -> Any:
+    """Return parts as a value of a dict or tuple spec."""
+    return dict(zip(spec, parts, strict=True)) if isinstance(spec, dict) else tuple(parts)
+
+
+def _parts(spec: Any, value: Any, what: str) -> list[tuple[Spec, Any, str]]:
+    """Return the specs within a dict or tuple spec, each with the part of a value that belongs to it, and its name."""
+    if isinstance(spec, dict):
+        fits = isinstance(value, Mapping) and value.keys() == spec.keys()
+    else:
+        fits = isinstance(value, (tuple, list)) and len(value) == len(spec)
+    if not fits:
+        raise SpaceMismatchError(f"the structure of {what} is {_structure(value)}: expected {_structure(spec)}")
+    return [(spec[key], value[key], f"{what}[{key!r}]") for key in _keys(spec)]
 
 
 def _structure(value: Any) -> str:
@@ -211,16 +213,6 @@ def _structure(value: Any) -> str:
         return f"a dict with the keys {sorted(map(str, value))}"
     kind = type(value).__name__
     return f"a {kind} of {len(value)}" if isinstance(value, (tuple, list)) else kind
-
-
-def _split_array(spec: ArraySpec, values: Any, count: int, what: str) -> npt.NDArray[Any]:
-    shape = (count, *spec.shape)
-    if type(values) is np.ndarray and values.dtype == spec.dtype and values.shape == shape:
-        return values
-    _check_length(values, count, what, spec.shape)
-    if count == 0:
-        return np.empty(shape, spec.dtype)
-    return _as_array(spec, values, shape, what)
 
 
 def _check_length(values: Any, count: int, what: str, shape: tuple[int, ...] | None = None) -> None:
@@ -244,28 +236,22 @@ def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) ->
     if array.shape != shape:
         raise SpaceMismatchError(f"{what} has shape {array.shape}: expected {shape}, dtype {spec.dtype}")
     if array.dtype != spec.dtype:
-        array = _cast(array, spec, what)
+        integers = array.dtype.kind in "biu" and spec.dtype.kind in "iu"
+        if not integers and not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+            raise SpaceMismatchError(f"{what} has dtype {array.dtype}: expected {spec.dtype}, shape {shape}")
+        given = array
+        with np.errstate(over="ignore"):
+            array = given.astype(spec.dtype)
+        if integers and not np.array_equal(array, given):
+            raise SpaceMismatchError(f"{what} has values that {spec.dtype} does not hold: {given}")
     scalar_or_array: npt.NDArray[Any] = array[()]  # envs expect NumPy's scalars rather than arrays without axes
     return scalar_or_array
 
 
-def _cast(array: npt.NDArray[Any], spec: ArraySpec, what: str) -> npt.NDArray[Any]:
-    integers = array.dtype.kind in "biu" and spec.dtype.kind in "iu"
-    if not integers and not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-        raise SpaceMismatchError(f"{what} has dtype {array.dtype}: expected {spec.dtype}, shape {array.shape}")
-    with np.errstate(over="ignore"):
-        cast = array.astype(spec.dtype)
-    if integers and not np.array_equal(cast, array):
-        raise SpaceMismatchError(f"{what} has values that {spec.dtype} does not hold: {array}")
-    return cast
-
-
 def stack(spec: Spec, values: Sequence[Any]) -> Any:
     """Batch conforming values leaf by leaf, along a new axis 0; values that cannot be batched become a list."""
-    if isinstance(spec, dict):
-        return {key: stack(inner, [value[key] for value in values]) for key, inner in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(stack(inner, [value[k] for value in values]) for k, inner in enumerate(spec))
+    if not isinstance(spec, ArraySpec):
+        return _like(spec, [stack(spec[key], [value[key] for value in values]) for key in _keys(spec)])
     if not spec.batchable:
         return list(values)
     batch = np.empty((len(values), *spec.shape), spec.dtype)
