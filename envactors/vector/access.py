@@ -14,7 +14,7 @@ from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import Autoreset
 from envactors.vector.pending import IDLE
 from envactors.vector.results import Batch
-from envactors.vector.transitions import EnvFuture
+from envactors.vector.transitions import EnvFuture, Transitions
 
 
 class VectorAccess:
@@ -53,25 +53,26 @@ class VectorAccess:
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
         """Start resets; `gather` delivers their results."""
-        self._envs._check_open()
-        self._envs._starter.start_reset(env_ids, seeds, options)
+        self._transitions().start_resets(env_ids, seeds, options)
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return a future of its result."""
-        self._envs._check_open()
         future = EnvFuture(self._envs._envs[env_id])
-        self._envs._starter.start_reset([env_id], [seed], [options], [future])
+        self._transitions().start_resets([env_id], [seed], [options], [future])
         return future
 
     def start_steps(self, env_ids: list[int], actions: Any) -> None:
         """Start steps; `gather` delivers their results."""
-        self._envs._check_open()
-        self._envs._starter.start(env_ids, actions, stream=False)
+        self._envs._start(env_ids, actions, stream=False)
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps whose actions, one per env, are neither checked nor converted; `gather` delivers the results."""
+        self._transitions().start_steps(env_ids, actions, None, stream=True)
+
+    def _transitions(self) -> Transitions:
+        transitions = self._envs._transitions
         self._envs._check_open()
-        self._envs._starter.start_in_frames(env_ids, actions, stream=True, check_actions=False)
+        return transitions
 
     def gather(self, env_ids: list[int], timeout: float | None, what: str) -> Batch:
         """Wait for results and deliver them.

@@ -25,7 +25,6 @@ from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
 from envactors.vector.results import Batch, Batcher, LastResults, RowReader, VectorStats
 from envactors.vector.shm_step import SharedMemoryStepper
-from envactors.vector.starter import Starter
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
@@ -72,6 +71,14 @@ class VectorEnv:
             workers, if the specs are fixed arrays; otherwise they are sent.
         copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
             possible, valid until that env's next step.
+
+    Attributes:
+        num_envs: How many envs there are.
+        actors: The handle of each process.
+        action_spec: One env's action; None if the envs have no action space, and then actions are not checked.
+        reward_spec: One env's reward: float64, a scalar unless the env has a ``reward_space``.
+        metadata: That of the first env.
+        render_mode: That of the first env.
 
     Raises:
         ActorStartError: An env could not be made.
@@ -125,52 +132,35 @@ class VectorEnv:
         self, autoreset: Autoreset, on_failure: OnFailure, recycle: RecyclePolicy | None, *, copy: bool
     ) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
-        envs = self._envs
-        self._all_ids = list(range(len(envs)))
+        envs, self.num_envs = self._envs, len(self._envs)
+        self._all_ids = list(range(self.num_envs))
         self._check_made()
         description = describe_envs(envs)
         self.metadata, self.render_mode = description.metadata, description.render_mode
-        self._action_spec: Spec | None = description.action
-        self._reward_spec: Spec = description.reward
+        self.action_spec: Spec | None = description.action
+        self.reward_spec: Spec = description.reward
         self._pending = pending = Pending(len(envs))
         self._episodes = episodes = Episodes(envs, autoreset, recycle)
         self._batcher = Batcher(description.observation, description.reward)
         shared = share_rows(self._built, description, same_step=autoreset == "same_step")
         reader = None if shared is None else RowReader(shared[0], copy=copy)
         last = None if on_failure == "raise" else LastResults(len(envs), reader)
-        transitions = Transitions(envs, pending, episodes, last, on_failure)
-        stepper = None
+        self._transitions = transitions = Transitions(envs, pending, episodes, last, on_failure)
+        self._stepper: SharedMemoryStepper | None = None
         if shared is not None and reader is not None:
-            stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
-        self._stepper = stepper
-        self._starter = Starter(envs, pending, transitions, stepper, description.action, inline=self._inline)
-        self._collector = Collector(envs, pending, self._batcher, stepper)
+            self._stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
+        self._collector = Collector(envs, pending, self._batcher, self._stepper)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared; for subclasses, which can `call` methods of the envs."""
-
-    @property
-    def num_envs(self) -> int:
-        """How many envs there are."""
-        return len(self._envs)
 
     @property
     def observation_spec(self) -> Spec | None:
         """One env's observation: its space's, or learnt from the first reset if it has none (None before)."""
         return self._batcher.observation_spec
 
-    @property
-    def action_spec(self) -> Spec | None:
-        """One env's action; None if the envs have no action space, and then actions are not checked."""
-        return self._action_spec
-
-    @property
-    def reward_spec(self) -> Spec:
-        """One env's reward: float64, a scalar unless the env has a ``reward_space``."""
-        return self._reward_spec
-
     def __len__(self) -> int:
-        return len(self._envs)
+        return self.num_envs
 
     def __getitem__(self, env_id: int) -> ActorView:
         """Return the handle of an env."""
@@ -205,12 +195,13 @@ class VectorEnv:
             AlreadyPendingError: An env still owes a result.
             VectorInputError: Wrong ids or seeds, or another number of options.
         """
+        transitions, collector = self._transitions, self._collector
         ids = self._select(env_ids)
         check_timeout(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._starter.start_reset(ids, seeds, each)
-        batch = self._collector.gather(ids, timeout, deadline, "reset")
+        transitions.start_resets(ids, seeds, each)
+        batch = collector.gather(ids, timeout, deadline, "reset")
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> Any:
@@ -233,30 +224,28 @@ class VectorEnv:
             NothingPendingError: A signal handler or another thread took the results meanwhile.
             VectorInputError: Wrong ids or actions, or an env that needs a reset first.
         """
-        stepper, collector = self._stepper, self._collector
+        # Read before the check, here as everywhere: another thread may close the vector at any time.
+        transitions, stepper, collector = self._transitions, self._stepper, self._collector
         if self._is_closed or engine.forks != self._forks:
             self._check_open()
-        ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, len(self._envs))
+        ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
         deadline = None
         if timeout is not None:
             check_timeout(timeout, "step(timeout=...)")
             deadline = time.monotonic() + timeout
         if stepper is None:
-            self._starter.start_in_frames(ids, actions, stream=False)
+            transitions.start_steps(ids, actions, self.action_spec, stream=False)
             return collector.gather(ids, timeout, deadline, "step")[1:6]
-        result = None
         with defer_signals:  # once for both: deferring takes a system call per signal, there and back
             started = stepper.start(ids, actions, stream=False)
-            if not self._inline:
-                result = stepper.finish_at_once(started)
+            result = stepper.finish_at_once(started)
         if result is None:
             result = stepper.finish(started, deadline)
         return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
 
     def step_async(self, actions: Any) -> None:
         """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
-        self._check_open()
-        self._started = self._starter.start(self._all_ids, actions, stream=False)
+        self._started = self._start(self._all_ids, actions, stream=False)
 
     def step_wait(self, timeout: float | None = None) -> Any:
         """Wait for the step that `step_async` has started, and return what `step` returns.
@@ -279,8 +268,7 @@ class VectorEnv:
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps and return at once; `recv` hands the results out. Arguments and errors as for `step`."""
-        ids = self._select(env_ids)
-        self._starter.start(ids, actions, stream=True)
+        self._start(self._select(env_ids), actions, stream=True)
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
         """Start steps and return a future for each; they never appear in `recv`.
@@ -290,9 +278,10 @@ class VectorEnv:
         Returns:
             Futures of `EnvStep`, in the order of ``env_ids``, made for `envactors.as_completed`.
         """
+        transitions = self._transitions
         ids = self._select(env_ids)
         futures = [EnvFuture(self._envs[env_id]) for env_id in ids]
-        self._starter.start_in_frames(ids, actions, stream=True, futures=futures)
+        transitions.start_steps(ids, actions, self.action_spec, stream=True, futures=futures)
         return futures
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
@@ -370,7 +359,7 @@ class VectorEnv:
             if self._built.memory is not None:
                 self._built.memory.close()  # until now another process may have been on its way that was to have it
             # What refers to the memory; a thread that still waits holds what it needs.
-            self._stepper = self._starter = self._collector = None  # type: ignore[assignment]
+            self._stepper = self._transitions = self._collector = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -379,7 +368,7 @@ class VectorEnv:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<VectorEnv of {len(self._envs)} envs{', closed' if self._is_closed else ''}>"
+        return f"<VectorEnv of {self.num_envs} envs{', closed' if self._is_closed else ''}>"
 
     def _check_open(self) -> None:
         """Refuse the use of a closed vector, or of one that belongs to another process."""
@@ -388,6 +377,19 @@ class VectorEnv:
         if engine.forks != self._forks:
             self.actors[0]._supervisor.check_owner()
 
+    def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> PreparedStep | None:
+        """Start steps; return what was started through shared memory, None if nothing was."""
+        transitions, stepper = self._transitions, self._stepper
+        self._check_open()
+        if stepper is None:
+            transitions.start_steps(env_ids, actions, self.action_spec, stream=stream)
+            return None
+        with defer_signals:
+            started = stepper.start(env_ids, actions, stream=stream)
+        if self._inline:
+            stepper.run_inline()
+        return started
+
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         self._check_open()
-        return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, len(self._envs))
+        return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)

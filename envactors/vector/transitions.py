@@ -1,4 +1,4 @@
-"""Steps and resets that are asked in frames, and what becomes of each outcome, whichever way the step went.
+"""Starting steps and resets in frames, and what becomes of each outcome, whichever way the step went.
 
     reset, step, submit ──▶ EnvRequest ──▶ the actor (a FrameBatchStep of its envs)
                                              │ outcome, in the thread that reads replies
@@ -10,22 +10,26 @@ ended before the env's turn.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.future import ActorFuture
+from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.supervisor import Supervisor
+from envactors.arrays.specs import Spec, split_batch
 from envactors.errors import ActorDiedError, ActorError, SerializationError
-from envactors.vector.env_state import EnvState
+from envactors.vector.env_state import EnvState, check_steppable
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Action, Failed, OnFailure, decide_failure
-from envactors.vector.pending import IDLE, Pending, ReadyResult
+from envactors.vector.pending import IDLE, IN_FLIGHT, SUBMITTED, Pending, ReadyResult
 from envactors.vector.results import EnvStep, LastResults
 from envactors.wire.messages import Reset, Step, Transition
 
@@ -42,36 +46,41 @@ class EnvFuture(ActorFuture):
         self.env_id = env.env_id
 
 
+class Asked(NamedTuple):
+    """What the user has asked of an env, and what has come of it so far.
+
+    Attributes:
+        method: What the user called.
+        future: Gets the result; None if `Pending` does.
+        failure: What an earlier try ended with; the result tells of it.
+        ending: The step that ended an episode whose reset is done by the next process.
+    """
+
+    method: Literal["reset", "step"]
+    future: EnvFuture | None = None
+    failure: BaseException | None = None
+    ending: EnvStep | None = None
+
+
+OnEnd = Callable[[Any, Any, BaseException | None, int], None]
+
+
 class EnvRequest(StepRequest):
     """What one env was asked, until its result is delivered.
 
     Attributes:
-        asked: What the user called.
-        future: Gets the result; None if `Pending` does.
-        failure: What an earlier try ended with; the result tells of it.
-        ending: The step that ended an episode whose reset is done by the next process.
+        asked: What the user has asked.
+        future: Its future, if any.
         is_open: False once its outcome was handled: deferred calls may run twice.
     """
 
-    __slots__ = ("asked", "ending", "failure", "future", "is_open")
+    __slots__ = ("asked", "future", "is_open")
     future: EnvFuture | None
 
-    def __init__(
-        self,
-        message: Reset | Step,
-        env: EnvState,
-        on_end: Callable[[Any, Any, BaseException | None, int], None],
-        bound: int | None,
-        asked: Literal["reset", "step"],
-        future: EnvFuture | None = None,
-        failure: BaseException | None = None,
-        ending: EnvStep | None = None,
-    ) -> None:
+    def __init__(self, message: Reset | Step, env: EnvState, on_end: OnEnd, bound: int | None, asked: Asked) -> None:
         super().__init__(message, env.env_id, on_end, bound, pickled=env.supervisor.config.backend.pickles)
         self.asked = asked
-        self.future = future
-        self.failure = failure
-        self.ending = ending
+        self.future = asked.future
         self.is_open = True
 
 
@@ -96,30 +105,65 @@ class Transitions:
     last: LastResults | None
     on_failure: OnFailure
 
+    def __post_init__(self) -> None:
+        # In line the envs run in the thread that starts them, and Ctrl-C shall reach them.
+        inline = self.envs[0].supervisor.config.backend.inline
+        self._deferral = contextlib.nullcontext() if inline else defer_signals
+
     # Asking ----------------------------------------------------------------------------------------------
 
-    def request_reset(
-        self, env_id: int, seed: int | None, options: dict[str, Any] | None, future: EnvFuture | None = None
-    ) -> EnvRequest:
-        """Return the request of a reset that the user has asked for."""
-        env = self.envs[env_id]
-        if seed is not None:
-            env.root_seed = seed
-        return EnvRequest(env.reset_message(seed, options), env, self.on_end, None, "reset", future)
+    def start_resets(
+        self,
+        env_ids: list[int],
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
+        futures: Sequence[EnvFuture] = (),
+    ) -> None:
+        """Start resets; their results go to futures, if there are any, and otherwise to `recv`."""
+        self.pending.check_idle(env_ids)
+        arguments = zip(env_ids, seeds, options, futures or itertools.repeat(None), strict=False)
+        with self._deferral:
+            requests = []
+            for env_id, seed, each, future in arguments:
+                env = self.envs[env_id]
+                env.root_seed = env.root_seed if seed is None else seed
+                asked = Asked("reset", future)
+                requests.append(EnvRequest(env.reset_message(seed, each), env, self.on_end, None, asked))
+            self.submit(requests, stream=True)
+
+    def start_steps(
+        self,
+        env_ids: list[int],
+        actions: Any,
+        spec: Spec | None,
+        *,
+        stream: bool,
+        futures: Sequence[EnvFuture] = (),
+    ) -> None:
+        """Start steps; their results go to futures, if there are any, and otherwise to `recv`.
+
+        Without a spec, actions are neither checked nor converted.
+        """
+        self.pending.check_idle(env_ids)
+        check_steppable(self.envs[env_id] for env_id in env_ids)
+        values = split_batch(spec, actions, len(env_ids), "actions")
+        owners = futures or itertools.repeat(None)
+        with self._deferral:
+            self.submit(list(map(self.request_step, env_ids, values, owners)), stream=stream)
 
     def request_step(self, env_id: int, action: Any, future: EnvFuture | None = None) -> EnvRequest:
         """Return the request of a step, or of the reset that stands in for it after the end of an episode."""
-        env = self.envs[env_id]
+        env, asked = self.envs[env_id], Asked("step", future)
         if self.episodes.ended[env_id]:
             # If failures do not raise they are reported first, also one between two episodes.
             bound = None if self.on_failure == "raise" or env.retiring else env.incarnation
-            return EnvRequest(env.reset_message(), env, self.on_end, bound, "step", future)
+            return EnvRequest(env.reset_message(), env, self.on_end, bound, asked)
         autoreset = self.episodes.autoreset == "same_step" and not env.retiring
         message = Step(env.position, action, autoreset, env.root_seed)
-        return EnvRequest(message, env, self.on_end, env.incarnation, "step", future)
+        return EnvRequest(message, env, self.on_end, env.incarnation, asked)
 
     def submit(self, requests: Sequence[EnvRequest], *, stream: bool) -> None:
-        """Send requests: one batch step per actor.
+        """Send requests, one batch step per actor, and note that their envs are in flight.
 
         Raises:
             ActorClosedError: The actors were closed.
@@ -127,12 +171,25 @@ class Transitions:
         self.episodes.changes += 1
         by_actor: dict[Supervisor, list[StepRequest]] = {}
         for request in requests:
-            env = self.envs[request.index]
-            if isinstance(request.message, Reset):
-                env.retire_process()
-            by_actor.setdefault(env.supervisor, []).append(request)
-        for supervisor, group in by_actor.items():
-            supervisor.submit_steps(group, stream=stream)
+            self.pending.states[request.index] = IN_FLIGHT if request.future is None else SUBMITTED
+        try:
+            for request in requests:
+                env = self.envs[request.index]
+                if isinstance(request.message, Reset):
+                    env.retire_process()
+                by_actor.setdefault(env.supervisor, []).append(request)
+            for supervisor, group in by_actor.items():
+                supervisor.submit_steps(group, stream=stream)
+        except BaseException:
+            # What was queued comes all the same: taken for the result of the next request, it would be the wrong one.
+            self.pending.mark([request.index for request in requests if request.call_id == 0], IDLE)
+            raise
+
+    def _ask_again(
+        self, env: EnvState, message: Reset | Step, bound: int | None, asked: Asked, *, at_front: bool = False
+    ) -> None:
+        again = EnvRequest(message, env, self.on_end, bound, asked)
+        env.supervisor.submit_steps([again], stream=True, at_front=at_front)
 
     # Outcomes, in the thread that reads replies -----------------------------------------------------------
 
@@ -147,41 +204,39 @@ class Transitions:
         request.is_open = False
 
     def _on_result(self, request: EnvRequest, step: EnvStep) -> None:
-        env, ending, episodes = self.envs[request.index], request.ending, self.episodes
+        env, asked, episodes = self.envs[request.index], request.asked, self.episodes
         over = step.terminated or step.truncated
         if over and env.retiring and episodes.autoreset == "same_step":
             # The reset within the step is done by the next process, since this one is to be replaced.
             env.retire_process()
-            again = EnvRequest(
-                env.reset_message(), env, self.on_end, None, request.asked, request.future, request.failure, step
-            )
-            env.supervisor.submit_steps([again], stream=True)
+            self._ask_again(env, env.reset_message(), None, asked._replace(ending=step))
             return
-        if ending is not None:
-            over, info = True, {**step.info, "final_obs": ending.obs, "final_info": ending.info}
-            step = ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
+        if asked.ending is not None:
+            over, info = True, {**step.info, "final_obs": asked.ending.obs, "final_info": asked.ending.info}
+            step = asked.ending._replace(obs=step.obs, info=info, incarnation=step.incarnation)
         if env.incarnation != step.incarnation:
             episodes.begin_process(env)
         env.incarnation = step.incarnation
-        episodes.record(env.env_id, over=over, reset=ending is None and isinstance(request.message, Reset))
-        if request.failure is not None:
-            step = self._with_failure(request, step)
+        episodes.record(env.env_id, over=over, reset=asked.ending is None and isinstance(request.message, Reset))
+        if asked.failure is not None:
+            step = self._with_failure(asked, step)
         if self.last is not None:
             # A step that a future hands out may be changed by its owner, unlike a batch that was copied from it.
-            self.last.keep_step(step if request.future is None else step._replace(obs=copy.deepcopy(step.obs)))
+            self.last.keep_step(step if asked.future is None else step._replace(obs=copy.deepcopy(step.obs)))
         self._deliver(request, step, None, step.incarnation)
 
-    def _with_failure(self, request: EnvRequest, step: EnvStep) -> EnvStep:
+    def _with_failure(self, asked: Asked, step: EnvStep) -> EnvStep:
         """Return a result that tells of the failure before it."""
-        info = {**step.info, "failure": request.failure}
-        if request.asked == "reset":
+        info = {**step.info, "failure": asked.failure}
+        if asked.method == "reset":
             return step._replace(info=info)
-        if self.last is not None and (last := self.last.newest(request.index)) is not None:
+        if self.last is not None and (last := self.last.newest(step.env_id)) is not None:
             info |= {"final_obs": last.obs, "final_info": last.info}
         return step._replace(truncated=True, info=info)
 
     def _on_failed(self, request: EnvRequest, error: BaseException, incarnation: int) -> None:
-        env, asked_reset = self.envs[request.index], request.asked == "reset"
+        env, asked = self.envs[request.index], request.asked
+        asked_reset = asked.method == "reset"
         lost = isinstance(error, ActorError) and not isinstance(error, SerializationError)
         last = None if self.last is None else self.last.newest(env.env_id)
         was_reset, has_last = isinstance(request.message, Reset), last is not None
@@ -195,25 +250,22 @@ class Transitions:
             self.episodes.ended[env.env_id] = resets_next
             self.episodes.changes += 1
         if discards_process:
-            env.supervisor.lifecycle.discard(incarnation, env.env_id, request.asked, error)
+            env.supervisor.lifecycle.discard(incarnation, env.env_id, asked.method, error)
         if action is Action.RAISE:
             self._deliver(request, None, error, incarnation)
         elif action is Action.REPORT and last is not None:
             self._deliver(request, _stand_in(last, error, incarnation), None, incarnation)
+        elif action is Action.RETRY:
+            self._ask_again(env, request.message, None if asked_reset else incarnation, asked, at_front=True)
         else:
-            message: Reset | Step = request.message
-            failure, bound = request.failure, None if asked_reset else incarnation
-            if action is not Action.RETRY:
-                message, failure, bound = self._reset_after(request, error), error, None
-            again = EnvRequest(message, env, self.on_end, bound, request.asked, request.future, failure, request.ending)
-            env.supervisor.submit_steps([again], stream=True, at_front=action is Action.RETRY)
+            self._ask_again(env, self._reset_after(request, error), None, asked._replace(failure=error))
 
     def _reset_after(self, request: EnvRequest, error: BaseException) -> Reset:
         """Return what a new process is asked after a failure."""
         message, was_aborted = request.message, isinstance(error, ActorDiedError) and error.aborted
-        if request.asked == "step" or not isinstance(message, Reset):
+        if request.asked.method == "step" or not isinstance(message, Reset):
             return self.envs[request.index].reset_message()
-        if request.failure is not None or (self.on_failure == "replay" and not was_aborted):
+        if request.asked.failure is not None or (self.on_failure == "replay" and not was_aborted):
             return message._replace(seed=None)  # inputs that have failed twice are not tried a third time
         return message
 
