@@ -27,7 +27,6 @@ import copy
 import copyreg
 import signal as signals
 import sys
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -39,7 +38,18 @@ else:
 
 
 class EnvActorsError(Exception):
-    """The root of every error raised by envactors itself."""
+    """The root of every error raised by envactors itself.
+
+    The attributes that a subclass annotates are keyword arguments; each error gets its own copy of the defaults.
+    """
+
+    def __init__(self, message: str = "", **attributes: Any) -> None:
+        super().__init__(message)
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, EnvActorsError)]
+        known = {name: copy.copy(getattr(self, name, None)) for kind in kinds for name in kind.__annotations__}
+        if unknown := attributes.keys() - known.keys():
+            raise TypeError(f"{type(self).__name__} has no attributes {sorted(unknown)}: expected {sorted(known)}")
+        self.__dict__.update(known, **attributes)
 
 
 class RemoteTraceback(Exception):  # noqa: N818 # it is no error of its own
@@ -78,14 +88,6 @@ class ActorError(EnvActorsError):
     call_id: int | None = None
     elapsed: float | None = None
     inputs: list[tuple[Any, ...]] | None = None
-
-    def __init__(self, message: str = "", **attributes: Any) -> None:
-        super().__init__(message)
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ActorError)]
-        known = {name: getattr(self, name, None) for kind in kinds for name in kind.__annotations__}
-        if unknown := attributes.keys() - known.keys():
-            raise TypeError(f"{type(self).__name__} has no attributes {sorted(unknown)}: expected {sorted(known)}")
-        self.__dict__.update(known, **attributes)
 
 
 class ActorStartError(ActorError):
@@ -143,9 +145,7 @@ class RestartsExhaustedError(ActorError):
         causes: The error of each process that was lost, in order.
     """
 
-    def __init__(self, message: str = "", *, causes: Sequence[ActorError] = (), **where: Any) -> None:
-        super().__init__(message, **where)
-        self.causes = list(causes)
+    causes: list[ActorError] = []  # noqa: RUF012 # copied for each error
 
 
 class SerializationError(ActorError):
@@ -172,12 +172,8 @@ class VectorStepError(VectorEnvError):
         batch: The other envs' results, an `envactors.Batch`.
     """
 
-    def __init__(
-        self, message: str = "", *, failures: Mapping[int, BaseException] | None = None, batch: Any = None
-    ) -> None:
-        super().__init__(message)
-        self.failures = dict(failures or {})
-        self.batch = batch
+    failures: dict[int, BaseException] = {}  # noqa: RUF012 # copied for each error
+    batch: Any = None
 
 
 class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
@@ -188,10 +184,8 @@ class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
         timeout: The time-out that has passed, in seconds.
     """
 
-    def __init__(self, message: str = "", *, env_ids: Sequence[int] = (), timeout: float | None = None) -> None:
-        super().__init__(message)
-        self.env_ids = list(env_ids)
-        self.timeout = timeout
+    env_ids: list[int] = []  # noqa: RUF012 # copied for each error
+    timeout: float | None = None
 
 
 class AlreadyPendingError(VectorEnvError):

@@ -247,6 +247,21 @@ def test_a_step_before_a_reset_and_use_after_close_are_refused():
             refused()
 
 
+@pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.parametrize("method", ["step", "send", "submit", "reset"])
+def test_a_vector_that_is_closed_while_a_call_begins_says_so(method, shared_memory):
+    envs = make(2, shared_memory=shared_memory)
+    envs.reset()
+
+    def ids():  # as if another thread closed it after the call has found it open
+        envs.close()
+        yield from (0, 1)
+
+    arguments = [] if method == "reset" else [[1, 1]]
+    with pytest.raises(ea.ActorClosedError, match="closed"):
+        getattr(envs, method)(*arguments, env_ids=ids())
+
+
 def test_close_in_the_middle_of_a_step():
     envs = make(2)
     envs.reset()

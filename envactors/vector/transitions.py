@@ -132,13 +132,7 @@ class Transitions:
             self.submit(requests, stream=True)
 
     def start_steps(
-        self,
-        env_ids: list[int],
-        actions: Any,
-        spec: Spec | None,
-        *,
-        stream: bool,
-        futures: Sequence[EnvFuture] = (),
+        self, env_ids: list[int], actions: Any, spec: Spec | None, *, stream: bool, futures: Sequence[EnvFuture] = ()
     ) -> None:
         """Start steps; their results go to futures, if there are any, and otherwise to `recv`.
 
