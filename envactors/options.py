@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,16 @@ def check_timeout(value: float | None, what: str) -> None:
     """
     if value is not None and not _is_number(value):
         raise ValueError(f"{what} is {value!r}: expected seconds >= 0, or None for no limit")
+
+
+def deadline_after(timeout: float | None, what: str) -> float | None:
+    """Check a time-out and return when it ends (`time.monotonic`); None if there is none.
+
+    Raises:
+        ValueError: It is negative or not a number.
+    """
+    check_timeout(timeout, what)
+    return None if timeout is None else time.monotonic() + timeout
 
 
 def _is_number(value: object) -> bool:

@@ -111,7 +111,7 @@ def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
     if isinstance(spec, dict):
         return {key: unflatten(inner, flat) for key, inner in spec.items()}
     if isinstance(spec, tuple):
-        return tuple(unflatten(inner, flat) for inner in spec)
+        return tuple([unflatten(inner, flat) for inner in spec])
     return next(flat)
 
 
@@ -158,7 +158,10 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
         if type(value) is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
             return value
         return _as_array(spec, value, spec.shape, what)
-    return _like(spec, [conform(*part) for part in _parts(spec, value, what)])
+    _check_structure(spec, value, what)
+    if isinstance(spec, dict):
+        return {key: conform(inner, value[key], f"{what}[{key!r}]") for key, inner in spec.items()}
+    return tuple([conform(inner, value[i], f"{what}[{i}]") for i, inner in enumerate(spec)])
 
 
 def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
@@ -177,7 +180,8 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
         SpaceMismatchError: The number, structure, shape or dtype is not the expected one.
     """
     if isinstance(spec, (dict, tuple)) and isinstance(values, Mapping if isinstance(spec, dict) else tuple):
-        columns = [split_batch(inner, part, count, name) for inner, part, name in _parts(spec, values, what)]
+        _check_structure(spec, values, what)
+        columns = [split_batch(spec[key], values[key], count, f"{what}[{key!r}]") for key in _keys(spec)]
         return [_like(spec, [column[i] for column in columns]) for i in range(count)]
     if not isinstance(spec, ArraySpec) or not spec.batchable:
         _check_length(values, count, what)
@@ -197,15 +201,14 @@ def _like(spec: Any, parts: Iterable[Any]) -> Any:
     return dict(zip(spec, parts, strict=True)) if isinstance(spec, dict) else tuple(parts)
 
 
-def _parts(spec: Any, value: Any, what: str) -> list[tuple[Spec, Any, str]]:
-    """Return the specs within a dict or tuple spec, each with the part of a value that belongs to it, and its name."""
+def _check_structure(spec: Any, value: Any, what: str) -> None:
+    """Refuse a value that does not have the keys of a dict spec, or the length of a tuple spec."""
     if isinstance(spec, dict):
-        fits = isinstance(value, Mapping) and value.keys() == spec.keys()
+        fits = isinstance(value, (dict, Mapping)) and value.keys() == spec.keys()  # a dict is told much faster
     else:
         fits = isinstance(value, (tuple, list)) and len(value) == len(spec)
     if not fits:
         raise SpaceMismatchError(f"the structure of {what} is {_structure(value)}: expected {_structure(spec)}")
-    return [(spec[key], value[key], f"{what}[{key!r}]") for key in _keys(spec)]
 
 
 def _structure(value: Any) -> str:

@@ -6,10 +6,10 @@ its parts.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
+from envactors.options import deadline_after
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import Autoreset
 from envactors.vector.pending import IDLE
@@ -86,5 +86,4 @@ class VectorAccess:
             VectorTimeoutError: The waiting ended; nothing is lost.
             VectorStepError: Some envs failed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        return self._envs._collector.gather(env_ids, timeout, deadline, what)
+        return self._envs._collector.gather(env_ids, timeout, deadline_after(timeout, what), what)

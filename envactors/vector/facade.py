@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout, deadline_after
 from envactors.vector import inputs
 from envactors.vector.build import VectorActors, describe_envs, results_of, share_rows
 from envactors.vector.collector import Collector
@@ -197,9 +196,8 @@ class VectorEnv:
         """
         transitions, collector = self._transitions, self._collector
         ids = self._select(env_ids)
-        check_timeout(timeout, "reset(timeout=...)")
+        deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
-        deadline = None if timeout is None else time.monotonic() + timeout
         transitions.start_resets(ids, seeds, each)
         batch = collector.gather(ids, timeout, deadline, "reset")
         return batch.obs, batch.infos
@@ -229,10 +227,7 @@ class VectorEnv:
         if self._is_closed or engine.forks != self._forks:
             self._check_open()
         ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
-        deadline = None
-        if timeout is not None:
-            check_timeout(timeout, "step(timeout=...)")
-            deadline = time.monotonic() + timeout
+        deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
         if stepper is None:
             transitions.start_steps(ids, actions, self.action_spec, stream=False)
             return collector.gather(ids, timeout, deadline, "step")[1:6]
@@ -260,8 +255,7 @@ class VectorEnv:
         """
         stepper, collector = self._stepper, self._collector
         self._check_open()
-        check_timeout(timeout, "step_wait(timeout=...)")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout, "step_wait(timeout=...)")
         started, self._started = self._started, None
         result = None if started is None or stepper is None else stepper.finish(started, deadline)
         return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
@@ -299,11 +293,11 @@ class VectorEnv:
         """
         collector = self._collector
         self._check_open()
-        check_timeout(timeout, "recv(timeout=...)")
+        deadline = deadline_after(timeout, "recv(timeout=...)")
         inputs.check_limits(min_envs, max_envs)
         if not self._pending.receivable:
             raise NothingPendingError("recv with nothing under way: send actions first")
-        return collector.receive(min_envs, max_envs, None if timeout is None else time.monotonic() + timeout)
+        return collector.receive(min_envs, max_envs, deadline)
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of envs side by side.
