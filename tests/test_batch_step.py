@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.future import ActorFuture
+from envactors.actor.requests import RequestTable
 from envactors.actor.shm_batch_step import SharedMemoryBatchStep
 from envactors.arrays.slab import RESET, Layout, Slab
 from envactors.arrays.specs import ArraySpec
@@ -288,23 +289,13 @@ def test_an_env_that_is_overdue_is_the_one_that_was_running_and_no_result_of_it_
 # Frames --------------------------------------------------------------------------------------------------
 
 
-class Submitted(StepRequest):
-    """A step that a future waits for."""
-
-    __slots__ = ("own_future",)
-
-    @property
-    def future(self):
-        return self.own_future
-
-
 def make_frames(*messages, stream=True):
     requests = []
     for message in messages:
-        request = Submitted(message, FIRST + message.env, lambda *_: None, 7, pickled=True)
-        request.own_future = ActorFuture(None, None)
+        request = StepRequest(message, FIRST + message.env, lambda *_: None, 7, pickled=True)
+        request.future = ActorFuture(None, None)
         requests.append(request)
-    entry = FrameBatchStep(requests, FIRST, stream=stream)
+    entry = FrameBatchStep(requests, stream=stream)
     entry.call_id, entry.started = 40, 100.0
     return entry
 
@@ -396,7 +387,9 @@ def test_a_submitted_step_is_withdrawn_alone():
     assert entry.withdraw(ActorFuture(None, None)) is None
     assert entry.withdraw(first.future) is first
     assert entry.parts == (second,)
-    entry.mark_running()
+    table = RequestTable()
+    table.queue.append(entry)
+    assert table.start_next() is entry
     assert second.future.running()
     assert not first.future.running()
     assert second.call_id == 40

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import envactors as ea
-from envactors.actor.inline_runner import InlineRunner
+from envactors.actor.lifecycle import Lifecycle
 from envactors.testing import EchoEnv
 
 
 @pytest.fixture
 def interrupt_once(monkeypatch):
     """Returns a function after which the next run of an in-line worker is interrupted before it begins."""
-    run, due = InlineRunner.run, []
+    run, due = Lifecycle.run_inline, []
 
     def interrupted(self):
         if due:
@@ -20,7 +20,7 @@ def interrupt_once(monkeypatch):
             raise KeyboardInterrupt
         run(self)
 
-    monkeypatch.setattr(InlineRunner, "run", interrupted)
+    monkeypatch.setattr(Lifecycle, "run_inline", interrupted)
     return lambda: due.append(True)
 
 

@@ -16,27 +16,16 @@ from envactors.wire.messages import Kind, Step
 
 
 def make_call(bound: int | None = None) -> CallRequest:
-    # The table looks at a future's identity and at nothing else.
-    return CallRequest(Kind.CALL, b"", "work", 0, None, ActorFuture(None, None), bound=bound)
-
-
-class SubmittedStep(StepRequest):
-    """A step that a future waits for."""
-
-    __slots__ = ("own_future",)
-
-    @property
-    def future(self):
-        return self.own_future
+    return CallRequest("work", 0, None, ActorFuture(None, None), bound=bound, kind=Kind.CALL)
 
 
 def make_batch(envs) -> FrameBatchStep:
     requests = []
     for env in range(envs):
-        request = SubmittedStep(Step(env, 0, False, None), env, lambda *_: None, 0, pickled=False)
-        request.own_future = ActorFuture(None, None)
+        request = StepRequest(Step(env, 0, False, None), env, lambda *_: None, 0, pickled=False)
+        request.future = ActorFuture(None, None)
         requests.append(request)
-    return FrameBatchStep(requests, 0, stream=True)
+    return FrameBatchStep(requests, stream=True)
 
 
 class PipeliningStep:
@@ -89,8 +78,6 @@ class Tables(RuleBasedStateMachine):
         may_run = bool(self.waiting) and (
             not self.running or (self.waiting[0].pipelines and all(entry.pipelines for entry in self.running))
         )
-        if self.waiting:
-            assert self.table.accepts(self.waiting[0]) is may_run
         started = self.table.start_next()
         if not may_run:
             assert started is None
@@ -128,7 +115,7 @@ class Tables(RuleBasedStateMachine):
         assert interrupted == self.running
         numbers = [entry.call_id for entry in interrupted]
         for entry in reversed(interrupted):
-            self.table.put_back(entry)
+            self.table.queue.appendleft(entry)
         assert [entry.call_id for entry in interrupted] == numbers
         self.waiting[:0] = self.running
         self.running = []
@@ -166,7 +153,7 @@ class Tables(RuleBasedStateMachine):
     @rule(kept=st.lists(st.booleans(), max_size=8))
     def drain(self, kept):
         """Drained requests may be queued again while the rest is handled, as a dead actor does after a renewal."""
-        drained = self.table.drain()
+        drained = self.table.withdraw_all(lambda _: True)
         assert list(self.table.queue) == []
         expected, self.waiting = self.waiting, []
         for i, entry in enumerate(drained):

@@ -18,6 +18,7 @@ from helpers import FORK_SERVER, SOON, Counter, Placed, is_gone, wait_for_path, 
 import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import launch
+from envactors.actor.requests import CallRequest
 from envactors.system.cpus import cores
 from envactors.wire.messages import Get, Kind
 
@@ -465,7 +466,7 @@ def test_what_waits_for_a_standby_that_ends_is_told_without_its_lock(tmp_path, e
             wait_until(lambda: standby.state is ea.ActorState.IDLE)
             standby.wait_for_file(str(tmp_path / "never"))
         future = WatchesItsLock(standby._supervisor)
-        standby._supervisor.submit_call(Kind.GET, Get(0, "count"), future, "get")
+        standby._supervisor.submit_call(CallRequest("get", 0, future=future, kind=Kind.GET), Get(0, "count"))
         if end == "kill":
             standby.kill()
         else:

@@ -10,7 +10,7 @@ differently: when its process ends, `split` says which env was running and which
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from envactors.actor.requests import Answer, Request, next_look
 from envactors.options import Deadlines
@@ -20,8 +20,6 @@ from envactors.wire.steps import copy_item, pack_item, unpack_outcomes
 
 if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture
-
-_NEVER: Final = float("inf")
 
 
 class StepRequest(Request):
@@ -53,7 +51,7 @@ class StepRequest(Request):
         pickled: bool,
     ) -> None:
         resets = isinstance(message, Reset)
-        super().__init__("reset" if resets else "step", index, None, 0, bound)
+        super().__init__("reset" if resets else "step", index, bound=bound)
         self.kind = Kind.RESET if resets else Kind.STEP
         self.message = message
         self.position = message.env
@@ -74,17 +72,15 @@ class FrameBatchStep:
 
     Args:
         requests: What each env is asked, in the order in which they run.
-        first_index: The index of the actor's first env.
         stream: Whether each result is sent as soon as it is there.
     """
 
     pipelines = False
 
-    def __init__(self, requests: Sequence[StepRequest], first_index: int, *, stream: bool) -> None:
+    def __init__(self, requests: Sequence[StepRequest], *, stream: bool) -> None:
         self.call_id = 0
         self.started = 0.0
         self.stream = stream
-        self._first_index = first_index
         self._left = {request.position: request for request in requests}
 
     @property
@@ -95,12 +91,6 @@ class FrameBatchStep:
     def message(self) -> Steps:
         """What the worker is sent."""
         return Steps([request.item for request in self._left.values()], self.stream)
-
-    def mark_running(self) -> None:
-        for request in self._left.values():
-            request.call_id = self.call_id
-            if (future := request.future) is not None:
-                future.mark_running()
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         answers = []
@@ -131,7 +121,5 @@ class FrameBatchStep:
         return current, list(left.values())
 
     def withdraw(self, future: ActorFuture) -> Request | None:
-        for position, request in self._left.items():
-            if request.future is future:
-                return self._left.pop(position)
-        return None
+        found = next((position for position, request in self._left.items() if request.future is future), None)
+        return None if found is None else self._left.pop(found)

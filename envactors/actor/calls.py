@@ -1,4 +1,4 @@
-"""What an actor is asked: queued, sent, answered; how replies find their requests.
+"""What an actor is asked: queued, sent, answered; how replies find their requests; what its lost process leaves.
 
 At most one call runs at a time. Batch steps in shared memory pipeline: the next one is posted while the worker is
 still at the one before.
@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.core import ActorCore
-from envactors.actor.process import START_CALL_ID, ExitReport
+from envactors.actor.exit_decision import ExitDecision, Fate, Running
+from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.requests import Answer, CallRequest, Entry, Request
 from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
-from envactors.actor.states import BACKOFF, DEAD, ENDING, LAUNCHING, LIVE, STOPPING, EndReason
+from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError, copy_error
 from envactors.wire.control_page import ASLEEP, SPINNING
 from envactors.wire.messages import Frame, Kind
-from envactors.wire.pickling import dumps
 from envactors.wire.steps import pack_steps
 
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
@@ -70,32 +70,26 @@ class Calls:
             entry.start(core.table.last_id, now, ASLEEP)
             return
         entry.started = now
-        entry.mark_running()
-        if isinstance(entry, CallRequest) and entry.kind in (None, Kind.CLOSE):
-            self._send_close(entry)
-        elif isinstance(entry, CallRequest):
-            self._send(entry.kind, entry, entry.payload)
-        elif isinstance(entry, FrameBatchStep):
+        if isinstance(entry, FrameBatchStep):
             self._send(Kind.STEPS, entry, pack_steps(entry.message, core.config.backend.pickles))
+        elif isinstance(entry, CallRequest) and entry.kind not in (None, Kind.CLOSE):
+            self._send(entry.kind, entry, entry.payload)
+        elif isinstance(entry, CallRequest):
+            core.phase = STOPPING
+            core.reason = EndReason.RENEW if entry.kind is None else EndReason.CLOSE
+            if entry.kind is None and core.config.deadlines.close is not None:
+                core.timers.set("kill", now + core.config.deadlines.close)
+            self._send(Kind.CLOSE, entry, entry.payload)
 
-    def _send_close(self, request: CallRequest) -> None:
-        core = self._core
-        core.phase = STOPPING
-        core.reason = EndReason.RENEW if request.kind is None else EndReason.CLOSE
-        if request.kind is None and core.config.deadlines.close is not None:
-            core.timers.set("kill", request.started + core.config.deadlines.close)
-        self._send(Kind.CLOSE, request, dumps(()), timed=False)
-
-    def _send(self, kind: Kind | None, entry: Entry, payload: object, *, timed: bool = True) -> None:
+    def _send(self, kind: Kind | None, entry: Entry, payload: object) -> None:
         core = self._core
         assert core.process is not None, "a live actor has a process"
         assert kind is not None, "a renewal sends CLOSE"
-        if timed and core.config.backend.kills:
+        if core.phase is LIVE and core.config.backend.kills:
             when = entry.next_look(None, core.config.deadlines, entry.started)
             core.timers.set("call", entry.started if when is None else when)
         spins = self.tuner.strategy.workers_spin and entry.started - self._answered < SHORT_PAUSE
-        frame = Frame(kind, core.incarnation, entry.call_id, payload)
-        core.process.send(frame, SPINNING if spins else ASLEEP)
+        core.process.send(Frame(kind, core.incarnation, entry.call_id, payload), SPINNING if spins else ASLEEP)
 
     # Replies ---------------------------------------------------------------------------------------------
 
@@ -145,29 +139,25 @@ class Calls:
             core.completed += 1
             if not core.recovery.record(answer, frame.incarnation):
                 self.fail_bound(core.incarnation - 1)
-            core.deferred.add(functools.partial(self._settle, answer, frame.incarnation, core.pid))
+            core.deferred.add(functools.partial(self._settle_answer, answer, frame.incarnation, core.pid))
         if ended and core.table.queue:
             self.dispatch()
 
     # Outcomes --------------------------------------------------------------------------------------------
 
-    def _settle(self, answer: Answer, incarnation: int, pid: int | None) -> None:
-        value, error = self._core.errors.outcome(answer, incarnation, pid)
-        answer.request.settle(value, error, incarnation)
-        self._core.reactor.wake(answer.request.future)
-
     def answer(self, request: Request, value: object) -> None:
         """End a request with a value of the parent's own."""
-        incarnation = self._core.incarnation
-        self._core.deferred.add(lambda: self._settle_here(request, value, None, incarnation))
+        self._core.deferred.add(functools.partial(self._settle, request, value, None, self._core.incarnation))
 
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request with an error of the parent's own."""
         self._core.failed += 1
-        incarnation = self._core.incarnation
-        self._core.deferred.add(lambda: self._settle_here(request, None, error, incarnation))
+        self._core.deferred.add(functools.partial(self._settle, request, None, error, self._core.incarnation))
 
-    def _settle_here(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
+    def _settle_answer(self, answer: Answer, incarnation: int, pid: int | None) -> None:
+        self._settle(answer.request, *self._core.errors.outcome(answer, incarnation, pid), incarnation)
+
+    def _settle(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
         request.settle(value, error, incarnation)
         self._core.reactor.wake(request.future)
 
@@ -189,29 +179,22 @@ class Calls:
     def separate_waiting_steps(self) -> None:
         """Make waiting batch steps into one per env: after the end of a process their envs may fare differently."""
         queue = self._core.table.queue
-        if not any(isinstance(entry, SharedMemoryBatchStep) or len(entry.parts) > 1 for entry in queue):
-            return
-        entries = list(queue)
-        queue.clear()
-        for entry in entries:
-            if isinstance(entry, CallRequest):
+        for _ in range(len(queue)):
+            entry = queue.popleft()
+            if len(entry.parts) == 1:
                 queue.append(entry)
-                continue
-            started = entry.started
-            _, requests = entry.split(None, blame=False)
-            for request in requests:
-                single = self.as_entry(request)
-                single.started = started if isinstance(entry, FrameBatchStep) else 0.0
-                queue.append(single)
+            else:
+                _, requests = entry.split(None, blame=False)
+                queue.extend(map(self.as_entry, requests))
 
     def as_entry(self, request: Request) -> Entry:
         """Return what the table holds for a request that is asked by itself."""
         if isinstance(request, CallRequest):
             return request
         assert isinstance(request, StepRequest), "there are calls and steps"
-        entry = FrameBatchStep([request], self._core.config.first_index, stream=True)
-        self._core.table.last_id += 1
-        entry.call_id = self._core.table.last_id
+        entry, table = FrameBatchStep([request], stream=True), self._core.table
+        table.last_id += 1
+        entry.call_id = table.last_id
         return entry
 
     def loss_error(self, request: Request) -> ActorError:
@@ -224,6 +207,60 @@ class Calls:
             return copy_error(loss)
         return core.errors.loss(request, loss)
 
-    def is_between_processes(self) -> bool:
-        """Return whether one process is gone and the next one, if any, has not begun."""
-        return self._core.phase in (BACKOFF, DEAD)
+    # What a process that has ended leaves ----------------------------------------------------------------
+
+    def interrupt(self, process: ActorProcess | None) -> Request | None:
+        """Take out what runs: return the request that was running, queue what had not begun."""
+        core = self._core
+        page = None if process is None else process.page
+        blame = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        current: Request | None = None
+        waiting: list[Request] = []
+        for entry in core.table.interrupt():
+            one, others = entry.split(page, blame=blame)
+            if current is None:
+                current = one
+            elif one is not None:
+                waiting.append(one)  # it had begun after the deadline of the first had passed
+            waiting += others
+            if isinstance(entry, SharedMemoryBatchStep):
+                kept = [index for index in entry.envs if index not in entry.failed_envs]
+                core.completed += len(kept)
+                entry.record(core.recovery, kept)
+                core.reactor.wake(entry.waiter)
+        if isinstance(current, StepRequest):
+            current.timeout = core.config.deadlines.of(current.method)
+        core.table.queue.extendleft(self.as_entry(request) for request in reversed(waiting))
+        core.table.withdraw_all(lambda entry: what_runs(entry) is Running.REPLAY)  # the next process is asked anew
+        return current
+
+    def settle_running(self, decision: ExitDecision, running: Request, error: ActorError) -> None:
+        """Do with the request that was running what was decided; the error is what it fails with, if it does."""
+        core, recovery = self._core, self._core.recovery
+        if decision.fate in (Fate.HOLD, Fate.AGAIN):
+            entry = self.as_entry(running)
+            entry.started = running.started
+            if decision.fate is Fate.HOLD:
+                core.table.running = [entry]
+                return
+            running.retries -= decision.spends_retry
+            if decision.counts_against_inputs:
+                recovery.count_failure(running.index)
+            core.table.queue.appendleft(entry)
+        elif decision.fate is Fate.FAIL:
+            inputs = None
+            if isinstance(running, StepRequest) and not decision.aborted:
+                inputs = recovery.inputs(running)
+            if decision.forgets_env:
+                recovery.forget(running.index)
+            self.fail(running, error if inputs is None else core.errors.poison(error, inputs))
+
+
+def what_runs(running: Entry | Request | None) -> Running:
+    """Return the kind of what a process runs."""
+    if running is None:
+        return Running.NOTHING
+    if not isinstance(running, CallRequest):
+        return Running.STEP
+    special = {None: Running.RENEWAL, Kind.REPLAY: Running.REPLAY}
+    return special.get(running.kind, Running.CALL)

@@ -35,11 +35,10 @@ class ErrorFactory:
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
 
-    def unpicklable(self, request: tuple[int, str], incarnation: int, cause: Exception) -> ActorError:
-        """Return the error of arguments that could not be sent; the request is (env's index, method)."""
-        index, method = request
-        who, where = self._locate(incarnation, request=Request(method, index, None))
-        text = f"the arguments of {method} for {who} cannot be pickled: {cause!r}"
+    def unpicklable(self, request: Request, incarnation: int, cause: Exception) -> ActorError:
+        """Return the error of arguments that could not be sent."""
+        who, where = self._locate(incarnation, request=request)
+        text = f"the arguments of {request.method} for {who} cannot be pickled: {cause!r}"
         return _caused(SerializationError(text, **where), cause)
 
     def closed(self, request: Request, incarnation: int) -> ActorError:
@@ -77,36 +76,35 @@ class ErrorFactory:
         who, where = self._locate(incarnation, pid, request)
         return None, _caused(SerializationError(f"{what}, {who}{_after(where)}: {evidence}", **where), cause)
 
-    def factory(self, frame: Frame, report: ExitReport, begun: tuple[int, float]) -> ActorError:
-        """Return the error of a factory that raised; for ``begun`` see `start`."""
-        failure = Failure(*loads(frame.payload))
-        cause = unpack_failure(failure)
-        who, where = self._locate_start(frame.incarnation, report, begun)
-        text = "" if cause is not None else f"\n{failure.traceback.rstrip()}"
-        text = f"the factory of {who} raised {failure.text}{_after(where)}{text}{_appendix(report)}"
-        return _caused(ActorStartError(text, stderr_tail=report.stderr_tail, **where), cause)
-
-    def start(self, report: ExitReport, incarnation: int, begun: tuple[int, float], *, timed_out: bool) -> ActorError:
+    def start(
+        self, report: ExitReport, incarnation: int, at: Request, reply: Frame | None, *, timed_out: bool
+    ) -> ActorError:
         """Return the error of a process that could not be started, or ended before its envs were made.
 
         Args:
             report: What is known of the process.
             incarnation: The number of the process.
-            begun: How many envs were made, and when the start began (`time.monotonic`).
+            at: What was going on: the env that was being made, and when the start began.
+            reply: What a worker has sent whose factory raised; None from others.
             timed_out: Whether it was ended because of the start deadline.
         """
-        who, where = self._locate_start(incarnation, report, begun)
-        cause, seconds = report.refusal, self._config.deadlines.start
-        if timed_out:
-            what = f"was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
+        who, where = self._locate(incarnation, report.pid, at)
+        cause, seconds, ending = report.refusal, self._config.deadlines.start, _ending(report)
+        if reply is not None:
+            failure = Failure(*loads(reply.payload))
+            cause, ending = unpack_failure(failure), {"stderr_tail": report.stderr_tail}
+            text = f"the factory of {who} raised {failure.text}{_after(where)}"
+            text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
+        elif timed_out:
+            text = f"{who} was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
         elif cause is not None:
-            what = f"could not be started: {cause!r}"
+            text = f"{who} could not be started: {cause!r}"
         else:
-            what = f"died with {describe_status(*report.status)}{_after(where)}, before its env was made"
-        text = f"{who} {what}{_appendix(report)}"
-        if timed_out:
+            text = f"{who} died with {describe_status(*report.status)}{_after(where)}, before its env was made"
+        text += _appendix(report)
+        if timed_out and reply is None:
             cause = _timeout(text, seconds, report, where)
-        return _caused(ActorStartError(text, **_ending(report), **where), cause)
+        return _caused(ActorStartError(text, **ending, **where), cause)
 
     def death(
         self,
@@ -132,13 +130,10 @@ class ErrorFactory:
         ended = "was ended on purpose" if aborted else f"died with {describe_status(*report.status)}"
         return ActorDiedError(f"{who} {ended} {running}", aborted=aborted, **_ending(report), **where)
 
-    def discarded(
-        self, request: tuple[int, str], incarnation: int, pid: int | None, cause: BaseException
-    ) -> ActorError:
-        """Return the error of a process that was ended because an env raised; the request is (env's index, method)."""
-        index, method = request
-        who, where = self._locate(incarnation, pid, Request(method, index, None))
-        text = f"{who} was replaced since {method} raised {type(cause).__name__}: {cause}"
+    def discarded(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
+        """Return the error of a process that was ended because an env raised in a request."""
+        who, where = self._locate(incarnation, pid, request)
+        text = f"{who} was replaced since {request.method} raised {type(cause).__name__}: {cause}"
         return _caused(ActorDiedError(text, aborted=True, **where), cause)
 
     def poison(self, death: ActorError, inputs: list[tuple[Any, ...]]) -> ActorError:
@@ -181,38 +176,20 @@ class ErrorFactory:
             error.args = (f"{request.method} of env {request.index} (call {request.call_id}) cannot run: {final}",)
         return error
 
-    def _locate_start(
-        self, incarnation: int, report: ExitReport, begun: tuple[int, float]
-    ) -> tuple[str, dict[str, Any]]:
-        return self._locate(incarnation, report.pid, index=self._config.first_index + begun[0], since=begun[1])
-
     def _locate(
-        self,
-        incarnation: int,
-        pid: int | None = None,
-        request: Request | None = None,
-        *,
-        index: int | None = None,
-        since: float = 0.0,
+        self, incarnation: int, pid: int | None = None, request: Request | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """Return where an error happened: in words, and as the attributes of `ActorError`.
-
-        What ran is the request, if there is one, else the start of an env, or nothing of the kind.
-        """
-        name, method, call_id = self._config.name, None, None
-        if request is not None:
-            index, since, method, call_id = request.index, request.started, request.method, request.call_id or None
-        elif index is None:
-            index = self._config.first_index
+        """Return where an error happened, in which request if any: in words, and as the attributes of `ActorError`."""
+        name, at = self._config.name, request or Request("", self._config.first_index)
         process = "" if pid is None else f"pid {pid}, "
-        return f"actor {name!r} (env {index}, {process}incarnation {incarnation})", {
+        return f"actor {name!r} (env {at.index}, {process}incarnation {incarnation})", {
             "actor": name,
-            "index": index,
+            "index": at.index,
             "pid": pid,
             "incarnation": incarnation,
-            "method": method,
-            "call_id": call_id,
-            "elapsed": time.monotonic() - since if since else None,
+            "method": at.method or None,
+            "call_id": at.call_id or None,
+            "elapsed": time.monotonic() - at.started if at.started else None,
         }
 
 

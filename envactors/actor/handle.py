@@ -13,6 +13,7 @@ from envactors import backends
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
 from envactors.actor.process import ActorProcess
+from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
@@ -93,8 +94,10 @@ class Caller:
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
         if kind == Kind.CALL:
             self._check_method(method)
-        future = ActorFuture(self._supervisor, self._lifeline)
-        self._supervisor.submit_call(kind, message, future, method, self._env, self._timeout, self._retries, bound)
+        supervisor = self._supervisor
+        future, index = ActorFuture(supervisor, self._lifeline), supervisor.config.first_index + self._env
+        request = CallRequest(method, index, self._timeout, future, self._retries, bound, kind=kind)
+        supervisor.submit_call(request, message)
         return future
 
 

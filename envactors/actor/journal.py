@@ -244,7 +244,7 @@ class Journals:
                 # The worker says on its page what it is at; each part has its own deadline, this is that of the first.
                 timeout = deadlines.of("call" if message.attributes else "reset")
                 payload, index = dumps(tuple(message)), self._first_index + position
-                requests.append(CallRequest(Kind.REPLAY, payload, "replay", index, timeout, future))
+                requests.append(CallRequest("replay", index, timeout, future, kind=Kind.REPLAY, payload=payload))
         return requests
 
     def can_retry(self, index: int, *, seeded: bool, error: BaseException | None = None) -> bool:

@@ -5,21 +5,22 @@
         │                   ▼                             ▼
      BACKOFF ◀──crash─── ENDING ────────exit───────▶ DEAD, CLOSED or LAUNCHING
 
-What becomes of the requests of a process that has ended is in `envactors.actor.lost_requests`.
+What becomes of the requests of a process that has ended is in `envactors.actor.calls`.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 
-from envactors.actor.calls import Calls
+from envactors.actor.batch_step import StepRequest
+from envactors.actor.calls import Calls, what_runs
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
-from envactors.actor.exit_decision import Next, RestartTracker, decide
+from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
 from envactors.actor.future import ActorFuture
-from envactors.actor.lost_requests import exit_facts, interrupt, settle_running
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
@@ -58,6 +59,8 @@ class Lifecycle:
         self._on_closed = on_closed
         # Whether an in-line worker is to be started by the thread that leaves the lock.
         self._launch_due = False
+        # Threads in `run_inline`. They come and go in any order: each takes out what it has put in, and nothing else.
+        self._inline_threads: set[int] = set()
         # Of the present start: whether a standby is becoming this actor's, when it began (`time.monotonic`), how many
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
@@ -158,14 +161,24 @@ class Lifecycle:
         self.calls.dispatch()
 
     def run_inline(self) -> None:
-        """Run what in-line workers were asked; without the lock, since env code runs in here."""
-        if self._launch_due:
-            with self._core.lock:
-                due, self._launch_due = self._launch_due, False
-            if due:
-                self.launch()
-        while (process := self._core.process) is not None and process.worker.work():
-            self.on_channel(READABLE)
+        """Run what in-line workers were asked, unless this thread is in here already, further out.
+
+        Called without the lock, since env code runs in here.
+        """
+        me = threading.get_ident()
+        if me in self._inline_threads:
+            return
+        self._inline_threads.add(me)
+        try:
+            if self._launch_due:
+                with self._core.lock:
+                    due, self._launch_due = self._launch_due, False
+                if due:
+                    self.launch()
+            while (process := self._core.process) is not None and process.worker.work():
+                self.on_channel(READABLE)
+        finally:
+            self._inline_threads.discard(me)
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -204,7 +217,7 @@ class Lifecycle:
         core = self._core
         with core.change:
             if incarnation == core.incarnation and core.phase is LIVE:
-                self._discarded_for = core.errors.discarded((index, method), core.incarnation, core.pid, error)
+                self._discarded_for = core.errors.discarded(Request(method, index), core.incarnation, core.pid, error)
                 self.end(EndReason.DISCARDED)
 
     def on_channel(self, mask: int) -> None:
@@ -225,9 +238,20 @@ class Lifecycle:
         core, reason, lost = self._core, self._core.reason, self._core.incarnation
         self._launcher.finish(self.launch)
         core.timers.cancel("call", "kill", "backoff")
-        running = interrupt(core, self.calls, process)
+        running = self.calls.interrupt(process)
         core.process, core.reason = None, None
-        decision = decide(exit_facts(core, running, reason, adopting=self._adopting))
+        facts = ExitFacts(
+            reason=reason,
+            closing=core.closing,
+            started=core.started,
+            adopting=self._adopting,
+            running=what_runs(running),
+            retries=0 if running is None else running.retries,
+            replays=core.recovery.replays,
+            can_retry=isinstance(running, StepRequest)
+            and core.recovery.can_retry(running.index, seeded=running.is_seeded_reset),
+        )
+        decision = decide(facts)
         discarded_for, self._discarded_for = self._discarded_for, None
         error = discarded_for or self._exit_error(report, reason, running)
         if core.started:
@@ -237,7 +261,7 @@ class Lifecycle:
         else:
             if running is not None:
                 blamed = error if discarded_for is None else self.calls.loss_error(running)
-                settle_running(core, self.calls, decision, running, blamed)
+                self.calls.settle_running(decision, running, blamed)
             self._go_on(decision.next, error)
         self.calls.fail_bound(lost)
 
@@ -247,11 +271,9 @@ class Lifecycle:
         if self._core.started:
             aborted = reason is not None and not timed_out
             return errors.death(report, incarnation, running, aborted=aborted, timed_out=timed_out)
-        begun = self._envs_made, self._launched
+        at = Request("", self._core.config.first_index + self._envs_made, started=self._launched)
         failure, self._failure = self._failure, None
-        if failure is not None:
-            return errors.factory(failure, report, begun)
-        return errors.start(report, incarnation, begun, timed_out=timed_out)
+        return errors.start(report, incarnation, at, failure, timed_out=timed_out)
 
     def _go_on(self, then: Next, error: ActorError) -> None:
         """Start the next process, now or later, or find that there is none."""
@@ -292,21 +314,20 @@ class Lifecycle:
         core, final = self._core, self._final_error()
         self.calls.separate_waiting_steps()
         while core.phase is DEAD and core.table.queue:
-            entry = core.table.queue.popleft()
+            entry = core.table.queue[0]
             if isinstance(entry, CallRequest) and entry.kind is None:
+                core.table.start_next()
                 entry.started = time.monotonic()
-                entry.mark_running()
-                core.table.running = [entry]
                 self.relaunch()
             else:
-                for request in entry.parts:
+                for request in core.table.queue.popleft().parts:
                     self.calls.fail(request, core.errors.after_all(final, request))
 
     def _finish(self, running: Request | None, report: ExitReport, *, aborted: bool) -> None:
         """End a closed actor: fail whatever is left, free everything."""
         core = self._core
         self.calls.separate_waiting_steps()
-        left = [request for entry in core.table.drain() for request in entry.parts]
+        left = [request for entry in core.table.withdraw_all(lambda _: True) for request in entry.parts]
         for request in left if running is None else [running, *left]:
             if isinstance(request, CallRequest) and request.kind == Kind.CLOSE:
                 self.calls.answer(request, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch, spawn
+from envactors.actor.requests import CallRequest
 from envactors.actor.states import ActorState
 from envactors.errors import ActorClosedError
 from envactors.options import check_timeout
@@ -33,9 +34,11 @@ class PoolFuture(ActorFuture):
 
     def assign(self, actor: ActorHandle) -> None:
         """Send the call to an actor."""
-        self.actor, self._owner = actor, actor._supervisor
+        self.actor = actor
+        self._owner = supervisor = actor._supervisor
         try:
-            actor._supervisor.submit_call(Kind.CALL, self.call, self, self.call.method)
+            request = CallRequest(self.call.method, supervisor.config.first_index, future=self, kind=Kind.CALL)
+            supervisor.submit_call(request, self.call)
         except ActorClosedError as error:
             self.settle(None, error, actor.incarnation)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from envactors.actor.future import ActorFuture
 from envactors.options import Deadlines
 from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, NOT_BEGUN, ControlPage
 from envactors.wire.messages import Frame, Kind
+from envactors.wire.pickling import dumps
 
+# The payload of a request that says it all with its kind.
+NO_ARGUMENTS: Final = dumps(())
 _METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset"}
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Request:
     """What one future, or one env's step, asks of a worker; it ends with one outcome.
 
@@ -21,33 +26,26 @@ class Request:
         method: What is called, for errors and deadlines.
         index: The index of the env that is called, for errors.
         timeout: Its deadline in seconds, None for none.
-        bound: The only incarnation that may run it; None for any.
+        future: Waits for it; None if none does.
         retries: How many deaths and deadlines it still survives.
+        bound: The only incarnation that may run it; None for any.
         call_id: Its number, or that of the batch step it is part of; 0 before it has one.
         started: When it was last sent (`time.monotonic`), 0 if it never was.
     """
 
-    __slots__ = ("bound", "call_id", "index", "method", "retries", "started", "timeout")
-
-    def __init__(
-        self, method: str, index: int, timeout: float | None, retries: int = 0, bound: int | None = None
-    ) -> None:
-        self.method = method
-        self.index = index
-        self.timeout = timeout
-        self.bound = bound
-        self.retries = retries
-        self.call_id = 0
-        self.started = 0.0
-
-    @property
-    def future(self) -> ActorFuture | None:
-        """The future that waits for it, if any."""
-        return None
+    method: str
+    index: int
+    timeout: float | None = None
+    future: ActorFuture | None = None
+    retries: int = 0
+    bound: int | None = None
+    call_id: int = 0
+    started: float = 0.0
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         """Hand out the outcome; runs without the actor's lock, and may run twice."""
-        raise NotImplementedError
+        if self.future is not None:
+            self.future.settle(value, error, incarnation)
 
 
 class Answer(NamedTuple):
@@ -80,9 +78,6 @@ class Entry(Protocol):
     def pipelines(self) -> bool:
         """Whether it may be posted while another one that does runs."""
 
-    def mark_running(self) -> None:
-        """Mark its futures as running."""
-
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         """Return what a reply ends, and whether the entry has ended with it."""
 
@@ -104,46 +99,22 @@ class Entry(Protocol):
         """Take out the request of a future."""
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class CallRequest(Request):
     """One call.
 
     Attributes:
-        kind: The kind of its frame; None for a renewal, which sends none.
+        kind: The kind of its frame; None for a renewal, which sends a CLOSE.
         payload: The pickled message.
     """
 
-    __slots__ = ("_future", "kind", "payload")
-    pipelines = False
-
-    def __init__(
-        self,
-        kind: Kind | None,
-        payload: bytes | bytearray,
-        method: str,
-        index: int,
-        timeout: float | None,
-        future: ActorFuture,
-        retries: int = 0,
-        bound: int | None = None,
-    ) -> None:
-        super().__init__(method, index, timeout, retries, bound)
-        self.kind = kind
-        self.payload = payload
-        self._future = future
-
-    @property
-    def future(self) -> ActorFuture:
-        return self._future
+    kind: Kind | None = None
+    payload: bytes | bytearray = NO_ARGUMENTS
+    pipelines: ClassVar[bool] = False
 
     @property
     def parts(self) -> Sequence[Request]:
         return (self,)
-
-    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        self._future.settle(value, error, incarnation)
-
-    def mark_running(self) -> None:
-        self._future.mark_running()
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         return [Answer(self, frame.kind == Kind.FAILED, frame.payload)], True
@@ -165,7 +136,7 @@ class CallRequest(Request):
         return None, [self]
 
     def withdraw(self, future: ActorFuture) -> Request | None:
-        return self if self._future is future else None
+        return self if self.future is future else None
 
 
 def next_look(entry: Entry, page: ControlPage | None, deadlines: Deadlines, now: float) -> tuple[float | None, str]:
@@ -208,31 +179,27 @@ class RequestTable:
         entry.call_id = self.last_id
         for request in entry.parts:
             request.call_id = entry.call_id
-        if at_front:
-            self.queue.appendleft(entry)
-        else:
-            self.queue.append(entry)
-
-    def accepts(self, entry: Entry) -> bool:
-        """Return whether an entry that heads the queue may be sent to the worker now."""
-        return not self.running or (entry.pipelines and self.running[-1].pipelines)
+        (self.queue.appendleft if at_front else self.queue.append)(entry)
 
     def start_next(self) -> Entry | None:
-        """Move the head of the queue to the running ones; return None if there is none or it has to wait."""
-        if not self.queue or not self.accepts(self.queue[0]):
+        """Mark the head of the queue as running and move it there; return None if there is none or it has to wait."""
+        if not self.queue:
+            return None
+        entry = self.queue[0]
+        if self.running and not (entry.pipelines and self.running[-1].pipelines):
             return None
         # Listed as running before it leaves the queue: an interrupt in between leaves it in both, never in none.
-        entry = self.queue[0]
         self.running.append(entry)
         self.queue.popleft()
+        for request in entry.parts:
+            request.call_id = entry.call_id
+            if request.future is not None:
+                request.future.mark_running()
         return entry
 
     def find_running(self, call_id: int) -> Entry | None:
         """Return the running entry with this number; None says that a reply is stale."""
-        for entry in self.running:
-            if entry.call_id == call_id:
-                return entry
-        return None
+        return next((entry for entry in self.running if entry.call_id == call_id), None)
 
     def interrupt(self) -> list[Entry]:
         """Take out what runs, whatever it is."""
@@ -240,10 +207,6 @@ class RequestTable:
         while running and self.queue and any(self.queue[0] is entry for entry in running):
             self.queue.popleft()
         return running
-
-    def put_back(self, entry: Entry) -> None:
-        """Queue an entry that shall run again before all others, under the number that it has."""
-        self.queue.appendleft(entry)
 
     def withdraw(self, future: ActorFuture, *, retry: bool = False) -> Request | None:
         """Take out the request of a future that waits and never ran, or with ``retry`` one that waits to run again."""
@@ -260,9 +223,3 @@ class RequestTable:
         for entry in taken:
             self.queue.remove(entry)
         return taken
-
-    def drain(self) -> Iterator[Entry]:
-        """Empty the queue and return what was in it, in order."""
-        waiting = list(self.queue)
-        self.queue.clear()
-        return iter(waiting)

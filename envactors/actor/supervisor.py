@@ -18,7 +18,6 @@ from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.config import ActorConfig
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
-from envactors.actor.inline_runner import InlineRunner
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.requests import CallRequest, Entry
@@ -59,7 +58,7 @@ class Supervisor:
         config.backend.retain()
         engines.join(self, self._assemble)
         if config.backend.inline:
-            self.core.run_inline = InlineRunner(self.lifecycle.run_inline).run
+            self.core.run_inline = self.lifecycle.run_inline
         with self.core.change:
             self.lifecycle.begin_launch()
 
@@ -113,45 +112,28 @@ class Supervisor:
 
     # Requests --------------------------------------------------------------------------------------------
 
-    def submit_call(
-        self,
-        kind: Kind,
-        message: tuple[Any, ...],
-        future: ActorFuture,
-        method: str,
-        env: int = 0,
-        timeout: float | None = None,
-        retries: int = 0,
-        bound: int | None = None,
-    ) -> None:
+    def submit_call(self, request: CallRequest, message: tuple[Any, ...]) -> None:
         """Queue a call.
 
         Args:
-            kind: The kind of the message.
-            message: One of `envactors.wire.messages`.
-            future: Gets the outcome.
-            method: What the call is, for deadlines and errors.
-            env: The position of the env within the actor.
-            timeout: A deadline in seconds in place of the actor's own.
-            retries: How many deaths and deadlines the call survives.
-            bound: The only incarnation that may run it; if that is lost, the call is too, unless a new process can be
-                brought to the same point.
+            request: The call. If it is bound to an incarnation and that is lost, the call is too, unless a new process
+                can be brought to the same point.
+            message: One of `envactors.wire.messages`, which becomes its payload.
 
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.
         """
         self.check_owner()
-        index, incarnation = self.config.first_index + env, self.core.incarnation
-        if timeout is None:
-            timeout = self.config.deadlines.of(method)
-        self.warn_of_deadline(timeout)
+        if request.timeout is None:
+            request.timeout = self.config.deadlines.of(request.method)
+        self.warn_of_deadline(request.timeout)
         with defer_signals:
             try:
-                payload = dumps(tuple(message))
+                request.payload = dumps(tuple(message))
             except Exception as error:
-                future.settle(None, self.core.errors.unpicklable((index, method), incarnation, error), incarnation)
+                incarnation = self.core.incarnation
+                request.settle(None, self.core.errors.unpicklable(request, incarnation, error), incarnation)
                 return
-            request = CallRequest(kind, payload, method, index, timeout, future, retries, bound)
             if not self.config.backend.inline:
                 self._submit(request)
                 return
@@ -173,19 +155,20 @@ class Supervisor:
             self.warn_of_deadline(self.config.deadlines.of(request.method))
         # A process may end in one env's step: what the envs before it have done is not to be lost with it.
         stream = stream or self.config.backend.kills
-        self._submit(FrameBatchStep(requests, self.config.first_index, stream=stream), at_front=at_front)
+        self._submit(FrameBatchStep(requests, stream=stream), at_front=at_front)
 
     def renew(self, future: ActorFuture) -> None:
         """Queue the replacement of the process; the future gets the new incarnation."""
         self.check_owner()
-        self._submit(CallRequest(None, dumps(()), "renew", self.config.first_index, None, future))
+        self._submit(CallRequest("renew", self.config.first_index, future=future))
 
     def attach(self, attach: Attach) -> ActorFuture:
         """Have the present process, and each one that follows it, step through the shared memory."""
         self.core.recovery.attach = attach
         future = self._make_future()
         # As often as it takes: what limits that is the restart policy.
-        self.submit_call(Kind.ATTACH, attach, future, "attach", retries=sys.maxsize)
+        index, retries = self.config.first_index, sys.maxsize
+        self.submit_call(CallRequest("attach", index, future=future, retries=retries, kind=Kind.ATTACH), attach)
         return future
 
     def _submit(self, entry: Entry, *, at_front: bool = False) -> None:
@@ -197,7 +180,7 @@ class Supervisor:
                 self.calls.steps.retire()
             core.table.add(entry, at_front=at_front)
             # The envs of one entry may be bound to different processes.
-            lost = core.incarnation if self.calls.is_between_processes() else core.incarnation - 1
+            lost = core.incarnation if core.phase in (BACKOFF, DEAD) else core.incarnation - 1
             if any(request.bound is not None and request.bound <= lost for request in entry.parts):
                 self.calls.fail_bound(lost)
             if core.phase is DEAD:
@@ -309,8 +292,8 @@ class Supervisor:
             if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
                 self.lifecycle.end(EndReason.CLOSE)
                 return
-            first = self.config.first_index
-            table.add(CallRequest(Kind.CLOSE, dumps(()), "close", first, None, self._make_future()))
+            future = self._make_future()
+            table.add(CallRequest("close", self.config.first_index, future=future, kind=Kind.CLOSE))
             self.calls.dispatch()
 
     def wait_closed(self, timeout: float | None) -> None:
