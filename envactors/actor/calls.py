@@ -166,10 +166,7 @@ class Calls:
         core = self._core
 
         def is_lost(entry: Entry) -> bool:
-            return any(
-                request.bound is not None and request.bound <= incarnation and not core.recovery.holds(request)
-                for request in entry.parts
-            )
+            return any(core.recovery.journal(part.index).loses(part, incarnation) for part in entry.parts)
 
         self.separate_waiting_steps()
         for entry in core.table.withdraw_all(is_lost):
@@ -236,7 +233,7 @@ class Calls:
 
     def settle_running(self, decision: ExitDecision, running: Request, error: ActorError) -> None:
         """Do with the request that was running what was decided; the error is what it fails with, if it does."""
-        core, recovery = self._core, self._core.recovery
+        core, journal = self._core, self._core.recovery.journal(running.index)
         if decision.fate in (Fate.HOLD, Fate.AGAIN):
             entry = self.as_entry(running)
             entry.started = running.started
@@ -245,14 +242,14 @@ class Calls:
                 return
             running.retries -= decision.spends_retry
             if decision.counts_against_inputs:
-                recovery.count_failure(running.index)
+                journal.count_failure()
             core.table.queue.appendleft(entry)
         elif decision.fate is Fate.FAIL:
             inputs = None
-            if isinstance(running, StepRequest) and not decision.aborted:
-                inputs = recovery.inputs(running)
+            if isinstance(running, StepRequest) and core.recovery.replays and not decision.aborted:
+                inputs = journal.inputs(core.recovery.attach, running)
             if decision.forgets_env:
-                recovery.forget(running.index)
+                journal.forget()
             self.fail(running, error if inputs is None else core.errors.poison(error, inputs))
 
 

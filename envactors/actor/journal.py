@@ -81,7 +81,25 @@ class Journal:
         # The call id of the last request in it.
         self._last_call = 0
 
-    def record_transition(self, request: StepRequest, check: int, incarnation: int) -> None:
+    def record(self, answer: Answer, incarnation: int) -> bool:
+        """Record the end of a request; return False if it is a replay after which the env is not where it was."""
+        request = answer.request
+        if isinstance(request, StepRequest):
+            if not answer.failed:
+                self._record_transition(request, answer.check, incarnation)
+        elif isinstance(request, CallRequest):
+            if request.kind == Kind.REPLAY:
+                same = not answer.failed and bool(loads(answer.content))
+                if same and self.whole:
+                    self.fresh = False
+                else:
+                    self.forget()
+                return same
+            if request.kind == Kind.CALL or (request.kind == Kind.SET and not answer.failed):
+                self._record_message(request.kind, bytes(request.payload), request.call_id, self._check)
+        return True
+
+    def _record_transition(self, request: StepRequest, check: int, incarnation: int) -> None:
         """Record a step or reset in a frame, and the checksum after it; a seeded reset starts anew."""
         message, item, seed = request.message, request.item, None
         assert isinstance(item, PickledItem), "only processes are replayed"
@@ -93,7 +111,7 @@ class Journal:
                 payload = bytes(dumps(tuple(message._replace(seed=seed))))
             self.fresh = False
         if seed is None:
-            self.record_message(request.kind, payload, request.call_id, check)
+            self._record_message(request.kind, payload, request.call_id, check)
         else:
             self.forget()
             self.whole, self.since, self._entries = True, incarnation, [(Kind.RESET, payload)]
@@ -109,11 +127,10 @@ class Journal:
         self._failed_at = None
         self.whole = False
 
-    def record_message(self, kind: int, payload: bytes, call_id: int, check: int | None = None) -> None:
-        """Record a request that has ended; a reset or a step comes with the checksum after it."""
+    def _record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
         if self.whole:
             self._entries.append((kind, payload))
-            self._grow(call_id, self._check if check is None else check, len(payload))
+            self._grow(call_id, check, len(payload))
         elif kind == Kind.SET:
             self._set_attribute(payload)
 
@@ -137,14 +154,14 @@ class Journal:
     def _set_attribute(self, payload: bytes) -> None:
         self._attributes[Set(*loads(payload)).name] = payload
 
-    def can_retry(self, *, seeded: bool, error: BaseException | None = None) -> bool:
+    def can_retry(self, request: StepRequest, error: BaseException | None = None) -> bool:
         """Return whether what has failed may be tried once more: the same inputs are not tried a third time.
 
         Args:
-            seeded: Whether it is a seeded reset, which needs no journal.
+            request: What has failed; a seeded reset needs no journal.
             error: What it raised, if it did.
         """
-        if not (self.whole or seeded) or self._failed_at == self._size:
+        if not (self.whole or request.is_seeded_reset) or self._failed_at == self._size:
             return False
         # A result that cannot be read: the env has done the step, and would do it again.
         return not (isinstance(error, SerializationError) and error.call_id == self._last_call)
@@ -162,8 +179,15 @@ class Journal:
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
         return Replay(env, attributes, action, autoreset, entries, self._check)
 
-    def inputs(self, attach: Attach | None, last: StepRequest) -> list[tuple[Any, ...]]:
-        """Return what reproduces a failure: everything that was asked, and what was asked last."""
+    def loses(self, request: Request, incarnation: int) -> bool:
+        """Return whether a request is lost with an incarnation: no other is brought to the point that it was for."""
+        bound = request.bound
+        return bound is not None and bound <= incarnation and not (self.whole and bound >= self.since)
+
+    def inputs(self, attach: Attach | None, last: StepRequest) -> list[tuple[Any, ...]] | None:
+        """Return what reproduces a failure: all that was asked, and what was asked last; None if that is not known."""
+        if not (self.whole or last.is_seeded_reset):
+            return None
         asked = [_as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
         for entry in self._entries:
             if isinstance(entry, _StepColumns):
@@ -197,47 +221,33 @@ class Journals:
     Attributes:
         replays: Whether envs are brought back.
         attach: How the actor's processes use the shared memory, if they do.
+        journals: Those of all envs, in order.
     """
 
     def __init__(self, first_index: int, count: int, limit: int | None) -> None:
         self.replays = limit is not None
         self.attach: Attach | None = None
         self._first_index = first_index
-        self._journals = [Journal(limit or 0) for _ in range(count)]
+        self.journals = [Journal(limit or 0) for _ in range(count)]
 
-    def _journal(self, index: int) -> Journal:
-        return self._journals[index - self._first_index]
+    def journal(self, index: int) -> Journal:
+        """Return the journal of an env, from its index."""
+        return self.journals[index - self._first_index]
 
     def record(self, answer: Answer, incarnation: int) -> bool:
-        """Record the end of a request; return False if it is a replay after which the env is not where it was."""
-        if not self.replays:
-            return True
-        request, journal = answer.request, self._journal(answer.request.index)
-        if isinstance(request, StepRequest):
-            if not answer.failed:
-                journal.record_transition(request, answer.check, incarnation)
-        elif isinstance(request, CallRequest):
-            if request.kind == Kind.REPLAY:
-                same = not answer.failed and bool(loads(answer.content))
-                if same and journal.whole:
-                    journal.fresh = False
-                else:
-                    journal.forget()
-                return same
-            if request.kind == Kind.CALL or (request.kind == Kind.SET and not answer.failed):
-                journal.record_message(request.kind, bytes(request.payload), request.call_id)
-        return True
+        """Record the end of a request; see `Journal.record`."""
+        return not self.replays or self.journal(answer.request.index).record(answer, incarnation)
 
     def record_rows(self, rows: Slab, infos: InfoReader, envs: Sequence[int], call_id: int) -> None:
         """Record steps that have ended in shared memory, without those that have raised."""
         for env in envs if self.replays else ():
             if not infos.failed(env):
-                self._journal(env).record_row(rows, env, call_id)
+                self.journal(env).record_row(rows, env, call_id)
 
     def replay_requests(self, deadlines: Deadlines, future: ActorFuture) -> list[CallRequest]:
         """Return what a new process is asked first."""
         requests = []
-        for position, journal in enumerate(self._journals):
+        for position, journal in enumerate(self.journals):
             journal.fresh = True
             message = journal.replay(position, self.attach)
             if message is not None:
@@ -246,31 +256,3 @@ class Journals:
                 payload, index = dumps(tuple(message)), self._first_index + position
                 requests.append(CallRequest("replay", index, timeout, future, kind=Kind.REPLAY, payload=payload))
         return requests
-
-    def can_retry(self, index: int, *, seeded: bool, error: BaseException | None = None) -> bool:
-        """Return whether what an env was asked is worth another try; see `Journal.can_retry`."""
-        return self.replays and self._journal(index).can_retry(seeded=seeded, error=error)
-
-    def count_failure(self, index: int) -> None:
-        """Count a failure against what an env was asked last."""
-        self._journal(index).count_failure()
-
-    def forget(self, index: int) -> None:
-        """Give up bringing an env back, until its next seeded reset."""
-        self._journal(index).forget()
-
-    def forget_all(self) -> None:
-        """Give up bringing all envs back; attributes are set again all the same."""
-        for journal in self._journals:
-            journal.forget()
-
-    def inputs(self, request: StepRequest) -> list[tuple[object, ...]] | None:
-        """Return everything that leads to a request; None if that is not known."""
-        journal = self._journal(request.index)
-        known = journal.whole or (self.replays and request.is_seeded_reset)
-        return journal.inputs(self.attach, request) if known else None
-
-    def holds(self, request: Request) -> bool:
-        """Return whether a request for a lost process can run on one that was brought to the same point."""
-        journal = self._journal(request.index)
-        return journal.whole and request.bound is not None and request.bound >= journal.since

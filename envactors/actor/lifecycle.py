@@ -155,7 +155,8 @@ class Lifecycle:
         for renewal in renewals:
             self.calls.answer(renewal, core.incarnation)
         if renewals:
-            core.recovery.forget_all()  # a fresh process was asked for
+            for journal in core.recovery.journals:
+                journal.forget()  # a fresh process was asked for; attributes are set again all the same
         for request in reversed(core.recovery.replay_requests(core.config.deadlines, self._make_future())):
             core.table.add(request, at_front=True)
         self.calls.dispatch()
@@ -248,8 +249,7 @@ class Lifecycle:
             running=what_runs(running),
             retries=0 if running is None else running.retries,
             replays=core.recovery.replays,
-            can_retry=isinstance(running, StepRequest)
-            and core.recovery.can_retry(running.index, seeded=running.is_seeded_reset),
+            can_retry=isinstance(running, StepRequest) and core.recovery.journal(running.index).can_retry(running),
         )
         decision = decide(facts)
         discarded_for, self._discarded_for = self._discarded_for, None

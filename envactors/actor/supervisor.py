@@ -194,12 +194,12 @@ class Supervisor:
         If it is not, the env is not brought back at all.
         """
         with self.core.lock:
-            recovery = self.core.recovery
-            worth = recovery.can_retry(request.index, seeded=request.is_seeded_reset, error=error)
+            journal = self.core.recovery.journal(request.index)
+            worth = journal.can_retry(request, error)
             if worth:
-                recovery.count_failure(request.index)
+                journal.count_failure()
             else:
-                recovery.forget(request.index)
+                journal.forget()
             return worth
 
     # What futures ask ------------------------------------------------------------------------------------
