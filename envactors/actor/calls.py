@@ -54,7 +54,7 @@ class Calls:
         core = self._core
         if core.phase is not LIVE or core.process is None:
             return
-        while (entry := core.table.start_next()) is not None:
+        while core.table.queue and (entry := core.table.start_next()) is not None:
             self._post(entry)
             if core.phase is not LIVE:
                 return
@@ -155,7 +155,9 @@ class Calls:
         self._core.deferred.add(functools.partial(self._settle, request, None, error, self._core.incarnation))
 
     def _settle_answer(self, answer: Answer, incarnation: int, pid: int | None) -> None:
-        self._settle(answer.request, *self._core.errors.outcome(answer, incarnation, pid), incarnation)
+        value, error = self._core.errors.outcome(answer, incarnation, pid)
+        answer.request.settle(value, error, incarnation)
+        self._core.reactor.wake(answer.request.future)
 
     def _settle(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
         request.settle(value, error, incarnation)

@@ -199,7 +199,10 @@ class RequestTable:
 
     def find_running(self, call_id: int) -> Entry | None:
         """Return the running entry with this number; None says that a reply is stale."""
-        return next((entry for entry in self.running if entry.call_id == call_id), None)
+        for entry in self.running:  # on the way of each reply, where a generator would take longer than all else here
+            if entry.call_id == call_id:
+                return entry
+        return None
 
     def interrupt(self) -> list[Entry]:
         """Take out what runs, whatever it is."""

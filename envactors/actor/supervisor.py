@@ -181,7 +181,7 @@ class Supervisor:
             core.table.add(entry, at_front=at_front)
             # The envs of one entry may be bound to different processes.
             lost = core.incarnation if core.phase in (BACKOFF, DEAD) else core.incarnation - 1
-            if any(request.bound is not None and request.bound <= lost for request in entry.parts):
+            if lost >= 0 and any(request.bound is not None and request.bound <= lost for request in entry.parts):
                 self.calls.fail_bound(lost)
             if core.phase is DEAD:
                 self.lifecycle.settle_dead()
@@ -232,7 +232,8 @@ class Supervisor:
 
     def wait(self, future: ActorFuture, deadline: float | None) -> None:
         self.check_owner()
-        self.resume_inline()
+        if self.core.run_inline is not None:
+            self.resume_inline()
         if not (self._spin_for(future) and future.settled()):
             self.reactor.wait(future.settled, future, deadline)
 
