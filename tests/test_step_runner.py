@@ -134,8 +134,8 @@ class Parent:
         return [hosted.env for hosted in self.server._runner._host.hosted_envs]
 
     def ask(self, kind, payload):
-        self.page.post_frame(ASLEEP)
         self.requests.append(Frame(kind, 7, self.call_id, payload))
+        self.page.post_frame()
         self.call_id += 1
 
     def post_rows(self, actions, ops=None, stream=False):
@@ -577,11 +577,11 @@ def test_serving_ends_with_the_last_request():
     bell, replies = Doorbell(), []
     start = Frame(Kind.START, 0, 0, dumps(tuple(Start("a", 0, [dumps_by_value(Scripted)], ([], [])))))
     waiting = [[start], [Frame(Kind.CLOSE, 0, 1, dumps(tuple(Close())))]]
-    page.post_frame(ASLEEP)
+    page.post_frame()
 
     def send(frame):
         replies.append(frame.kind)
-        page.post_frame(ASLEEP)
+        page.post_frame()
 
     Server(SimpleNamespace(fileno=bell.fileno, receive=lambda: waiting.pop(0), send=send), page).serve()
     assert replies == [Kind.RESULT, Kind.RESULT]

@@ -101,13 +101,14 @@ class ActorProcess:
             wait: How the worker waits for the request after this one, as `envactors.wire.control_page` says.
         """
         channel = self._channel
-        self.page.post_frame(wait)
+        self.page.set_wait(wait)
         try:
             channel.send(frame)
         except OSError as error:
             if not is_disconnect(error):
                 raise
             return
+        self.page.post_frame()
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
 

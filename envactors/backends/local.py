@@ -150,12 +150,13 @@ class ThreadWorker(LocalWorker):
             with contextlib.closing(self.page.to_worker) as bell, contextlib.closing(Poller()) as poller:
                 bell.register(poller)
                 while not (server.closed or self._guard.is_closed):
-                    if counters[POSTED] == server.handled:
+                    # The bell may have rung for a frame that is there, when only the one before it was counted.
+                    if counters[POSTED] == server.handled and not self._requests:
                         poller.poll(None)
                     try:
                         server.run_posted()
                     except OSError:
-                        continue  # a frame is announced but not there yet, or the parent has abandoned this worker
+                        continue  # there is nothing to read, or the parent has abandoned this worker
         finally:
             self._ended.ring()
 
@@ -169,7 +170,7 @@ class InlineWorker(LocalWorker):
         self._run_lock = threading.Lock()
 
     def work(self) -> bool:
-        # One thread at a time runs requests, also those that other threads post meanwhile. A frame comes after the
+        # One thread at a time runs requests, also those that other threads post meanwhile. A frame comes before the
         # counter that announces it, so both are checked.
         server, counters = self._server, self.page.counters
         while (counters[POSTED] != server.handled or self._requests) and not server.closed:
@@ -179,7 +180,7 @@ class InlineWorker(LocalWorker):
             try:
                 server.run_posted()
             except BlockingIOError:
-                break  # the frame is announced but not there yet; its sender calls this method afterwards
+                break  # there is nothing to read
             except OSError:
                 server.closed = True  # the parent has abandoned this worker
             finally:

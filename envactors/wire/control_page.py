@@ -3,9 +3,10 @@
 Each counter has one writer. The state is in the counters; a ring only says that one may have changed, so that lost and
 extra rings do no harm. There is no lock that a killed process could leave held.
 
-    parent  post_step      WAIT, STREAM, STEP, POSTED, ring  post_frame  WAIT, FRAMES, POSTED (the frame follows)
-            ring_at        RING_AT                           ring_at_end  WATCHED
-    worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env  SINCE, METHOD, ENV_INDEX
+    parent  post_step      WAIT, STREAM, STEP, POSTED, ring  set_wait      WAIT (the frame is sent then)
+            ring_at        RING_AT                           post_frame    FRAMES, POSTED
+            ring_at_end    WATCHED
+    worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env    SINCE, METHOD, ENV_INDEX
             finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
 
 Each method writes its counters in this order.
@@ -143,10 +144,13 @@ class ControlPage:
         with self._barrier:
             pass
 
-    def post_frame(self, wait: int) -> None:
-        """Announce a frame. It must be sent next, and wakes the worker."""
+    def set_wait(self, wait: int) -> None:
+        """Say how the worker waits for the request after the frame that is sent next."""
+        self.counters[WAIT] = wait
+
+    def post_frame(self) -> None:
+        """Announce a frame that was sent: a worker that spins would fall asleep for one that is still to come."""
         counters = self.counters
-        counters[WAIT] = wait
         counters[FRAMES] += 1
         counters[POSTED] += 1
 

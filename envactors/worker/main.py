@@ -115,7 +115,8 @@ class Server:
         if step != self._last_step:
             self._last_step = self._call_id = step
             self._runner.run_rows(step)
-        while (nothing or counters[FRAMES] != self._frames_read) and not self.closed:
+        # A frame may be read before it is counted.
+        while (nothing or counters[FRAMES] > self._frames_read) and not self.closed:
             nothing = False
             frames = self._channel.receive()
             if frames is None:
