@@ -68,19 +68,16 @@ class Launcher(CallbackExecutor):
         self.submit(self._run_queued)
 
     def _run_queued(self) -> None:
-        while (job := self._next()) is not None:
+        """Run the first jobs of the queue, as far as they may start now."""
+        while True:
+            with self._changed:
+                job, limit = next(iter(self.queued.items()), (None, None))
+                if job is None or (limit is not None and len(self._starting) >= limit):
+                    return
+                del self.queued[job]
+                if limit is not None:
+                    self._starting.add(job)
             job()
-
-    def _next(self) -> Callable[[], None] | None:
-        """Take out the next job if it may start now."""
-        with self._changed:
-            job, limit = next(iter(self.queued.items()), (None, None))
-            if job is None or (limit is not None and len(self._starting) >= limit):
-                return None
-            del self.queued[job]
-            if limit is not None:
-                self._starting.add(job)
-            return job
 
 
 class Member(Timed, Protocol):

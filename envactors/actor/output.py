@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import sys
 from collections import deque
@@ -94,22 +95,15 @@ class Output:
         self._run(lambda: self._write(block))
 
     def _write(self, block: str) -> None:
+        stream = getattr(sys, self.stream)
         try:
-            _write(self.stream, block)
+            # The caller's stream may be closed or full; the actors must not fail because of it.
+            with contextlib.suppress(OSError, ValueError):
+                if stream is not None:
+                    try:
+                        stream.write(block)
+                    except UnicodeEncodeError:
+                        stream.write(block.encode("ascii", "backslashreplace").decode())
+                    stream.flush()
         finally:
             self._written += len(block)
-
-
-def _write(name: Stream, block: str) -> None:
-    stream = getattr(sys, name)
-    if stream is None:
-        return
-    try:
-        try:
-            stream.write(block)
-        except UnicodeEncodeError:
-            stream.write(block.encode("ascii", "backslashreplace").decode())
-        stream.flush()
-    except (OSError, ValueError):
-        # The caller's stream is closed or full; the actors must not fail because of it.
-        return

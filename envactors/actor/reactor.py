@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from typing import Protocol
 
 from envactors.actor.callbacks import CallbackExecutor
@@ -93,7 +93,7 @@ class Reactor:
         self._masked = False
         # Whether some thread waits in a loop, so that `_replies` stays masked between two waits.
         self._looping = False
-        # How many waits there were, also at the last check of `_watch_loop`.
+        # How many waits there were, also at the last check whether the loop goes on.
         self._waits = 0
         self._waits_seen = 0
         # When the latest `_LOOP_WAITS` waits began (`time.monotonic`).
@@ -207,7 +207,7 @@ class Reactor:
         return True
 
     def _stop_pumping(self) -> None:
-        # In this order, and `_watch_loop` in the opposite one: at least one of the two sees the other's change.
+        # In this order, and `_set_looping` in the opposite one: at least one of the two sees the other's change.
         self._pumping = None
         if not self._looping:
             self._mask(False)
@@ -222,29 +222,18 @@ class Reactor:
         if self._waits % _LOOP_WAITS == 0:
             now = time.monotonic()
             if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
-                self._begin_loop()
+                with defer_signals:
+                    self._set_looping(True)
+                    self._bell.ring()
             self._loop_begun = now
 
-    def _begin_loop(self) -> None:
-        with defer_signals:
-            self._looping = True
-            if self._pumping is None and self._pump_lock.acquire(blocking=False):
-                try:
-                    self._mask(True)
-                finally:
-                    self._pump_lock.release()
-            self._bell.ring()
-
-    def _watch_loop(self) -> None:
-        """End the loop if there was no wait since the last check."""
-        if self._waits == self._waits_seen:
-            self._looping = False
-            if self._pumping is None and self._pump_lock.acquire(blocking=False):
-                try:
-                    self._mask(False)
-                finally:
-                    self._pump_lock.release()
-        self._waits_seen = self._waits
+    def _set_looping(self, looping: bool) -> None:
+        self._looping = looping
+        if self._pumping is None and self._pump_lock.acquire(blocking=False):
+            try:
+                self._mask(looping)
+            finally:
+                self._pump_lock.release()
 
     def wait(
         self, done: Callable[[], bool], key: Hashable, deadline: float | None, wait_set: WaitSet | None = None
@@ -273,25 +262,19 @@ class Reactor:
                 return is_done
 
     def _park(self, done: Callable[[], bool], key: Hashable, deadline: float | None, wait_set: WaitSet | None) -> None:
-        if wait_set is not None:
-            with self._parked_as(wait_set, key):
-                if not done():
-                    wait_set.sleep(remaining(deadline))
-            return
         # A bare lock, not a condition: an interrupt of its acquire leaves nothing inconsistent.
-        gate = threading.Lock()
-        gate.acquire()
-        with self._parked_as(gate, key):
-            if not done():
-                patience = remaining(deadline)
-                gate.acquire(timeout=-1 if patience is None else patience)
-
-    @contextlib.contextmanager
-    def _parked_as(self, gate: Gate, key: Hashable) -> Iterator[None]:
+        lock = threading.Lock()
+        lock.acquire()
+        gate: Gate = lock if wait_set is None else wait_set
         gates = self._parked.setdefault(key, [])
         gates.append(gate)
         try:
-            yield
+            if not done():
+                patience = remaining(deadline)
+                if wait_set is not None:
+                    wait_set.sleep(patience)
+                else:
+                    lock.acquire(timeout=-1 if patience is None else patience)
         finally:
             if gate in gates:
                 gates.remove(gate)
@@ -337,7 +320,9 @@ class Reactor:
         self._wake_at = _NEVER
         self._handle(events, generation)
         if self._looping and not events:
-            self._watch_loop()
+            if self._waits == self._waits_seen:  # there was no wait since the last check
+                self._set_looping(False)
+            self._waits_seen = self._waits
         while self._jobs:
             self._jobs.popleft()()
         now = time.monotonic()
