@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.arrays.slab import RESET, STEP, Layout, Slab
 from envactors.vector import episodes as episodes_module
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
 
 COUNT = 3
+SCALAR = ea.ArraySpec((), np.dtype(np.float64))
 flags = st.lists(st.booleans(), min_size=COUNT, max_size=COUNT).map(lambda values: np.array(values, np.bool_))
 
 
@@ -25,6 +27,8 @@ class Books:
         handle = types.SimpleNamespace(pid=4321, _supervisor=None, _env=0)
         self.envs = [EnvState(env_id, handle) for env_id in range(count)]
         self.episodes = Episodes(self.envs, autoreset, recycle)
+        layout = Layout(SCALAR, SCALAR, SCALAR, count)
+        self.rows = Slab(layout, bytearray(layout.size))
         self.autoreset = autoreset
         self.reset_by_hand(range(count))
 
@@ -61,7 +65,9 @@ def record(books, way, terminated, truncated):
         if len(group) == 1:
             books.episodes.record(group[0], over=bool(over[group[0]]), reset=bool(resets[group[0]]))
         else:
-            books.episodes.record_some(np.array(group), over[group], resets[group])
+            books.rows.terminated[:], books.rows.truncated[:] = terminated, truncated
+            books.rows.ops[:] = np.where(resets, RESET, STEP)
+            books.episodes.record_rows(group, books.rows)
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])

@@ -171,6 +171,7 @@ class Parent:
         return {env: self.read_row(env, overflow) for env in actions}
 
     def run_items(self, items, stream=False):
+        stream = stream or self.pickles  # between processes outcomes always stream
         if self.pickles:
             items = [item if isinstance(item, PickledItem) else pack_item(item) for item in items]
         self.ask(Kind.STEPS, pack_steps(Steps(items, stream), self.pickles))
@@ -262,7 +263,7 @@ def test_items_are_run_in_their_order_and_know_their_options(make_parent, pickle
     assert results[1][0][4] == {"options": {"a": 1}}
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("pickles", "stream"), [(True, True), (False, True), (False, False)])
 def test_outcomes_come_one_by_one_or_together(make_parent, stream, pickles):
     parent = make_parent(pickles=pickles)
     results = parent.run_items([step(env, 1) for env in range(3)], stream)

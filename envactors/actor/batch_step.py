@@ -76,6 +76,7 @@ class FrameBatchStep:
     """
 
     pipelines = False
+    timeout: float | None = None
 
     def __init__(self, requests: Sequence[StepRequest], *, stream: bool) -> None:
         self.call_id = 0

@@ -85,9 +85,9 @@ class Calls:
         core = self._core
         assert core.process is not None, "a live actor has a process"
         assert kind is not None, "a renewal sends CLOSE"
-        if core.phase is LIVE and core.config.backend.kills:
-            when = entry.next_look(None, core.config.deadlines, entry.started)
-            core.timers.set("call", entry.started if when is None else when)
+        limit = core.step_limit if entry.timeout is None else entry.timeout
+        if limit is not None and core.phase is LIVE and core.config.backend.kills:
+            core.timers.set("call", entry.started + limit)
         spins = self.tuner.strategy.workers_spin and entry.started - self._answered < SHORT_PAUSE
         core.process.send(Frame(kind, core.incarnation, entry.call_id, payload), SPINNING if spins else ASLEEP)
 
@@ -156,12 +156,12 @@ class Calls:
 
     def _settle_answer(self, answer: Answer, incarnation: int, pid: int | None) -> None:
         value, error = self._core.errors.outcome(answer, incarnation, pid)
-        answer.request.settle(value, error, incarnation)
-        self._core.reactor.wake(answer.request.future)
+        self._settle(answer.request, value, error, incarnation)
 
     def _settle(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
         request.settle(value, error, incarnation)
-        self._core.reactor.wake(request.future)
+        if request.future is not None:
+            self._core.reactor.wake(request.future)
 
     def fail_bound(self, incarnation: int) -> None:
         """Fail what waits and was meant for a lost process, as far as no other can take its place."""

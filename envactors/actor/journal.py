@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.batch_step import StepRequest
-from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Answer, CallRequest, Request
 from envactors.arrays.slab import Slab
 from envactors.arrays.specs import unflatten
@@ -244,7 +243,7 @@ class Journals:
             if not infos.failed(env):
                 self.journal(env).record_row(rows, env, call_id)
 
-    def replay_requests(self, deadlines: Deadlines, future: ActorFuture) -> list[CallRequest]:
+    def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:
         """Return what a new process is asked first."""
         requests = []
         for position, journal in enumerate(self.journals):
@@ -254,5 +253,5 @@ class Journals:
                 # The worker says on its page what it is at; each part has its own deadline, this is that of the first.
                 timeout = deadlines.of("call" if message.attributes else "reset")
                 payload, index = dumps(tuple(message)), self._first_index + position
-                requests.append(CallRequest("replay", index, timeout, future, kind=Kind.REPLAY, payload=payload))
+                requests.append(CallRequest("replay", index, timeout, kind=Kind.REPLAY, payload=payload))
         return requests

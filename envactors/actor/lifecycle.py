@@ -20,7 +20,6 @@ from envactors.actor.calls import Calls, what_runs
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
-from envactors.actor.future import ActorFuture
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
@@ -40,7 +39,6 @@ class Lifecycle:
     Args:
         core: The actor's state.
         launcher: Starts workers in a thread that outlives them.
-        make_future: Makes a future for what the actor asks of itself.
         on_closed: Called, without the lock, once nothing of a closed actor is left.
 
     Attributes:
@@ -48,14 +46,11 @@ class Lifecycle:
         tracker: The lost processes that count.
     """
 
-    def __init__(
-        self, core: ActorCore, launcher: Launcher, make_future: Callable[[], ActorFuture], on_closed: Callable[[], None]
-    ) -> None:
+    def __init__(self, core: ActorCore, launcher: Launcher, on_closed: Callable[[], None]) -> None:
         self.calls = Calls(core, self._on_start_reply)
         self.tracker = RestartTracker(core.config.restart)
         self._core = core
         self._launcher = launcher
-        self._make_future = make_future
         self._on_closed = on_closed
         # Whether an in-line worker is to be started by the thread that leaves the lock.
         self._launch_due = False
@@ -157,7 +152,7 @@ class Lifecycle:
         if renewals:
             for journal in core.recovery.journals:
                 journal.forget()  # a fresh process was asked for; attributes are set again all the same
-        for request in reversed(core.recovery.replay_requests(core.config.deadlines, self._make_future())):
+        for request in reversed(core.recovery.replay_requests(core.config.deadlines)):
             core.table.add(request, at_front=True)
         self.calls.dispatch()
 

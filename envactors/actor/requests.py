@@ -71,6 +71,10 @@ class Entry(Protocol):
     started: float
 
     @property
+    def timeout(self) -> float | None:
+        """Its deadline in seconds; None if it has none, or each env has its own."""
+
+    @property
     def parts(self) -> Sequence[Request]:
         """The requests in it that have not ended."""
 

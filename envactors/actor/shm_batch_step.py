@@ -46,6 +46,7 @@ class SharedMemoryBatchStep:
     """
 
     pipelines = True
+    timeout: float | None = None
     parts: Sequence[Request] = ()
 
     def __init__(
@@ -73,7 +74,7 @@ class SharedMemoryBatchStep:
         self.over = True
         self.failed_envs: Sequence[int] = ()
         self.claimed: set[int] = set()
-        self.overflow: dict[int, Frame] = {}
+        self.overflow: dict[int, memoryview] = {}
         self._first_index = first_index
         self._reissue = reissue
         self._requested = rows.requested.data
@@ -135,17 +136,14 @@ class SharedMemoryBatchStep:
         """Record the results of envs that count, unless that was done when they were claimed."""
         recovery.record_rows(self.rows, self.infos, [env for env in envs if env not in self.claimed], self.call_id)
 
-    def mark_running(self) -> None:
-        """Nothing to mark: no future waits for it."""
-
     def withdraw(self, future: ActorFuture) -> Request | None:
         """Return None: no future waits for it."""
         del future
         return None
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
-        for index, payload in bundle.unpack(frame.payload):
-            self.overflow[index] = frame._replace(payload=payload)
+        """Return nothing: its results come in rows."""
+        del frame
         return [], False
 
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
@@ -329,4 +327,4 @@ class SharedMemorySteps:
                 core.process.overflows += 1
             for step in steps:
                 if index in step.envs:
-                    step.overflow[index] = frame._replace(payload=payload)
+                    step.overflow[index] = payload

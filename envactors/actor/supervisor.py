@@ -66,11 +66,8 @@ class Supervisor:
         self._engine = engine
         self.reactor = engine.reactor
         self.core = ActorCore(self.config, engine.reactor)
-        self.lifecycle = Lifecycle(self.core, engine.launcher, self._make_future, self._release)
+        self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
         self.calls = self.lifecycle.calls
-
-    def _make_future(self) -> ActorFuture:
-        return ActorFuture(self, None)
 
     # State -----------------------------------------------------------------------------------------------
 
@@ -151,8 +148,9 @@ class Supervisor:
             ActorClosedError: The actor was closed, or belongs to another process.
         """
         self.check_owner()
-        for request in requests:
-            self.warn_of_deadline(self.config.deadlines.of(request.method))
+        if not self.config.backend.kills:
+            for request in requests:
+                self.warn_of_deadline(self.config.deadlines.of(request.method))
         # A process may end in one env's step: what the envs before it have done is not to be lost with it.
         stream = stream or self.config.backend.kills
         self._submit(FrameBatchStep(requests, stream=stream), at_front=at_front)
@@ -165,7 +163,7 @@ class Supervisor:
     def attach(self, attach: Attach) -> ActorFuture:
         """Have the present process, and each one that follows it, step through the shared memory."""
         self.core.recovery.attach = attach
-        future = self._make_future()
+        future = ActorFuture(self, None)
         # As often as it takes: what limits that is the restart policy.
         index, retries = self.config.first_index, sys.maxsize
         self.submit_call(CallRequest("attach", index, future=future, retries=retries, kind=Kind.ATTACH), attach)
@@ -293,8 +291,7 @@ class Supervisor:
             if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
                 self.lifecycle.end(EndReason.CLOSE)
                 return
-            future = self._make_future()
-            table.add(CallRequest("close", self.config.first_index, future=future, kind=Kind.CLOSE))
+            table.add(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
             self.calls.dispatch()
 
     def wait_closed(self, timeout: float | None) -> None:

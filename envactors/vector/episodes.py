@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.arrays.slab import RESET, Slab
 from envactors.options import RecyclePolicy
 from envactors.system.processes import resident_memory
 from envactors.vector.env_state import EnvState
 from envactors.vector.failure_policy import Autoreset
-
-_Flags = npt.NDArray[np.bool_]
 
 
 class Episodes:
@@ -68,15 +67,11 @@ class Episodes:
         elif resets is not None:
             self.ended[...] = False
 
-    def record_some(self, index: npt.NDArray[np.int64], overs: _Flags, resets: _Flags) -> None:
-        """Record one transition of each of some envs.
-
-        Args:
-            index: int64, shape (k,): the envs.
-            overs: bool, shape (k,): which of the transitions ended an episode.
-            resets: bool, shape (k,): which of them were resets.
-        """
-        self._steps[index] += ~resets
+    def record_rows(self, env_ids: Sequence[int] | npt.NDArray[np.int64], rows: Slab) -> None:
+        """Record one transition of each of some envs, as it stands in the rows."""
+        index = np.asarray(env_ids)
+        overs = rows.terminated[index] | rows.truncated[index]
+        self._steps[index] += rows.ops[index] != RESET
         if self.autoreset == "next_step":
             self.ended[index] = overs
         if overs.any():

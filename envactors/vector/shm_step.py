@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
@@ -25,7 +24,7 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.pending import IN_FLIGHT, Pending
 from envactors.vector.prepared import PreparedStep, PreparedSteps
 from envactors.vector.results import NO_CONTENT, Content, LastResults, RowReader
-from envactors.vector.single_results import SingleResults, payload_of
+from envactors.vector.single_results import SingleResults
 from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
 from envactors.wire.info_codec import InfoReader
@@ -229,7 +228,7 @@ class SharedMemoryStepper:
             self._episodes.record_all(terminated, truncated, prepared.resets)
         else:
             pending.mark(prepared.env_ids, 0)
-            self._record(index, terminated, truncated)
+            self._episodes.record_rows(prepared.env_ids, rows)
         if self._last is not None:
             self._keep_last(prepared, contents)
         now = time.monotonic()
@@ -252,13 +251,10 @@ class SharedMemoryStepper:
                 if self._infos.failed(env_id):
                     return None
                 try:
-                    contents[env_id] = self._infos.decode(env_id, payload_of(step, env_id))
+                    contents[env_id] = self._infos.decode(env_id, step.overflow.get(env_id))
                 except BaseException:  # unpickling runs any code; `collect` makes an error of it
                     return None
         return [contents[env_id] for env_id in prepared.env_ids]
-
-    def _record(self, index: Any, terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]) -> None:
-        self._episodes.record_some(index, terminated | truncated, self.rows.ops[index].astype(np.bool_))
 
     def _keep_last(self, prepared: PreparedStep, contents: list[Content] | None) -> None:
         assert self._last is not None, "checked before"

@@ -134,7 +134,7 @@ class SingleResults:
 
     def _read_content(self, step: SharedMemoryBatchStep, env_id: int) -> bool:
         """Read what came beside an env's rows; if the env has failed, hand on the failure and return False."""
-        payload = payload_of(step, env_id)
+        payload = step.overflow.get(env_id)
         failed = self._infos.failed(env_id)
         if not failed:
             try:
@@ -157,17 +157,16 @@ class SingleResults:
         """Return results that stand in the rows, and take them into account; called with signals deferred."""
         index, rows = np.array(env_ids, np.int64), self._rows
         contents = [self._reader.contents[env_id] for env_id in env_ids]
-        terminated, truncated = rows.terminated[index], rows.truncated[index]
         batch = Batch(
             index,
             self._reader.observations(env_ids, contents, all_envs=False),
             rows.rewards[index],
-            terminated,
-            truncated,
+            rows.terminated[index],
+            rows.truncated[index],
             [content[0] for content in contents],
             np.array([self._envs[env_id].incarnation or 0 for env_id in env_ids], np.int64),
         )
-        self._account_for(index, terminated, truncated)
+        self._account_for(index)
         return batch
 
     def record_wait(self, started: float, count: int) -> None:
@@ -185,19 +184,10 @@ class SingleResults:
         envs = [self._envs[env_id] for env_id in env_ids]
         steps = [self._reader.step(env.env_id, env.incarnation or 0) for env in envs]
         index = np.array(env_ids, np.int64)
-        self._account_for(index, self._rows.terminated[index], self._rows.truncated[index])
+        self._account_for(index)
         return steps
 
-    def _account_for(
-        self, index: npt.NDArray[np.int64], terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
-    ) -> None:
-        resets = self._rows.ops[index].astype(np.bool_)
-        self._episodes.record_some(index, terminated | truncated, resets)
+    def _account_for(self, index: npt.NDArray[np.int64]) -> None:
+        self._episodes.record_rows(index, self._rows)
         if self._last is not None:
             self._last.keep_rows(index, self._rows.requested[index])
-
-
-def payload_of(step: SharedMemoryBatchStep, env_id: int) -> Any:
-    """Return what came beside an env's rows and did not fit into its room; None if everything did."""
-    frame = step.overflow.get(env_id)
-    return None if frame is None else frame.payload

@@ -8,23 +8,25 @@ from collections.abc import Iterable, Iterator
 # The first byte of a bundle; no pickle begins with it.
 MARK = 0
 # The mark and the number of parts.
-_HEAD = struct.Struct("<B3xI")
+_HEAD = struct.Struct("<B7xQ")
 # The number and the length of a part.
-_ENTRY = struct.Struct("<IQ")
-# In bytes; enough for the elements of any array.
+_ENTRY = struct.Struct("<QQ")
+# In bytes; enough for the elements of any array, and what the lengths of head and entries are multiples of.
 _ALIGNMENT = 16
 
 
 def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearray:
     """Return a bundle of numbered parts."""
     parts = list(parts)
-    bundle = bytearray(_HEAD.pack(MARK, len(parts)))
-    for index, part in parts:
-        bundle += _ENTRY.pack(index, len(part))
+    pieces: list[bytes | bytearray | memoryview] = [_HEAD.pack(MARK, len(parts))]
+    pieces += [_ENTRY.pack(number, len(part)) for number, part in parts]
+    padding = 0
     for _, part in parts:
-        bundle += bytes(-len(bundle) % _ALIGNMENT)
-        bundle += part
-    return bundle
+        if padding:
+            pieces.append(bytes(padding))
+        pieces.append(part)
+        padding = -len(part) % _ALIGNMENT
+    return bytearray().join(pieces)
 
 
 def unpack(bundle: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -32,8 +34,6 @@ def unpack(bundle: bytes | bytearray | memoryview) -> Iterator[tuple[int, memory
     view = memoryview(bundle)
     _, count = _HEAD.unpack_from(view)
     start = _HEAD.size + count * _ENTRY.size
-    for number in range(count):
-        index, length = _ENTRY.unpack_from(view, _HEAD.size + number * _ENTRY.size)
-        start += -start % _ALIGNMENT
-        yield index, view[start : start + length]
-        start += length
+    for number, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
+        yield number, view[start : start + length]
+        start += length + -length % _ALIGNMENT

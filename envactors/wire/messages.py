@@ -140,9 +140,9 @@ class Step(NamedTuple):
 
 
 class PickledItem(NamedTuple):
-    """A `Step` or a `Reset` that is pickled already."""
+    """The fields of a `Step` or a `Reset`, pickled; the number says which, and of which env; see `wire.steps`."""
 
-    env: int
+    number: int
     payload: bytes | bytearray
 
 
