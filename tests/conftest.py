@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing.resource_tracker
-import select
 
 import loky.backend.resource_tracker
 import pytest
-from helpers import FORK_SERVER
+from helpers import FORK_SERVER, kept_fork_server
 
 import envactors as ea
 from envactors import backends
@@ -17,7 +17,9 @@ from envactors.testing.leaks import describe, inventory, settled_inventory
 # Which import what is not for a process that forks: it may have threads.
 OF_FRAMEWORKS = {"test_mlagents", "test_sb3", "test_tianshou"}
 # Whose point is how processes start, or that run programs of their own.
-OF_FRESH_PROCESSES = {"test_backends", "test_bench", "test_demo", "test_docs", "test_notebooks", "test_scripts"}
+OF_FRESH_PROCESSES = {
+    *("test_backends", "test_bench", "test_demo", "test_docs", "test_fork_server", "test_notebooks", "test_scripts")
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,19 +28,15 @@ def helper_processes(request):
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
     modules = {item.module.__name__ for item in request.session.items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
-    FORK_SERVER._preload += ["helpers", *sorted(modules)]
+    FORK_SERVER._preload = ("helpers", *sorted(modules))
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
-    FORK_SERVER.retain()
-    # The server ends with the thread that it was started by: that must be this one, and not one of an engine.
-    first = FORK_SERVER.launch("first", {}, None)
-    first.kill()
-    select.select([first.sentinel], [], [])
-    first.reap()
-    gc.collect()
-    gc.freeze()  # what the imports made stays: collecting is quick from here on
-    yield
-    FORK_SERVER.release()
+    with contextlib.suppress(ImportError):
+        import gymnasium  # noqa: F401 # the server for callers that have it is another one
+    with kept_fork_server({}):
+        gc.collect()
+        gc.freeze()  # what the imports made stays: collecting is quick from here on
+        yield
 
 
 @pytest.fixture(autouse=True)

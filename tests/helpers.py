@@ -6,10 +6,12 @@ Workers import this module. They should not have to import pytest, which takes a
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +31,19 @@ SOON = 10.0  # seconds that anything may take on a busy machine
 # For tests that end many processes, and to which it does not matter how these start: an interpreter costs more than
 # a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
 FORK_SERVER = ea.ProcessBackend(start_method="forkserver")
+
+
+@contextlib.contextmanager
+def kept_fork_server(env_vars):
+    """Keeps the session's fork server for actors with these variables, which ends with the last of them otherwise."""
+    FORK_SERVER.retain(env_vars)
+    # The server ends with the thread that it was started by: that must be this one, and not one of an engine.
+    first = FORK_SERVER.launch("first", env_vars, None)
+    first.kill()
+    select.select([first.sentinel], [], [])
+    first.reap()
+    yield
+    FORK_SERVER.release(env_vars)
 
 
 class Counter:

@@ -16,13 +16,20 @@ import numpy as np
 import psutil
 import pytest
 from alfenvs import AlfEnv, Camera, Complaint, Gated, Logged, Many, Nested, TensorSpec, Ticking, uneven, uneven_length
-from helpers import FORK_SERVER, SOON, is_gone, run_script, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, is_gone, kept_fork_server, run_script, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.backends import starting
 from envactors.integrations import alf
 from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep
 
 FIRST, MID, LAST = range(3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_of_alf(helper_processes):
+    with kept_fork_server(dict.fromkeys(starting.THREAD_CAPS, "1")):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +102,7 @@ def test_without_start_serially_all_start_side_by_side(make, tmp_path):
 @pytest.mark.parametrize("name", ["fork", "spawn", None])
 def test_start_methods(make, name):
     env = make([AlfEnv], start_method=name)
-    assert env.actors[0]._supervisor.config.backend.start_method == (name or "loky")
+    assert env.actors[0]._supervisor.config.backend.start_method == (name or starting.DEFAULT)
     assert rows(env.reset()) == [(0, 1, 0)]
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, run_script, wait_until
+from helpers import FORK_SERVER, SOON, Counter, run_script
 
 import envactors as ea
 from envactors.backends.starting import THREAD_CAPS
@@ -276,50 +275,6 @@ def test_workers_have_global_random_numbers_of_their_own(method, global_bit_gene
         rolls.append(pool.actors[0].rolls().result(SOON))
     assert all(len({*numbers}) == 4 for numbers in zip(*rolls, strict=True)), rolls
     assert (random.getstate(), str(global_bit_generator.state)) == before  # the caller's are left alone
-
-
-def test_a_fork_server_that_dies_is_replaced():
-    backend = ea.ProcessBackend(start_method="forkserver")
-    with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=5, backoff=0.0)) as actor:
-        actor.add().result(SOON)
-        (server,) = backend._servers.values()
-        os.kill(server.process.pid, 9)
-        wait_until(lambda: actor.incarnation >= 1)
-        assert actor.add().result(SOON) == 1
-
-
-def test_a_fork_server_imports_what_it_is_told_to():
-    backend = ea.ProcessBackend(start_method="forkserver", preload=("colorsys", "no_such_module"))
-    with ea.spawn(Modules, backend=backend) as actor:
-        assert actor.has("colorsys").result(SOON)
-        assert not actor.has("no_such_module").result(SOON)
-    with ea.spawn(Modules, backend=ea.ProcessBackend(start_method="forkserver")) as actor:
-        assert not actor.has("colorsys").result(SOON)
-    with pytest.raises(ValueError, match="'loky'"):
-        ea.ProcessBackend(preload=("colorsys",))
-
-
-class Modules:
-    """Knows what was imported before it was made."""
-
-    def __init__(self):
-        self._names = {*sys.modules}
-
-    def has(self, name):
-        return name in self._names
-
-
-def test_a_fork_server_renews_an_env_in_milliseconds():
-    gymnasium = pytest.importorskip("gymnasium")
-    backend = ea.ProcessBackend(start_method="forkserver")
-    with ea.spawn(lambda: gymnasium.make("CartPole-v1"), backend=backend) as actor:
-        actor.reset().result(SOON)
-        times = []
-        for _ in range(7):
-            begun = time.monotonic()
-            actor.renew().result(SOON)
-            times.append(time.monotonic() - begun)
-        assert statistics.median(times) < 0.25  # 0.05 on an idle machine: docs/performance.md
 
 
 class Placed:

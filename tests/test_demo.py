@@ -254,11 +254,11 @@ def test_ctrl_c_closes_the_actors():
         start_new_session=True,
     ) as process:
         assert process.stdout.readline().startswith("CartPole-v1")
-        while len(workers := psutil.Process(process.pid).children()) < 4:
+        while len(workers := psutil.Process(process.pid).children(recursive=True)) < 6:  # with reaper and fork server
             time.sleep(0.05)
         # In the middle of the first generations, which is where the faults are.
         time.sleep(1)
-        workers = [*{*workers, *psutil.Process(process.pid).children()}]
+        workers = [*{*workers, *psutil.Process(process.pid).children(recursive=True)}]
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 130

@@ -19,11 +19,12 @@ from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
 from helpers import SOON, run_script
 
 import envactors as ea
+from envactors.backends import starting
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DI-engine's and its dependencies', where it is installed
     from envactors.integrations.ding import ActorEnvManagerV2, AsyncActorEnvManager, SyncActorEnvManager
-    from envactors.integrations.ding_values import CONTEXT, BaseEnvTimestep, EnvState, tnp
+    from envactors.integrations.ding_values import BaseEnvTimestep, EnvState, tnp
 
 BOTH = pytest.mark.parametrize("manager", [AsyncActorEnvManager, SyncActorEnvManager])
 PLAIN = np.zeros(2, np.float32)
@@ -162,7 +163,7 @@ def test_cfg_has_the_defaults_of_di_engine():
         "connect_timeout": 60,
         "reset_inplace": False,
     }
-    ours = {"context": CONTEXT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
+    ours = {"context": starting.DEFAULT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}
     waits_for_all = {"wait_num": float("inf"), "step_wait_timeout": None}
     assert AsyncActorEnvManager.config == {**alike, **waits, **ours}

@@ -54,6 +54,12 @@ TABLE = {
         ExitDecision(Next.LAUNCH_AGAIN, Fate.HOLD),
     ),
     "one that was a standby dies later": (ExitFacts(None, started=True, adopting=True), ExitDecision(Next.RESTART)),
+    # What cannot be started is not tried again.
+    "refused": (ExitFacts(None, started=False, refused=True), ExitDecision(Next.DEAD)),
+    "refused in a renewal": (
+        ExitFacts(None, started=False, running=RENEWAL, refused=True),
+        ExitDecision(Next.DEAD, Fate.HOLD),
+    ),
     # Anything else counts as a restart.
     "dies while idle": (ExitFacts(None), ExitDecision(Next.RESTART)),
     "dies in its factory": (ExitFacts(None, started=False), ExitDecision(Next.RESTART)),
@@ -121,6 +127,7 @@ some_facts = st.builds(
     retries=st.integers(0, 3),
     replays=st.booleans(),
     can_retry=st.booleans(),
+    refused=st.booleans(),
 )
 each_fact = settings(max_examples=500, deadline=None)
 
@@ -135,8 +142,9 @@ def test_what_is_being_closed_launches_nothing_and_nothing_else_is_closed(facts)
 @given(some_facts)
 def test_a_wanted_end_is_not_counted_and_whatever_else_is(facts):
     assume(not facts.closing)
-    on_its_way = facts.adopting and not facts.started
-    assert (decide(facts).next is not Next.RESTART) is (facts.reason in (RENEW, ABORT) or on_its_way)
+    uncounted = facts.reason in (RENEW, ABORT) or (facts.adopting and not facts.started)
+    counted = Next.DEAD if facts.refused else Next.RESTART
+    assert (decide(facts).next is counted) is not uncounted
 
 
 @each_fact

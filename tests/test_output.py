@@ -169,7 +169,7 @@ def test_a_child_that_never_stops_printing_hides_no_death():
 def test_a_caller_without_the_right_streams_loses_no_actor():
     done = run_script(
         """
-        import sys
+        import sys, time
         import envactors as ea
 
         class Env:
@@ -178,10 +178,15 @@ def test_a_caller_without_the_right_streams_loses_no_actor():
                 print(text, file=sys.stderr)
                 return "talked"
 
+        told, write = [], sys.stdout.write
+        sys.stdout.write = lambda text: told.append(text) or write(text)
+
         with ea.spawn(Env, name="a") as actor, ea.spawn(Env, name="b") as other:
             actor.talk("caf\xe9").result(20)
             other.talk("seen").result(20)
             actor.close()
+            while len(told) < 2:  # lines are printed a moment after the call that has written them
+                time.sleep(0.01)
             stdout, sys.stdout = sys.stdout, None
             assert other.talk("unseen").result(20) == "talked"
         sys.stdout = stdout

@@ -296,7 +296,7 @@ def test_ctrl_c_is_blocked_in_workers_that_are_starting():
 
         _posixsubprocess.fork_exec = spy
         for _ in range(2):
-            with ea.spawn(lambda: object()) as actor:
+            with ea.spawn(lambda: object(), backend=ea.ProcessBackend("loky")) as actor:
                 actor.renew().result(30)
         print([signal.SIGINT in mask for mask in masks])
         """

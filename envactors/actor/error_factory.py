@@ -10,6 +10,7 @@ from typing import Any
 from envactors.actor.config import ActorConfig
 from envactors.actor.process import ExitReport
 from envactors.actor.requests import Answer, Request
+from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
     ActorClosedError,
     ActorDiedError,
@@ -98,7 +99,7 @@ class ErrorFactory:
         elif timed_out:
             text = f"{who} was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
         elif cause is not None:
-            text = f"{who} could not be started: {cause!r}"
+            text = f"{who} could not be started: {cause if isinstance(cause, LaunchRefusedError) else repr(cause)}"
         else:
             text = f"{who} died with {describe_status(*report.status)}{_after(where)}, before its env was made"
         text += _appendix(report)
@@ -158,7 +159,7 @@ class ErrorFactory:
         """Return the error of every call after the last process that the restart policy allows."""
         policy = self._config.restart
         last = losses[-1]
-        if 0 in (policy.max_restarts, policy.max_lifetime_restarts):
+        if 0 in (policy.max_restarts, policy.max_lifetime_restarts) or isinstance(last.__cause__, LaunchRefusedError):
             return last
         who, where = self._locate(incarnation, last.pid)
         ever = policy.max_lifetime_restarts

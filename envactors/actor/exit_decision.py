@@ -42,6 +42,7 @@ class ExitFacts(NamedTuple):
         retries: How many deaths the running call still survives.
         replays: Whether envs are brought back by a replay (``on_failure="replay"``).
         can_retry: Whether the running step may be tried once more after a replay.
+        refused: Whether it could not be started, and no other one can be.
     """
 
     reason: EndReason | None = None
@@ -52,6 +53,7 @@ class ExitFacts(NamedTuple):
     retries: int = 0
     replays: bool = False
     can_retry: bool = False
+    refused: bool = False
 
 
 class Next(enum.Enum):
@@ -61,6 +63,7 @@ class Next(enum.Enum):
     LAUNCH = enum.auto()  # the next incarnation, not counted
     LAUNCH_AGAIN = enum.auto()  # the same incarnation, not counted
     RESTART = enum.auto()  # the next incarnation, if the restart policy allows it
+    DEAD = enum.auto()  # there is none, whatever the restart policy allows
 
 
 class Fate(enum.Enum):
@@ -104,6 +107,8 @@ def decide(facts: ExitFacts) -> ExitDecision:
         return ExitDecision(Next.LAUNCH, fail, aborted=True, forgets_env=runs)
     if facts.adopting and not facts.started:
         return ExitDecision(Next.LAUNCH_AGAIN, hold)
+    if facts.refused:
+        return ExitDecision(Next.DEAD, hold)
     return _restart(facts)
 
 

@@ -23,6 +23,7 @@ from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decid
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
+from envactors.backends.base import LaunchRefusedError
 from envactors.errors import ActorError, copy_error
 from envactors.system.polling import READABLE
 from envactors.wire.messages import Adopt, Frame, Kind
@@ -245,6 +246,7 @@ class Lifecycle:
             retries=0 if running is None else running.retries,
             replays=core.recovery.replays,
             can_retry=isinstance(running, StepRequest) and core.recovery.journal(running.index).can_retry(running),
+            refused=isinstance(report.refusal, LaunchRefusedError),
         )
         decision = decide(facts)
         discarded_for, self._discarded_for = self._discarded_for, None
@@ -277,7 +279,7 @@ class Lifecycle:
             self.relaunch()
         elif then is Next.LAUNCH_AGAIN:
             self.begin_launch()
-        elif (delay := self.tracker.add(error, now)) is None:
+        elif (delay := self.tracker.add(error, now)) is None or then is Next.DEAD:
             self._die()
         elif core.started and (spare := self._take_standby(delay)) is not None:
             # The wait goes over to the standby: however often processes are lost, they start no faster.

@@ -55,7 +55,7 @@ class Supervisor:
         self.closed = threading.Event()
         self._owner_pid, self._forks = os.getpid(), engines.forks
         self._has_warned = False
-        config.backend.retain()
+        config.backend.retain(config.env_vars)
         engines.join(self, self._assemble)
         if config.backend.inline:
             self.core.run_inline = self.lifecycle.run_inline
@@ -311,7 +311,7 @@ class Supervisor:
             self.reactor.post(lambda: self.begin_close(None))
 
     def _release(self) -> None:
-        self.config.backend.release()
+        self.config.backend.release(self.config.env_vars)
         self.closed.set()
         self._engine.release(self)
 

@@ -20,6 +20,10 @@ class ExitStatus(NamedTuple):
     signal: int | None
 
 
+class LaunchRefusedError(OSError):
+    """A worker that cannot be started, however often it is tried."""
+
+
 class RowMemory(Protocol):
     """The memory of a vector's slab: created once by the parent, opened by each of the workers."""
 
@@ -101,11 +105,12 @@ class Backend(Protocol):
             memory: The memory from `make_memory` that steps may go through, or None.
 
         Raises:
+            LaunchRefusedError: No worker can be started like this.
             OSError: The system could not start it.
         """
 
-    def retain(self) -> None:
-        """Count an actor that uses the backend."""
+    def retain(self, env_vars: Mapping[str, str]) -> None:
+        """Count an actor that uses the backend, with its environment variables."""
 
-    def release(self) -> None:
+    def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, free everything that the backend has started."""

@@ -6,13 +6,13 @@ import contextlib
 import functools
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends import starting
 from envactors.backends.base import ExitStatus, Stream, Worker
+from envactors.backends.fork_server import FORK_SERVERS, Settings
 from envactors.backends.reaping import REAPER
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
@@ -40,17 +40,20 @@ class ProcessBackend:
     """A backend with one process per actor.
 
     Args:
-        start_method: How processes start; none of the methods needs a ``__main__`` guard. ``"loky"`` and ``"spawn"``
-            start a fresh interpreter, by loky's process context or directly. ``"forkserver"`` forks a fresh process
-            that has imported NumPy and, if installed, Gymnasium, so that a worker starts in milliseconds. ``"fork"``
-            forks the caller itself, in whatever state its other threads are; no other method forks the caller.
+        start_method: How processes start; none of the methods needs a ``__main__`` guard. ``"forkserver"``, the default
+            on Linux, forks a fresh process that has imported NumPy and, if the caller has, Gymnasium, so that a worker
+            starts in milliseconds. ``"loky"``, the default elsewhere, and ``"spawn"`` start a fresh interpreter, by
+            loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state its other
+            threads are; no other method forks the caller. All actors of equal settings share a fork server; it ends
+            with the last of them, and if it is lost, they go on.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
         max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
             are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
             for envs that mostly wait while they start.
         preload: Modules that the fork server also imports, if they are installed: those that every worker would spend
-            time importing, and that start no threads. Only with ``"forkserver"``.
+            time importing, and that leave no threads running. Since they may read environment variables, there is a
+            server then for each mapping of ``env_vars``. Only with ``"forkserver"``.
         randomize_layout: Whether the kernel places the code and heap of each worker at random addresses, as it does
             with any program. If False, all workers of ``"loky"`` and ``"spawn"`` have the same addresses. Processors
             predict branches by address, so that light steps of more workers than cores may take half the time; but an
@@ -71,7 +74,7 @@ class ProcessBackend:
 
     def __init__(
         self,
-        start_method: starting.StartMethod = "loky",
+        start_method: starting.StartMethod = starting.DEFAULT,
         spin: bool = True,
         max_starting: int | None = None,
         preload: Sequence[str] = (),
@@ -92,14 +95,7 @@ class ProcessBackend:
         self.randomize_layout = randomize_layout
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
-        self._preload = list(preload)
-        # Guards the following, and all use of the servers.
-        self._lock = threading.RLock()
-        # How many actors use the backend.
-        self._users = 0
-        # The fork servers by the values of the variables of `THREAD_CAPS`, such as ("1", "1", None, ...). Libraries
-        # read these numbers when they are imported, so there is a server for each choice; usually there is only one.
-        self._servers: dict[tuple[str | None, ...], starting.ForkServer] = {}
+        self._preload = tuple(preload)
 
     def __repr__(self) -> str:
         return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
@@ -113,39 +109,31 @@ class ProcessBackend:
         number, mark = REAPER.enlist()
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark}
         slab = None if memory is None else memory.fileno()
-        return ProcessWorker(number, slab, functools.partial(self._start, name, environment))
+        return ProcessWorker(number, slab, functools.partial(self._start, name, env_vars, environment))
 
-    def _start(self, name: str, environment: dict[str, str], descriptors: Descriptors) -> Process:
+    def _start(
+        self, name: str, env_vars: Mapping[str, str], environment: dict[str, str], descriptors: Descriptors
+    ) -> Process:
         if self.start_method == "fork":
             return starting.fork_caller(descriptors, environment)
         if self.start_method == "forkserver":
-            return self._start_by_server(descriptors, environment)
+            return FORK_SERVERS.fork(self._settings(env_vars), descriptors, environment)
         layout = contextlib.nullcontext(False) if self.randomize_layout else fixed_layout()
         if self.start_method == "spawn":
             return starting.start_interpreter(descriptors, environment, layout)
         return starting.start_by_loky(name, descriptors, environment, layout)
 
-    def _start_by_server(self, descriptors: Descriptors, environment: dict[str, str]) -> Process:
-        numbers = tuple(environment.get(name) for name in starting.THREAD_CAPS)
-        with self._lock:
-            if numbers in self._servers:
-                try:
-                    return self._servers[numbers].fork(descriptors, environment)
-                except OSError:
-                    self._servers.pop(numbers).stop()  # it is lost, and its workers end with it
-            server = self._servers[numbers] = starting.ForkServer(self._preload, environment, self._lock)
-            return server.fork(descriptors, environment)
+    def _settings(self, env_vars: Mapping[str, str]) -> Settings:
+        return self._preload, frozenset(env_vars.items() if self._preload else ())
 
-    def retain(self) -> None:
-        with self._lock:
-            self._users += 1
+    def retain(self, env_vars: Mapping[str, str]) -> None:
+        if self.start_method == "forkserver":
+            FORK_SERVERS.retain(self._settings(env_vars))
         REAPER.retain()
 
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            while self._servers and self._users == 0:
-                self._servers.popitem()[1].stop()
+    def release(self, env_vars: Mapping[str, str]) -> None:
+        if self.start_method == "forkserver":
+            FORK_SERVERS.release(self._settings(env_vars))
         REAPER.release()
 
 

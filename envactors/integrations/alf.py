@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import THREAD_CAPS
+from envactors.backends.starting import DEFAULT, THREAD_CAPS
 from envactors.errors import ActorError, VectorStepError
 from envactors.integrations.alf_envs import ActorEnvironment, Envs, Specs, interrupted
 from envactors.integrations.alf_rotation import Rotation
@@ -50,8 +50,9 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             gives its slot to the first of the queue, resets, and joins the end. At first env ``i`` has slot ``i``.
         torch_num_threads_per_env: Number of threads of torch and NumPy's libraries in each worker. None: the caller's
             environment variables, and one thread where they are not set.
-        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` and ``"forkserver"``. None: ``"loky"``, which
-            never forks the caller; ``"fork"`` is for constructors that need the caller's configuration of ALF.
+        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` and ``"forkserver"``. None: the default of
+            `ProcessBackend`, which never forks the caller; ``"fork"`` is for constructors that need the caller's
+            configuration of ALF.
         on_failure: ``"raise"``: an env that fails is a RuntimeError. ``"renew"``: its process is replaced, its episode
             ends with a `StepType.LAST` of reward 0 and discount 1 (the last complete observation) and the exception is
             in `failures`. ``"replay"``: its process is replaced and brought to the same point, where it was seeded
@@ -103,7 +104,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                 restart=restart or RestartPolicy(max_restarts=0 if on_failure == "raise" else 3),
                 env_vars=None if threads is None else dict.fromkeys(THREAD_CAPS, str(threads)),
                 backend=ProcessBackend(
-                    "loky" if start_method is None else start_method,  # type: ignore[arg-type] # checked there
+                    DEFAULT if start_method is None else start_method,  # type: ignore[arg-type] # checked there
                     max_starting=1 if start_serially else None,
                 ),
                 copy=False,  # each array is copied out of the records

@@ -17,17 +17,12 @@ import numpy as np
 
 from envactors.actor.states import ActorState
 from envactors.arrays.specs import ArraySpec, split_batch
+from envactors.backends.starting import DEFAULT
 from envactors.errors import VectorStepError
 from envactors.integrations.ding_envs import Envs
 from envactors.integrations.ding_resets import Resets, TriesSpentError, is_lost, is_unreadable
 from envactors.integrations.ding_states import States, require
-from envactors.integrations.ding_values import (
-    CONTEXT,
-    EnvState,
-    config_dict,
-    read_timesteps,
-    register,
-)
+from envactors.integrations.ding_values import EnvState, config_dict, read_timesteps, register
 from envactors.integrations.env_adapters_ding import RawTimestep
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
@@ -72,7 +67,7 @@ class AsyncActorEnvManager(Envs):
         "reset_timeout": None,
         "shared_memory": True,
         "copy_on_get": True,
-        "context": CONTEXT,
+        "context": DEFAULT,
         "wait_num": 2,
         "step_wait_timeout": 0.01,
         "connect_timeout": 60,

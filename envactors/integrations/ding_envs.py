@@ -210,8 +210,6 @@ class Envs(BaseEnvManager):
 
     def _backend(self) -> str | Backend:
         context = self._cfg["context"]
-        if context == "loky":
-            return "process"
         return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
 
     def close(self) -> None:

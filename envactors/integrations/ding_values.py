@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import importlib.util
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -56,8 +55,6 @@ else:
         """Return a decorator that does nothing, since there is no registry."""
         return lambda manager: manager
 
-
-CONTEXT = "forkserver" if PRELOAD and hasattr(os, "pidfd_open") else "loky"
 
 try:
     import treetensor.numpy as tnp

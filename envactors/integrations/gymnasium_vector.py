@@ -61,7 +61,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         shared_memory: True or None: everything of fixed size travels through shared memory. True also refuses custom
             spaces, as Gymnasium does. False: everything is pickled.
         copy: True to return copies of observations; False to return views, valid until the next step.
-        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"`` or ``"loky"``; None: ``"loky"``.
+        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"`` or ``"loky"``; None: the default of
+            `ProcessBackend`.
         daemon: Accepted without effect: workers end with the caller and may start processes of their own.
         worker: Refused, since Gymnasium's workers need pipes that do not exist here.
         observation_mode: ``"same"``: all observation spaces are equal; ``"different"``: of one shape and dtype; or a

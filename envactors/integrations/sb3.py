@@ -20,11 +20,13 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorView
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import DEFAULT
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapter_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
+from envactors.wire.pickling import dumps_by_value
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -32,6 +34,10 @@ except ImportError as error:
     raise ImportError(
         f"envactors.integrations.sb3 needs stable-baselines3 ({error}): pip install 'envactors[sb3]'"
     ) from error
+
+
+# The module of the wrapper that `make_vec_env` puts around each env. Importing it takes seconds: it imports torch.
+_MONITOR = "stable_baselines3.common.monitor"
 
 
 class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
@@ -72,6 +78,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
     ) -> None:
         self.waiting = False
         self.closed = False
+        env_fns = list(env_fns)
         self._envs = VectorEnv(
             adapter_factories(StableBaselinesEnvAdapter, env_fns),
             envs_per_actor=envs_per_actor,
@@ -80,7 +87,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             deadlines=deadlines,
             restart=restart,
             standbys=standbys,
-            backend=_backend(start_method),
+            backend=_backend(start_method, env_fns),
         )
         try:
             first = self._envs[0]
@@ -214,13 +221,22 @@ def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return ending, reset_info
 
 
-def _backend(start_method: str | None) -> str | Backend:
-    if start_method is None:
-        start_method = os.environ.get("DEFAULT_START_METHOD")
-    if start_method is None:
-        return "process"
-    multiprocessing.get_context(start_method)  # raises multiprocessing's own error for an unknown method
-    return ProcessBackend(start_method=start_method)  # type: ignore[arg-type] # just checked
+def _backend(start_method: str | None, env_fns: list[Callable[[], Any]]) -> Backend:
+    method = os.environ.get("DEFAULT_START_METHOD") if start_method is None else start_method
+    if method is None:
+        method = DEFAULT
+    else:
+        multiprocessing.get_context(method)  # raises multiprocessing's own error for an unknown method
+    needs_monitor = bool(env_fns) and _MONITOR.encode() in _pickled(env_fns[0])
+    preload = [_MONITOR] if needs_monitor and method == "forkserver" else []
+    return ProcessBackend(start_method=method, preload=preload)  # type: ignore[arg-type] # checked above or there
+
+
+def _pickled(env_fn: Callable[[], Any]) -> bytes:
+    try:
+        return dumps_by_value(env_fn)
+    except Exception:  # the launch reports it
+        return b""
 
 
 def _results(futures: list[ActorFuture]) -> list[Any]:

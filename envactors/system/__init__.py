@@ -8,9 +8,9 @@ another platform replaces files and nothing else. It has to provide, per file:
 - ``memory``: `SharedFile`, `map_file`. Nothing may be left behind by a process that is killed.
 - ``polling``: `Poller`, which can be polled by another poller, its `READABLE` and `WRITABLE`; `Doorbell`, which may be
   rung and heard in different processes; `LONGEST_WAIT`, the longest time-out that the system's calls accept, and
-  `remaining`; `packet_pair` and `is_disconnect`.
+  `remaining`; `wait_readable`; `packet_pair` and `is_disconnect`.
 - ``processes``: `Process`, whose end can be polled for and which is never mistaken for another, `open_sentinel`,
-  `await_exit`, `kill_group`, `detach`, `resident_memory` (0 if unknown);
+  `await_exit`, `kill_group`, `detach`, `count_threads`, `resident_memory` (0 if unknown);
   `fixed_layout` and `restore_random_layout` (may do nothing); `SIGKILL`, and `STACKS_SIGNAL`, which env code does not
   use.
 """

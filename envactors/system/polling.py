@@ -100,6 +100,13 @@ class Doorbell:
             os.close(self._fd)
 
 
+def wait_readable(fd: int, seconds: float) -> bool:
+    """Wait until a descriptor is readable; return False if it is not within so many seconds."""
+    poll = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
+
+
 def packet_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that keep the bounds of messages and tell when the other end is closed."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

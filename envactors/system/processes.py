@@ -72,19 +72,23 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def detach(parent_pid: int) -> None:
+def detach(parent_pid: int | None) -> None:
     """Make this process end with its parent, and detach it, and those that it starts, from the parent's terminal.
 
     The kernel ends it as soon as the *thread* that started it has ended.
 
+    Args:
+        parent_pid: The parent's process id; None for a process that is to outlive its parent.
+
     Raises:
         OSError: The kernel refused.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if parent_pid is not None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        if os.getppid() != parent_pid:
+            os.kill(os.getpid(), signal.SIGKILL)
     # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
     # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
     os.setpgid(0, 0)
@@ -93,6 +97,11 @@ def detach(parent_pid: int) -> None:
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def count_threads() -> int:
+    """Return how many threads this process has, those that are not Python's included."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def resident_memory(pid: int) -> int:

@@ -1,0 +1,218 @@
+"""Fork servers: processes that have imported what workers need, and fork a worker in milliseconds.
+
+    launcher's thread ──request, descriptors──▶ fork server ──fork──▶ worker
+                      ◀──process id, pidfd────       │
+    reactor's thread  ◀──exit codes, by a pipe───────┘
+
+A server is a fresh interpreter, never a copy of the caller. Its workers outlive it: what ends them with the caller is
+the reaper (`envactors.backends.reaping`).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from envactors.backends.base import LaunchRefusedError
+from envactors.backends.reaping import REAPER, end_helper
+from envactors.backends.starting import THREAD_CAPS, start_python
+from envactors.system.polling import packet_pair, wait_readable
+from envactors.system.processes import Process
+from envactors.worker.bootstrap import Descriptors
+from envactors.worker.fork_server import EXIT_REPORT, Answer, WorkerSetup
+
+# How long a server may take to import what it is to, in seconds, and then to fork. One that takes longer is stopped or
+# out of memory; it is killed and replaced.
+_IMPORT_PATIENCE: Final = 60.0
+_FORK_PATIENCE: Final = 5.0
+# How long it may take to report the end of a worker that has ended, in seconds.
+_REAP_PATIENCE: Final = 1.0
+
+# A module that workers of a caller that has imported it are likely to need, too.
+_LIKELY: Final = "gymnasium"
+
+# What actors must agree on to share servers: the modules to preload and, if there are any, the variables of the
+# environment, which the modules may read.
+Settings: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
+_Key: TypeAlias = tuple[Settings, tuple[str | None, ...]]
+
+
+class ForkServerLostError(ConnectionError):
+    """The fork server has ended, or does not answer."""
+
+
+class ForkServer:
+    """The parent's half of one fork server.
+
+    Workers are forked by one thread at a time, and exit codes are taken by another; neither waits for the other.
+
+    Args:
+        preload: Modules that it imports besides NumPy.
+        environment: Its environment.
+
+    Raises:
+        OSError: It could not be started.
+    """
+
+    def __init__(self, preload: Sequence[str], environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._is_ready = False
+        # The number of the last request, and so of the last worker.
+        self._number = 0
+        # By the numbers of workers: the exit codes that were read and not asked for yet. Under the lock.
+        self._codes: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._requests, requests = packet_pair()
+        self._exits, exits = os.pipe()
+        fds = requests.fileno(), exits
+        boot = {"requests": fds[0], "exits": fds[1], "parent_pid": os.getpid(), "preload": list(preload)}
+        try:
+            self._process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment)
+        except BaseException:
+            self._requests.close()
+            raise
+        finally:
+            requests.close()
+            os.close(exits)
+
+    def __del__(self) -> None:
+        # Not in `stop`: the ends of workers that outlive the server are still asked for.
+        os.close(self._exits)
+
+    def fork(self, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
+        """Fork a worker with these descriptors and this environment.
+
+        Raises:
+            ForkServerLostError: The server has ended, or does not answer.
+            LaunchRefusedError: It cannot fork, since one of the modules has started threads.
+            OSError: The system could not fork.
+        """
+        if not self._is_ready:
+            self._receive(_IMPORT_PATIENCE)
+            self._is_ready = True
+        before = self._environment
+        names = {name for name in (*before, *environment) if before.get(name) != environment.get(name)}
+        setup = WorkerSetup({name: environment.get(name) for name in names}, sys.path, sys.argv, str(Path.cwd()))
+        self._number = number = self._number + 1
+        try:
+            socket.send_fds(self._requests, [pickle.dumps((number, *setup))], descriptors.present())
+        except OSError as error:
+            raise ForkServerLostError(f"the fork server has ended: {error}") from error
+        pid, pidfds = self._receive(_FORK_PATIENCE)
+        if not pidfds:  # the kernel drops descriptors that this process may not open
+            raise OSError(f"too many open files to watch a worker, pid {pid}, which ends by itself")
+        return Process(pid, pidfds[0], lambda: self._take_exit_code(number))
+
+    def _receive(self, patience: float) -> tuple[int, list[int]]:
+        """Return the process id of an answer, and the descriptors that have come with it."""
+        self._requests.settimeout(patience)
+        try:
+            content, received, _, _ = socket.recv_fds(self._requests, 1 << 16, 1)
+        except OSError as error:
+            raise ForkServerLostError(f"the fork server has not answered within {patience} s: {error}") from error
+        if not content:
+            raise ForkServerLostError("the fork server has ended")
+        answer = Answer(*pickle.loads(content))
+        if answer.refusal:
+            raise LaunchRefusedError(answer.refusal)
+        if answer.error:
+            raise OSError(*answer.error)
+        return answer.pid, received
+
+    def _take_exit_code(self, number: int) -> int | None:
+        """Return the exit code of a worker that has ended, minus the signal's number; None if the server is gone."""
+        with self._lock:
+            while number not in self._codes:
+                if not wait_readable(self._exits, _REAP_PATIENCE):
+                    return None
+                reports = os.read(self._exits, 100 * EXIT_REPORT.size)
+                if not reports:
+                    return None
+                self._codes.update(EXIT_REPORT.iter_unpack(reports))
+            return self._codes.pop(number)
+
+    def stop(self) -> None:
+        """End the server; its workers go on."""
+        end_helper(self._process, self._requests)
+
+    def forget(self) -> None:
+        """Close this process's copies of the descriptors, if it was forked: the server is its parent's."""
+        self._process.returncode = 0
+        self._requests.close()
+
+
+class ForkServers:
+    """The fork servers of this process, each shared by all actors of equal settings. It is thread-safe."""
+
+    def __init__(self) -> None:
+        # Guards everything here.
+        self._lock = threading.Lock()
+        # How many actors use servers of these settings.
+        self._users: Counter[Settings] = Counter()
+        # By settings, what else is preloaded, and numbers of threads, which NumPy's libraries read when it is imported.
+        self._servers: dict[_Key, ForkServer] = {}
+        os.register_at_fork(after_in_child=self._reset_after_fork)
+
+    def retain(self, settings: Settings) -> None:
+        """Count an actor."""
+        with self._lock:
+            self._users[settings] += 1
+
+    def release(self, settings: Settings) -> None:
+        """Uncount an actor; after the last one of these settings, end their servers."""
+        with self._lock:
+            self._users[settings] -= 1
+            keys = [key for key in self._servers if key[0] == settings and not self._users[settings]]
+            unused = [self._servers.pop(key) for key in keys]
+        for server in unused:
+            server.stop()
+
+    def fork(self, settings: Settings, descriptors: Descriptors, environment: dict[str, str]) -> Process:
+        """Fork a worker from the server of these settings, which is started if there is none; in one thread at a time.
+
+        Raises:
+            LaunchRefusedError: A module to preload has started threads.
+            OSError: The system could not start it.
+        """
+        preload, variables = settings
+        likely = [_LIKELY] if _LIKELY in sys.modules else []
+        numbers = {name: environment.get(name) for name in THREAD_CAPS}
+        key = settings, (*likely, *numbers.values())
+        with self._lock:
+            server = self._servers.get(key)
+        if server is not None:
+            try:
+                return server.fork(descriptors, environment)
+            except ForkServerLostError:
+                self._discard(key, server)
+        given = {name: value for name, value in numbers.items() if value is not None}
+        server = ForkServer([*likely, *preload], {**os.environ, **given, **dict(variables), **REAPER.mark("server")})
+        with self._lock:
+            self._servers[key] = server
+        try:
+            return server.fork(descriptors, environment)
+        except (ForkServerLostError, LaunchRefusedError):
+            self._discard(key, server)
+            raise
+
+    def _discard(self, key: _Key, server: ForkServer) -> None:
+        with self._lock:
+            self._servers.pop(key, None)
+        server.stop()
+
+    def _reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._users.clear()
+        for server in self._servers.values():
+            server.forget()
+        self._servers.clear()
+
+
+FORK_SERVERS = ForkServers()

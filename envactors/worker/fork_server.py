@@ -1,0 +1,164 @@
+"""The fork server: a process that imports what workers need, and forks one for each request.
+
+Each request and each answer is one packet, and descriptors travel with it: those of the worker there, its pidfd back.
+The exit codes of workers are reported through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Final, NamedTuple, NoReturn
+
+from envactors.system.processes import count_threads, detach, open_sentinel
+from envactors.worker.bootstrap import Descriptors, run_forked
+
+# A worker's number and its exit code, minus the signal's number.
+EXIT_REPORT: Final = struct.Struct("<qq")
+# How long a thread that an import has started may take to end, in seconds.
+_THREAD_GRACE: Final = 1.0
+
+
+class WorkerSetup(NamedTuple):
+    """What a worker gets of its caller besides descriptors, as it is when the worker starts.
+
+    Attributes:
+        changes: Environment variables to set, and with None to unset.
+        path: ``sys.path``.
+        argv: ``sys.argv``.
+        directory: The working directory.
+    """
+
+    changes: dict[str, str | None]
+    path: list[str]
+    argv: list[str]
+    directory: str
+
+
+class Answer(NamedTuple):
+    """The answer to a request, or to the start of the server.
+
+    Attributes:
+        pid: The worker's process id; 0 at the start.
+        refusal: Why the server never forks; empty if it does.
+        error: The arguments of the `OSError` that forking raised; empty if it did not.
+    """
+
+    pid: int = 0
+    refusal: str = ""
+    error: tuple[int, str] | tuple[()] = ()
+
+
+def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) -> None:
+    """Fork workers until the other end of the socket is closed.
+
+    Args:
+        requests: The descriptor of the packet socket.
+        exits: The descriptor of the pipe for exit codes.
+        parent_pid: The caller's process id.
+        preload: Modules to import.
+    """
+    detach(parent_pid)
+    gc.disable()  # imports are quicker without
+    with socket.socket(fileno=requests) as sock:
+        refusal = _import_all(preload)
+        gc.freeze()  # workers share these objects copy-on-write; a garbage collection would write to them
+        gc.enable()
+        sock.send(pickle.dumps(tuple(Answer(refusal=refusal))))
+        # Becomes readable when a worker has ended.
+        ended, wake = os.pipe()
+        os.set_blocking(ended, False)
+        os.set_blocking(wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the descriptor needs a handler of Python's
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        # The numbers of the workers that run, by process id.
+        numbers: dict[int, int] = {}
+        while not refusal:
+            ready = select.select([requests, ended], [], [])[0]
+            if ended in ready:
+                os.read(ended, 1 << 12)
+                _report_exits(numbers, exits)
+            if requests in ready and not _answer(sock, numbers, (exits, ended, wake)):
+                return
+
+
+def _answer(sock: socket.socket, numbers: dict[int, int], own: tuple[int, ...]) -> bool:
+    """Answer one request; return False if the caller has closed its end of the socket.
+
+    Args:
+        sock: The socket.
+        numbers: Where the worker's number is added.
+        own: Further descriptors that workers must not have.
+    """
+    request, fds, _, _ = socket.recv_fds(sock, 1 << 20, len(Descriptors._fields))
+    if not request:
+        return False
+    number, *setup = pickle.loads(request)
+    answer, pid = Answer(), -1
+    try:
+        pid = os.fork()
+    except OSError as error:
+        answer = Answer(error=(error.errno or 0, f"the fork server cannot fork: {error.strerror}"))
+    if pid == 0:
+        sock.close()
+        for fd in own:
+            os.close(fd)
+        _run_worker(Descriptors(*fds), WorkerSetup(*setup))
+    if pid > 0:
+        numbers[pid] = number
+        # The pidfd is opened here, where the worker cannot have been reaped yet.
+        answer = Answer(pid)
+        fds.append(open_sentinel(pid))
+    socket.send_fds(sock, [pickle.dumps(tuple(answer))], fds[-1:] if pid > 0 else ())
+    for fd in fds:
+        os.close(fd)
+    return True
+
+
+def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.path[:], sys.argv[:] = setup.path, setup.argv
+    with contextlib.suppress(OSError):  # it is gone; a fresh interpreter would start without it, too
+        os.chdir(setup.directory)
+    run_forked(descriptors, None, setup.changes)
+
+
+def _report_exits(numbers: dict[int, int], exits: int) -> None:
+    """Reap the workers that have ended, and report their exit codes."""
+    while numbers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        number = numbers.pop(pid, None)
+        if number is not None:  # else a process that a preloaded module has started
+            os.write(exits, EXIT_REPORT.pack(number, os.waitstatus_to_exitcode(status)))
+
+
+def _import_all(preload: list[str]) -> str:
+    """Import modules; return why the server must not fork, if one of them leaves threads running."""
+    before = count_threads()  # those that NumPy has started, whose libraries bear being forked, are among them
+    for name in preload:
+        with contextlib.suppress(Exception):  # an env that needs a module that fails to import raises the error
+            importlib.import_module(name)
+        end = time.monotonic() + _THREAD_GRACE
+        while count_threads() > before and time.monotonic() < end:
+            time.sleep(0.01)
+        if count_threads() > before:
+            known = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+            return (
+                f"importing {name!r} leaves {count_threads() - before} threads running "
+                f"({', '.join(known) or 'not of Python'}), which a forked worker would not have: "
+                f"leave {name!r} out of preload, so that each worker imports it"
+            )
+    return ""

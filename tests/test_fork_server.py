@@ -1,0 +1,228 @@
+"""The fork server: who shares one, what its workers get, and what is left when it is lost, stopped or out of memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import SOON, is_gone, wait_until
+
+import envactors as ea
+from envactors.backends import fork_server
+
+MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
+
+
+class Worker:
+    """Tells what its process is like."""
+
+    def __init__(self):
+        self._names = {*sys.modules}
+        self._variables = dict(os.environ)
+
+    def has(self, name):
+        return name in self._names
+
+    def variable(self, name):
+        return self._variables.get(name)
+
+    def setting(self):
+        return sys.path, sys.argv, str(Path.cwd())
+
+    def parent(self):
+        return os.getppid()
+
+
+def backend(**options):
+    return ea.ProcessBackend(start_method="forkserver", **options)
+
+
+def spawn(**options):
+    return ea.spawn(Worker, restart=MANY, **{"backend": backend(), **options})
+
+
+def server_of(actor):
+    return psutil.Process(actor.parent().result(SOON))
+
+
+# Who shares one ------------------------------------------------------------------------------------------
+
+
+def test_actors_of_equal_settings_share_a_server_which_ends_with_the_last_of_them():
+    with spawn() as first:
+        server = server_of(first)
+        with spawn(env_vars={"FLAVOUR": "sour"}) as second:
+            assert server_of(second) == server
+        assert server.is_running()
+        with spawn(backend=backend(preload=["colorsys"])) as third:
+            other = server_of(third)
+            assert other != server
+        wait_until(lambda: is_gone(other.pid))
+        assert server_of(first) == server
+    wait_until(lambda: is_gone(server.pid))
+
+
+def test_a_server_imports_what_it_is_told_to():
+    with spawn(backend=backend(preload=("colorsys", "no_such_module"))) as actor:
+        assert actor.has("colorsys").result(SOON)
+        assert not actor.has("no_such_module").result(SOON)
+    with spawn() as actor:
+        assert actor.has("numpy").result(SOON)
+        assert not actor.has("colorsys").result(SOON)
+    with pytest.raises(ValueError, match="'loky'"):
+        ea.ProcessBackend("loky", preload=("colorsys",))
+
+
+def test_what_is_preloaded_reads_the_variables_of_the_actor_and_of_no_other(tmp_path, monkeypatch):
+    (tmp_path / "flavours.py").write_text("import os\nread = os.environ.get('FLAVOUR')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Reader:
+        def read(self):
+            import flavours
+
+            return flavours.read, os.environ.get("FLAVOUR"), os.getppid()
+
+    preloading, read = backend(preload=["flavours"]), {}
+    with ea.ActorPool(Reader, 0 + 1, backend=preloading) as plain:
+        read[None] = plain.actors[0].read().result(SOON)
+        for flavour in ("sweet", "sour"):
+            with (
+                ea.spawn(Reader, backend=preloading, env_vars={"FLAVOUR": flavour}) as actor,
+                ea.spawn(Reader, backend=preloading, env_vars={"FLAVOUR": flavour}) as alike,
+            ):
+                read[flavour] = actor.read().result(SOON)
+                assert alike.read().result(SOON) == read[flavour]
+        assert plain.actors[0].read().result(SOON) == read[None]
+    assert {flavour: values[:2] for flavour, values in read.items()} == {
+        None: (None, None),
+        "sweet": ("sweet", "sweet"),
+        "sour": ("sour", "sour"),
+    }
+    assert len({server for _, _, server in read.values()}) == 3
+
+
+def test_without_preload_no_server_has_an_actors_variables():
+    with spawn(env_vars={"FLAVOUR": "sour"}) as first, spawn() as second:
+        assert server_of(first) == server_of(second)
+        assert first.variable("FLAVOUR").result(SOON) == "sour"
+        assert second.variable("FLAVOUR").result(SOON) is None
+        assert "FLAVOUR" not in server_of(first).environ()
+
+
+def test_a_worker_has_the_callers_path_arguments_and_directory_as_they_are_when_it_starts(tmp_path, monkeypatch):
+    with spawn() as first:
+        before = first.setting().result(SOON)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["somewhere.py", "--else"])
+        monkeypatch.chdir(tmp_path)
+        with spawn() as second:
+            assert server_of(second) == server_of(first)
+            path, argv, directory = second.setting().result(SOON)
+            assert path[0] == str(tmp_path)
+            assert argv == ["somewhere.py", "--else"]
+            assert directory == str(tmp_path)
+        assert first.setting().result(SOON) == before
+
+
+def test_a_preload_that_leaves_threads_running_is_refused_by_name_and_at_once(tmp_path, monkeypatch):
+    code = "import threading\nthreading.Thread(target=threading.Event().wait, name='busy-bee', daemon=True).start()\n"
+    (tmp_path / "restless.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with spawn(backend=backend(preload=["colorsys", "restless"])) as actor:
+        with pytest.raises(ea.ActorStartError, match=r"importing 'restless' leaves 1 threads running \(busy-bee\)"):
+            actor.parent().result(SOON)
+        assert actor.state is ea.ActorState.DEAD
+        assert actor.stats().restarts == 0
+
+
+def test_a_preload_whose_threads_end_is_none_the_worse(tmp_path, monkeypatch):
+    code = "import threading\nthread = threading.Timer(0.05, print)\nthread.start()\n"
+    (tmp_path / "hasty.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with spawn(backend=backend(preload=["hasty"])) as actor:
+        assert actor.has("hasty").result(SOON)
+
+
+def test_a_renewal_takes_milliseconds():
+    gymnasium = pytest.importorskip("gymnasium")
+    with ea.spawn(lambda: gymnasium.make("CartPole-v1"), backend=backend()) as actor:
+        actor.reset().result(SOON)
+        times = []
+        for _ in range(7):
+            begun = time.monotonic()
+            actor.renew().result(SOON)
+            times.append(time.monotonic() - begun)
+        assert statistics.median(times) < 0.25  # 0.03 on an idle machine: docs/performance.md
+
+
+# When it is lost -----------------------------------------------------------------------------------------
+
+
+def test_workers_outlive_their_server_and_the_next_start_makes_a_new_one():
+    with spawn() as actor, spawn() as other:
+        server, pid = server_of(actor), actor.pid
+        server.kill()
+        wait_until(lambda: is_gone(server.pid))
+        assert actor.parent().result(SOON) != server.pid
+        assert (actor.pid, actor.incarnation) == (pid, 0)
+        os.kill(other.pid, signal.SIGKILL)
+        wait_until(lambda: other.incarnation == 1)
+        assert server_of(other) != server
+        assert actor.has("numpy").result(SOON)
+        assert (actor.pid, actor.incarnation) == (pid, 0)
+
+
+def test_the_end_of_a_worker_whose_server_is_lost_is_noticed_though_not_how_it_came():
+    with spawn() as actor:
+        server = server_of(actor)
+        server.kill()
+        wait_until(lambda: is_gone(server.pid))
+        os.kill(actor.pid, signal.SIGKILL)
+        wait_until(lambda: actor.incarnation == 1)
+        failure = actor.stats().last_failure
+        assert isinstance(failure, ea.ActorDiedError)
+        assert (failure.exitcode, failure.signal) in ((None, None), (None, signal.SIGKILL))
+        assert "unknown" in str(failure) or failure.signal
+
+
+LOSSES = {"killed": psutil.Process.kill, "stopped": psutil.Process.suspend}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_server_that_is_lost_in_the_middle_of_a_start_costs_no_actor_anything(how, monkeypatch):
+    monkeypatch.setattr(fork_server, "_FORK_PATIENCE", 0.5)
+    with spawn() as actor, spawn() as going_on:
+        server, pid = server_of(actor), going_on.pid
+        renewal = actor.renew()
+        LOSSES[how](server)
+        assert renewal.result(SOON) == 1
+        assert actor.has("numpy").result(SOON)
+        assert (going_on.pid, going_on.incarnation) == (pid, 0)
+        if how == "killed":
+            wait_until(lambda: is_gone(server.pid))
+        else:
+            actor.renew().result(SOON)
+            wait_until(lambda: is_gone(server.pid))  # it was replaced, and ended
+
+
+def test_a_server_out_of_memory_fails_starts_until_it_is_replaced():
+    with spawn(deadlines=ea.Deadlines(start=SOON)) as actor, spawn() as going_on:
+        server, pid = server_of(actor), going_on.pid
+        used = server.memory_info().vms
+        resource.prlimit(server.pid, resource.RLIMIT_AS, (used // 2, used // 2))
+        renewal = actor.renew()
+        wait_until(lambda: renewal.done() or actor.stats().restarts >= 2)
+        assert (going_on.pid, going_on.incarnation) == (pid, 0)
+        if not renewal.done():  # its workers die in their first steps; the next server has memory enough
+            server.kill()
+        assert renewal.result(SOON) >= 1
+        assert actor.has("numpy").result(SOON)
+        assert going_on.has("numpy").result(SOON)
