@@ -20,6 +20,7 @@ from envactors.actor.calls import Calls, what_runs
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
+from envactors.actor.preload_advice import advise_preload
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
@@ -145,6 +146,9 @@ class Lifecycle:
                 core.process.worker.kill()
             return
         core.timers.cancel("call")
+        imports = loads(frame.payload)
+        if imports and core.config.backend.pickles:
+            core.reactor.printing.submit(lambda: advise_preload(core.config.name, imports))
         core.phase, core.started = LIVE, True
         self._launcher.finish(self.launch)
         renewals = [entry for entry in core.table.interrupt() if isinstance(entry, CallRequest)]

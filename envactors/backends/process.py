@@ -12,6 +12,7 @@ from typing import get_args
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends import starting
 from envactors.backends.base import ExitStatus, Stream, Worker
+from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.backends.fork_server import FORK_SERVERS, Settings
 from envactors.backends.reaping import REAPER
 from envactors.system.cpus import cores
@@ -106,6 +107,7 @@ class ProcessBackend:
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
+        DESCRIPTOR_LIMIT.make_room()
         number, mark = REAPER.enlist()
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark}
         slab = None if memory is None else memory.fileno()
@@ -165,6 +167,7 @@ class ProcessWorker(Worker):
             channel, stacks, page = their_sock.fileno(), self._stacks.fileno(), file.fileno()
             self._process = start(Descriptors(channel, out_w, err_w, stacks, page, to_worker, to_parent, slab))
             REAPER.watch(number, self._process.pid)
+            DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories
             sock.setblocking(False)
             self.channel = Channel(sock)
             self.pid, self.sentinel = self._process.pid, self._process.fileno()

@@ -5,6 +5,7 @@ another platform replaces files and nothing else. It has to provide, per file:
 
 - ``cpus``: `cores`, `yield_cpu`, `pinned_while_sleeping` (may do nothing), `spin_until_all` (may return False at once),
   and `STORES_IN_ORDER` (False is always right, and makes every waiter sleep).
+- ``descriptors``: `count_descriptors`, `descriptor_limits`, `limit_descriptors` (of another process: may do nothing).
 - ``memory``: `SharedFile`, `map_file`. Nothing may be left behind by a process that is killed.
 - ``polling``: `Poller`, which can be polled by another poller, its `READABLE` and `WRITABLE`; `Doorbell`, which may be
   rung and heard in different processes; `LONGEST_WAIT`, the longest time-out that the system's calls accept, and

@@ -18,6 +18,7 @@ from envactors.wire import messages, registry
 from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.context import ActorContext
+from envactors.worker.factories import FactoryUnpickler, slow_imports
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
@@ -157,24 +158,28 @@ class Host:
         """Return the context of the env that runs, or ran last; None before the first."""
         return self._contexts[self._page.counters[ENV_INDEX]] if self._contexts else None
 
-    def start(self, message: messages.Start, incarnation: int, on_made: Callable[[int], None]) -> None:
-        """Make the envs.
+    def start(self, message: messages.Start, incarnation: int, on_made: Callable[[int], None]) -> dict[str, float]:
+        """Make the envs; return the seconds of the imports that made unpickling the factories slow, by module.
 
         Args:
             message: The request that has the factories.
             incarnation: The number of this process.
             on_made: Called with the number of envs that are made, while there are more to make.
         """
+        seconds: dict[str, float] = {}
         for offset, factory in enumerate(message.factories):
             self._contexts.append(ActorContext(message.name, message.first + offset, incarnation))
             self._page.record_env(METHOD_CALL, offset)
             if offset:
                 on_made(offset)
-            make = loads(factory)
+            unpickler = FactoryUnpickler(factory)
+            make = unpickler.load()
+            seconds = seconds or unpickler.seconds  # the others find imported what they need
             if not offset:
                 registry.install(*message.registrations)
             self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, message.journal))
         self.hosted_envs = self._made
+        return slow_imports(seconds)
 
     def adopt(self, message: messages.Adopt, incarnation: int) -> None:
         """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""

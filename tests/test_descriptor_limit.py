@@ -1,0 +1,77 @@
+"""The limit of file descriptors: raised when it is needed, given back in workers, and refused where it is too low."""
+
+from __future__ import annotations
+
+from helpers import run_script
+
+ENV = """
+import logging, os, resource, sys, time
+import envactors as ea
+from envactors.system.descriptors import count_descriptors
+
+class Env:
+    def limits(self):
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+def limit(soft, hard):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s %(message)s")
+"""
+
+
+def test_the_soft_limit_is_raised_when_it_is_needed_and_only_in_the_caller():
+    done = run_script(
+        ENV
+        + """
+limit(100, 4096)
+with ea.spawn(Env) as first:
+    assert first.limits().result(30) == (100, 4096)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 100  # not needed so far
+    with ea.ActorPool(Env, 20) as pool:
+        limits = [actor.limits().result(30) for actor in pool.actors]
+        assert limits == [(100, 4096)] * 20, limits
+        assert count_descriptors() > 100
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1124
+"""
+    )
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("envactors raised the limit of open file descriptors from 100 to 1124, since ")
+
+
+def test_two_hundred_actors_fit_below_the_usual_limit():
+    done = run_script(
+        ENV
+        + """
+limit(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+with ea.ActorPool(Env, 200) as pool:
+    assert {actor.limits().result(60)[0] for actor in pool.actors} == {1024}
+""",
+        timeout=60.0,
+    )
+    assert done.stderr == ""
+
+
+def test_where_the_hard_limit_is_too_low_the_start_is_refused_at_once():
+    done = run_script(
+        ENV
+        + """
+limit(100, 100)
+with ea.ActorPool(Env, 3) as pool:
+    pids = [actor.limits().result(30) and actor.pid for actor in pool.actors]
+    files = [os.dup(0) for _ in range(100 - count_descriptors() - 20)]
+    begun = time.monotonic()
+    with ea.spawn(Env, restart=ea.RestartPolicy(max_restarts=100)) as actor:
+        try:
+            actor.limits().result(30)
+        except ea.ActorStartError as error:
+            print(error)
+        assert time.monotonic() - begun < 2
+        assert (actor.state, actor.stats().restarts) == (ea.ActorState.DEAD, 0)
+    assert [actor.limits().result(30) and actor.pid for actor in pool.actors] == pids
+"""
+    )
+    assert done.stderr == ""
+    assert "file descriptors are open" in done.stdout
+    assert "are wanted to start another worker, and 100 are allowed: raise the hard limit (ulimit -Hn)" in done.stdout
