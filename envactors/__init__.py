@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
+    from envactors.tuning.tuner import Tuning as Tuning
+    from envactors.tuning.tuner import tune as tune
     from envactors.vector.facade import VectorEnv as VectorEnv
     from envactors.vector.results import Batch as Batch
     from envactors.vector.results import EnvStep as EnvStep
@@ -63,6 +65,7 @@ _HOMES = {
         "SpaceMismatchError VectorEnvError VectorInputError VectorStepError VectorTimeoutError"
     ),
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
+    "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",
     "envactors.vector.results": "Batch EnvStep",
     "envactors.worker.context": "ActorContext current_actor",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli import bench, chaos, demo
+from envactors.cli import bench, chaos, demo, tune
 
 _INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 _READER_GONE = 141  # exit status that shells report after SIGPIPE
@@ -50,4 +50,5 @@ def _parser() -> argparse.ArgumentParser:
     demo.register(commands)
     bench.register(commands)
     chaos.register(commands)
+    tune.register(commands)
     return parser

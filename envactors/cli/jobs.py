@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from envactors.arrays.specs import spec_of_space, stack
-from envactors.testing.actions import sample_actions
+from envactors.tuning.actions import sample_actions
 
 SEED = 0
 
@@ -71,6 +71,18 @@ class Job:
     is_gymnasium: bool
 
 
+def check_source(name: str) -> EnvSource:
+    """Return the factory of a name.
+
+    Raises:
+        BenchInputError: It needs Gymnasium, which is not installed.
+    """
+    source = EnvSource(name)
+    if not source.is_factory and importlib.util.find_spec("gymnasium") is None:
+        raise BenchInputError(f"{name} is made by gymnasium: {_EXTRA}, or give MODULE:FACTORY")
+    return source
+
+
 def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
     """Create the env once and return the job with sampled actions.
 
@@ -82,9 +94,7 @@ def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
     Raises:
         BenchInputError: There is no such env, or it has no actions to sample.
     """
-    source = EnvSource(name)
-    if not source.is_factory and importlib.util.find_spec("gymnasium") is None:
-        raise BenchInputError(f"{name} is made by gymnasium: {_EXTRA}, or give MODULE:FACTORY")
+    source = check_source(name)
     try:
         env = source()
     except Exception as error:

@@ -33,6 +33,7 @@ from envactors.integrations.gymnasium_batches import Actions, Observations
 from envactors.integrations.gymnasium_pending import Pending
 from envactors.integrations.gymnasium_spaces import agree, check_mode, check_shareable, unequal
 from envactors.options import Deadlines, RestartPolicy
+from envactors.system.cpus import usable_cores
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
@@ -94,7 +95,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
         *,
-        envs_per_actor: int = 1,
+        envs_per_actor: int | Literal["auto"] = 1,
         on_failure: OnFailure = "raise",
         deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
@@ -408,7 +409,9 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
 
 
-def _limited(envs_per_actor: int, max_concurrency: int | None, num_envs: int) -> int:
+def _limited(
+    envs_per_actor: int | Literal["auto"], max_concurrency: int | None, num_envs: int
+) -> int | Literal["auto"]:
     """Return the number of envs per process with which at most ``max_concurrency`` run at once."""
     if max_concurrency is None:
         return envs_per_actor
@@ -416,6 +419,8 @@ def _limited(envs_per_actor: int, max_concurrency: int | None, num_envs: int) ->
         raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
     if max_concurrency < 1:
         raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+    if envs_per_actor == "auto":
+        return "auto" if usable_cores() <= max_concurrency else -(-num_envs // int(max_concurrency))
     return max(envs_per_actor, -(-num_envs // int(max_concurrency)))
 
 

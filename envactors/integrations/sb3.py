@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         env_fns: One callable per env; called only in the workers.
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``, none of which needs a ``__main__`` guard. None: the
             environment variable ``DEFAULT_START_METHOD``, and without it envactors' default.
-        envs_per_actor: Number of envs per process.
+        envs_per_actor: Number of envs per process; ``"auto"``: as many processes as there are cores for.
         on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
             is truncated, with the exception as ``info["failure"]``.
         deadlines: Deadlines.
@@ -70,7 +70,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         env_fns: Iterable[Callable[[], Any]],
         start_method: str | None = None,
         *,
-        envs_per_actor: int = 1,
+        envs_per_actor: int | Literal["auto"] = 1,
         on_failure: OnFailure = "raise",
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen

@@ -3,8 +3,8 @@
 Everything that only Linux has is in this package, one file per concern, and nothing else in it, so that a stand-in for
 another platform replaces files and nothing else. It has to provide, per file:
 
-- ``cpus``: `cores`, `yield_cpu`, `pinned_while_sleeping` (may do nothing), `spin_until_all` (may return False at once),
-  and `STORES_IN_ORDER` (False is always right, and makes every waiter sleep).
+- ``cpus``: `cores`, `usable_cores`, `yield_cpu`, `pinned_while_sleeping` (may do nothing), `spin_until_all` (may
+  return False at once), and `STORES_IN_ORDER` (False is always right, and makes every waiter sleep).
 - ``descriptors``: `count_descriptors`, `descriptor_limits`, `limit_descriptors` (of another process: may do nothing).
 - ``memory``: `SharedFile`, `map_file`. Nothing may be left behind by a process that is killed.
 - ``polling``: `Poller`, which can be polled by another poller, its `READABLE` and `WRITABLE`; `Doorbell`, which may be

@@ -25,6 +25,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def usable_cores() -> int:
+    """Return how many cores this process can keep busy: as `cores`, but no more than a container's quota allows."""
+    import loky
+
+    return int(loky.cpu_count())
+
+
 def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
     """Spin until ``counters[index] >= number`` for all pairs (counters, number), and return whether that came true.
 

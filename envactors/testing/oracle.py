@@ -11,9 +11,9 @@ import numpy as np
 
 import envactors as ea
 from envactors.backends.base import Backend
-from envactors.testing.actions import sample_actions
 from envactors.testing.faults import LargeEcho
 from envactors.testing.report import ReportBuilder
+from envactors.tuning.actions import sample_actions
 
 _TRIAL_STEPS = 60
 _ACTIONS = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from envactors import backends
 from envactors.actor import engine
@@ -38,6 +38,8 @@ class VectorEnv:
             ``step(action) -> (obs, reward, terminated, truncated, info)``.
         envs_per_actor: How many envs share a process. Their steps run one after the other there, and a death takes
             all of them; for envs whose steps cost next to nothing it saves most of the way to another process.
+            ``"auto"``: as many actors as there are cores for, by affinity and the quotas of containers, with the envs
+            spread evenly.
         autoreset: What happens at the end of an episode. ``"next_step"``: the next step resets, ignores its
             action, and has reward 0. ``"same_step"``: the ending step resets, and carries the last observation,
             as the env gave it, and info as ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: nothing,
@@ -89,7 +91,7 @@ class VectorEnv:
         self,
         factories: Iterable[Callable[[], Any]],
         *,
-        envs_per_actor: int = 1,
+        envs_per_actor: int | Literal["auto"] = 1,
         autoreset: Autoreset = "next_step",
         on_failure: OnFailure = "raise",
         max_journal: int = 100_000,
@@ -104,11 +106,10 @@ class VectorEnv:
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
         inputs.check_policies(autoreset, on_failure, max_journal)
-        inputs.check_counts(1, envs_per_actor=envs_per_actor)
         inputs.check_counts(0, standbys=standbys)
         inputs.check_flags(shared_memory=shared_memory, copy=copy)
-        inputs.check_recycling(recycle, envs_per_actor, backend)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars)
+        inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
         # The step that `step_async` has started.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.options import RecyclePolicy
+from envactors.system.cpus import usable_cores
 from envactors.vector.failure_policy import Autoreset, OnFailure
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
@@ -52,16 +54,23 @@ def check_policies(autoreset: object, on_failure: object, max_journal: object) -
 
 
 def group_envs(
-    factories: list[Callable[[], Any]], envs_per_actor: int, env_vars: EnvVars
+    factories: list[Callable[[], Any]], envs_per_actor: int | Literal["auto"], env_vars: EnvVars
 ) -> tuple[list[list[Callable[[], Any]]], Sequence[Mapping[str, str] | None]]:
     """Return the factories of each actor, and its environment variables (or None).
 
     Raises:
-        VectorInputError: No factories, or another number of mappings than of actors.
+        VectorInputError: No factories, no such number of envs, or another number of mappings than of actors.
     """
     if not factories:
         raise VectorInputError("no factories: expected one callable per env, and at least one")
-    groups = [factories[i : i + envs_per_actor] for i in range(0, len(factories), envs_per_actor)]
+    if envs_per_actor == "auto":
+        actors = min(len(factories), usable_cores())
+        bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger groups first
+    elif is_count(envs_per_actor) and envs_per_actor > 0:
+        bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
+    else:
+        raise VectorInputError(f"envs_per_actor is {envs_per_actor!r}: expected an int >= 1, or 'auto'")
+    groups = [factories[start:end] for start, end in itertools.pairwise(bounds)]
     if env_vars is None or isinstance(env_vars, Mapping):
         return groups, [env_vars] * len(groups)
     if len(env_vars) != len(groups):
@@ -69,16 +78,17 @@ def group_envs(
     return groups, env_vars
 
 
-def check_recycling(recycle: RecyclePolicy | None, envs_per_actor: int, backend: Backend) -> None:
+def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[object]], backend: Backend) -> None:
     """Refuse to recycle what is no process of one env.
 
     Raises:
         VectorInputError: It is none.
     """
-    if recycle is not None and (envs_per_actor > 1 or not backend.kills):
+    most = max(map(len, groups))
+    if recycle is not None and (most > 1 or not backend.kills):
         raise VectorInputError(
-            f"recycle with envs_per_actor={envs_per_actor} and {backend!r}: expected one env per actor, "
-            "so that no other's episode is cut off, and processes"
+            f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "
+            "episode is cut off, and processes"
         )
 
 

@@ -1,0 +1,94 @@
+"""The settings that are tried: where the envs run, how many share an actor, how their results are taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import DEFAULT, StartMethod
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to run the envs.
+
+    Attributes:
+        backend: The backend's name.
+        envs_per_actor: How many envs share an actor.
+        start_method: How processes start.
+        copy: Whether observations are copies.
+        min_envs: How many results `recv` waits for; None for `step`, which waits for all.
+    """
+
+    backend: Literal["inline", "thread", "process"]
+    envs_per_actor: int
+    start_method: StartMethod = DEFAULT
+    copy: bool = True
+    min_envs: int | None = None
+
+    @property
+    def extras(self) -> list[str]:
+        """What is not the default, apart from where the envs run."""
+        extras: list[str] = []
+        if self.backend == "process" and self.start_method != DEFAULT:
+            extras.append(self.start_method)
+        if not self.copy:
+            extras.append("copy=False")
+        if self.min_envs is not None:
+            extras.append(f"recv(min_envs={self.min_envs})")
+        return extras
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `VectorEnv` besides the factories; those that have their default values are left out."""
+        settings: dict[str, Any] = {}
+        if self.envs_per_actor != 1:
+            settings["envs_per_actor"] = self.envs_per_actor
+        if self.backend != "process":
+            settings["backend"] = self.backend
+        elif self.start_method != DEFAULT:
+            settings["backend"] = ProcessBackend(self.start_method)
+        if not self.copy:
+            settings["copy"] = False
+        return settings
+
+    def line(self, factory: str, num_envs: int) -> str:
+        """Return the line of a program that makes such a vector."""
+        arguments = [f"[{factory}] * {num_envs}"]
+        for name, value in self.settings.items():
+            shown = f"ea.ProcessBackend({self.start_method!r})" if isinstance(value, ProcessBackend) else repr(value)
+            arguments.append(f"{name}={shown}")
+        line = f"envs = ea.VectorEnv({', '.join(arguments)})"
+        return line if self.min_envs is None else f"{line}  # with send, and recv(min_envs={self.min_envs})"
+
+    def label(self, num_envs: int) -> str:
+        """Return what to call it in a table."""
+        actors = -(-num_envs // self.envs_per_actor)
+        singular = {"inline": "in line", "thread": "1 thread", "process": "1 process"}[self.backend]
+        plural = {"thread": f"{actors} threads", "process": f"{actors} processes"}.get(self.backend, singular)
+        return ", ".join([singular if actors == 1 else plural, *self.extras])
+
+
+def placements(num_envs: int, cores: int) -> list[Candidate]:
+    """Return the ways to place the envs: in line, on threads, in as many processes as pays on so many cores."""
+    counts = sorted({min(count, num_envs) for count in (cores, 2 * cores, num_envs)} | ({2} if num_envs > 1 else set()))
+    sizes = list(dict.fromkeys(-(-num_envs // count) for count in counts))
+    return [
+        Candidate("inline", num_envs),
+        Candidate("thread", -(-num_envs // min(cores, num_envs))),
+        *(Candidate("process", size) for size in sizes),
+    ]
+
+
+def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int) -> list[Candidate]:
+    """Return what else to try of the best placement, and of the best in processes."""
+    tried = [dataclasses.replace(winner, copy=False)]
+    if best_processes is not None:
+        fresh: StartMethod = "loky" if DEFAULT != "loky" else "spawn"
+        tried.append(dataclasses.replace(best_processes, start_method=fresh))
+        if num_envs > 1:
+            tried.append(dataclasses.replace(best_processes, min_envs=num_envs // 2))
+            if best_processes.envs_per_actor != 1:
+                tried.append(Candidate("process", 1, min_envs=num_envs // 2))
+    return list(dict.fromkeys(tried))

@@ -1,0 +1,202 @@
+"""`tune`: measures an env with different settings, in turns, and returns the settings that win."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from envactors.options import check_timeout
+from envactors.system.cpus import usable_cores
+from envactors.tuning.candidates import Candidate, placements, variants
+from envactors.tuning.runs import Actions, Run
+from envactors.vector.inputs import check_counts
+
+# The share of the time in which the placements are compared; the rest is for variants of the best.
+_PLACING = 0.6
+# How long a turn takes, in seconds, unless there is time for fewer than so many rounds.
+_TURN, _ROUNDS = 0.3, 4
+# What makes less than this share of the best one's steps after two rounds is not measured any longer.
+_HOPELESS = 0.75
+# What makes this share of the best one's steps counts as equally fast.
+_AS_FAST = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured of a candidate.
+
+    Attributes:
+        candidate: The candidate.
+        rate: Env-steps per second, the median of its turns; 0 if it failed.
+        turns: How many turns it had.
+        started_in: How long it took to start, in seconds.
+        failure: What it failed with; None if it did not.
+    """
+
+    candidate: Candidate
+    rate: float
+    turns: int = 0
+    started_in: float = 0.0
+    failure: Exception | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The outcome of `tune`; ``str`` of it is a table and the line to paste.
+
+    Attributes:
+        num_envs: How many envs were run.
+        results: All candidates, the fastest first.
+        factory_name: What the line calls the factory.
+    """
+
+    num_envs: int
+    results: list[Measured]
+    factory_name: str
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate that wins: the fastest, or the plainest of those that are as fast."""
+        as_fast = [result.candidate for result in self.results if result.rate >= _AS_FAST * self.results[0].rate]
+        return min(as_fast, key=lambda candidate: len(candidate.extras))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `VectorEnv` that win: ``ea.VectorEnv([factory] * num_envs, **tuning.settings)``."""
+        return self.best.settings
+
+    @property
+    def line(self) -> str:
+        """The line to paste."""
+        return self.best.line(self.factory_name, self.num_envs)
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the rows of the table: what, steps per second, share of the best, seconds to start."""
+        fastest = self.results[0].rate
+        rows = []
+        for result in self.results:
+            label, failure = result.candidate.label(self.num_envs), result.failure
+            if failure is None:
+                rows.append((label, f"{result.rate:,.0f}", f"{result.rate / fastest:.2f}", f"{result.started_in:.2f}"))
+            else:
+                rows.append((label, "failed", "", type(failure).__name__))
+        return rows
+
+    def __str__(self) -> str:
+        rows = [("", "steps/s", "of best", "start (s)"), *self.rows()]
+        width = max(len(row[0]) for row in rows)
+        lines = [f"{row[0]:{width}}  {row[1]:>11}  {row[2]:>7}  {row[3]:>9}".rstrip() for row in rows]
+        return "\n".join([*lines, "", self.line])
+
+
+def tune(factory: Callable[[], Any], num_envs: int, *, seconds: float = 20.0) -> Tuning:
+    """Measure an env with different settings on this machine, and return the settings that make the most steps.
+
+    Envs in line, on threads and in processes take turns, with as many in an actor as may pay on these cores; then
+    ``copy=False``, other start methods and `VectorEnv.recv` of half the envs are tried for the best of them. Actions
+    are sampled from the env's own action space.
+
+    Args:
+        factory: Makes an env; called in this process, too.
+        num_envs: How many envs to run.
+        seconds: About how long it may take. Starting envs counts; each setting has one turn at least.
+
+    Raises:
+        ValueError: ``seconds`` is no number above 0, or the env has no action space to sample from.
+        VectorInputError: ``num_envs`` is no int above 0.
+        EnvActorsError: The env fails with every setting.
+    """
+    return Tuner(factory, num_envs, seconds).run()
+
+
+class Tuner:
+    """Measures candidates.
+
+    Args:
+        factory: Makes an env.
+        num_envs: How many envs to run.
+        seconds: About how long it may take.
+        on_progress: Called with what is measured next, and the share of the time that is over.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        num_envs: int,
+        seconds: float,
+        on_progress: Callable[[str, float], None] = lambda _what, _share: None,
+    ) -> None:
+        check_counts(1, num_envs=num_envs)
+        check_timeout(seconds, "tune(seconds=...)")
+        if not seconds:
+            raise ValueError("tune(seconds=0): expected seconds > 0")
+        self._factory = factory
+        self._num_envs = num_envs
+        self._seconds = seconds
+        self._on_progress = on_progress
+        self._begun = 0.0
+        self._measured: dict[Candidate, Measured] = {}
+
+    def run(self) -> Tuning:
+        """Measure, and return the outcome."""
+        self._begun = time.monotonic()
+        actions = Actions(self._factory, self._num_envs)
+        with contextlib.ExitStack() as running:
+            runs = self._compare(placements(self._num_envs, usable_cores()), actions, _PLACING, running)
+            best = sorted(runs, key=lambda run: -run.rate)
+            processes = [run.candidate for run in best if run.candidate.backend == "process"]
+            if best:
+                further = variants(best[0].candidate, next(iter(processes), None), self._num_envs)
+                self._compare(further, actions, 1.0, running, keep=best[:1])
+        results = sorted(self._measured.values(), key=lambda measured: -measured.rate)
+        if not results[0].rate:
+            raise results[0].failure or RuntimeError("no setting had a turn")
+        name = getattr(self._factory, "__name__", "")
+        return Tuning(self._num_envs, results, name if name.isidentifier() else "make_env")
+
+    def _compare(
+        self,
+        candidates: Iterable[Candidate],
+        actions: Actions,
+        until: float,
+        running: contextlib.ExitStack,
+        keep: list[Run] | None = None,
+    ) -> list[Run]:
+        """Let candidates take turns until this share of the time is over; return those that are worth it."""
+        runs = list(keep or [])
+        for candidate in candidates:
+            self._tell(f"starting {candidate.label(self._num_envs)}")
+            try:
+                run = Run(candidate, self._factory, self._num_envs, actions)
+            except Exception as error:
+                self._measured[candidate] = Measured(candidate, 0.0, failure=error)
+                continue
+            running.callback(run.close)
+            runs.append(run)
+        end = self._begun + until * self._seconds
+        rounds = 0
+        while runs and (rounds == 0 or time.monotonic() < end):
+            turn = min(_TURN, max(0.0, end - time.monotonic()) / (_ROUNDS * len(runs)))
+            for run in runs if rounds % 2 else runs[::-1]:
+                self._take_turn(run, turn)
+            rounds += 1
+            runs = [run for run in runs if self._measured[run.candidate].failure is None]
+            if rounds > 1:
+                most = max((run.rate for run in runs), default=0.0)
+                runs = [run for run in runs if run.rate >= _HOPELESS * most]
+        return runs
+
+    def _take_turn(self, run: Run, turn: float) -> None:
+        self._tell(run.candidate.label(self._num_envs))
+        try:
+            run.take_turn(turn)
+        except Exception as error:
+            self._measured[run.candidate] = Measured(run.candidate, 0.0, failure=error)
+        else:
+            self._measured[run.candidate] = Measured(run.candidate, run.rate, len(run.rates), run.started_in)
+
+    def _tell(self, what: str) -> None:
+        self._on_progress(what, min(1.0, (time.monotonic() - self._begun) / self._seconds))

@@ -1,0 +1,197 @@
+"""`tune`: what is tried, what wins, and the line to paste."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.testing import EchoEnv
+from envactors.tuning.candidates import Candidate, placements, variants
+from envactors.tuning.tuner import Measured, Tuner, Tuning
+
+COMMAND = Path(sysconfig.get_path("scripts"), "envactors")
+
+
+class Discrete:
+    """An action space."""
+
+    shape, dtype = (), np.dtype(np.int64)
+
+    def sample(self):
+        return 1
+
+
+class Sleeper(EchoEnv):
+    """Steps take so long that only processes or threads side by side are fast."""
+
+    action_space = Discrete()
+
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+@given(st.integers(1, 65), st.integers(1, 16))
+def test_placements_are_distinct_and_run_all_envs(num_envs, cores):
+    tried = placements(num_envs, cores)
+    assert len(set(tried)) == len(tried)
+    assert {candidate.backend for candidate in tried} == {"inline", "thread", "process"}
+    assert all(1 <= candidate.envs_per_actor <= num_envs for candidate in tried)
+    assert Candidate("process", 1) in tried
+    assert Candidate("process", -(-num_envs // min(cores, num_envs))) in tried
+
+
+@given(st.integers(1, 65), st.integers(1, 16), st.data())
+def test_variants_are_new(num_envs, cores, data):
+    tried = placements(num_envs, cores)
+    winner = data.draw(st.sampled_from(tried))
+    best = data.draw(st.none() | st.sampled_from([candidate for candidate in tried if candidate.backend == "process"]))
+    further = variants(winner, best, num_envs)
+    assert not {*further} & {*tried}
+    assert len(set(further)) == len(further)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "line", "label"),
+    [
+        (Candidate("process", 1), "envs = ea.VectorEnv([make] * 8)", "8 processes"),
+        (Candidate("process", 8), "envs = ea.VectorEnv([make] * 8, envs_per_actor=8)", "1 process"),
+        (
+            Candidate("inline", 8, copy=False),
+            "envs = ea.VectorEnv([make] * 8, envs_per_actor=8, backend='inline', copy=False)",
+            "in line, copy=False",
+        ),
+        (
+            Candidate("process", 4, "loky"),
+            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4, backend=ea.ProcessBackend('loky'))",
+            "2 processes, loky",
+        ),
+        (
+            Candidate("process", 4, min_envs=4),
+            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4)  # with send, and recv(min_envs=4)",
+            "2 processes, recv(min_envs=4)",
+        ),
+    ],
+)
+def test_the_line_makes_the_vector_that_was_measured(candidate, line, label):
+    assert candidate.line("make", 8) == line
+    assert candidate.label(8) == label
+    names = {"ea": ea, "make": EchoEnv}
+    exec(line, names)  # what a user pastes
+    with names["envs"] as envs:
+        assert len(envs.actors) == -(-8 // candidate.envs_per_actor)
+        assert repr(envs._built.launch_alike.keywords["backend"]).startswith(
+            {"inline": "InlineBackend", "process": "ProcessBackend"}[candidate.backend]
+        )
+
+
+def test_the_plainest_of_those_that_are_as_fast_wins():
+    plain, without_copies, far_off = Candidate("inline", 8), Candidate("inline", 8, copy=False), Candidate("process", 1)
+    results = [Measured(without_copies, 100.0), Measured(plain, 96.0), Measured(far_off, 50.0)]
+    assert Tuning(8, results, "make").best == plain
+    results[1] = Measured(plain, 90.0)
+    assert Tuning(8, results, "make").best == without_copies
+
+
+def test_envs_that_wait_are_run_side_by_side():
+    tuning = ea.tune(Sleeper, 4, seconds=4.0)
+    assert tuning.best.backend != "inline"
+    assert tuning.best.envs_per_actor == 1 or tuning.best.backend == "thread"
+    rates = {result.candidate: result.rate for result in tuning.results}
+    assert rates[Candidate("process", 1)] > 2 * rates[Candidate("inline", 4)]
+    assert str(tuning).splitlines()[-1] == tuning.line
+    assert "Sleeper" in tuning.line
+    with ea.VectorEnv([Sleeper] * 4, **tuning.settings) as envs:
+        envs.reset()
+
+
+def test_it_takes_about_as_long_as_it_may_and_says_what_it_is_at():
+    told, begun = [], time.monotonic()
+    Tuner(EchoWithSpace, 2, 2.0, lambda what, share: told.append((what, share))).run()
+    assert time.monotonic() - begun < 8
+    assert all(0 <= share <= 1 for _, share in told)
+    assert [share for _, share in told] == sorted(share for _, share in told)
+    assert {"starting in line", "in line", "2 processes"} <= {what for what, _ in told}
+
+
+class EchoWithSpace(EchoEnv):
+    action_space = Discrete()
+
+
+class Elsewhere(EchoWithSpace):
+    """Steps in processes only."""
+
+    def step(self, action):
+        from envactors.worker import context
+
+        if context.of_process is None:
+            raise ValueError("not in the caller's process")
+        return super().step(action)
+
+
+def test_a_setting_that_fails_is_told_and_the_others_go_on():
+    tuning = ea.tune(Elsewhere, 2, seconds=1.5)
+    failed = {result.candidate.backend for result in tuning.results if result.failure is not None}
+    assert failed == {"inline", "thread"}
+    assert tuning.best.backend == "process"
+    assert "failed" in str(tuning)
+
+
+class Hopeless(EchoWithSpace):
+    def step(self, action):
+        raise ValueError("never")
+
+
+def test_an_env_that_fails_everywhere_raises_its_error():
+    with pytest.raises(ea.VectorStepError, match="never"):
+        ea.tune(Hopeless, 2, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "seconds", "error"),
+    [(0, 1.0, "num_envs is 0"), (2, 0.0, "seconds > 0"), (2, -1.0, "seconds >= 0"), ("2", 1.0, "num_envs is '2'")],
+)
+def test_bad_arguments_are_refused(num_envs, seconds, error):
+    with pytest.raises(ValueError, match=error):
+        ea.tune(EchoWithSpace, num_envs, seconds=seconds)
+
+
+class Mute(EchoEnv):
+    action_space = None
+
+
+def test_an_env_without_an_action_space_is_refused_by_name():
+    with pytest.raises(ValueError, match="Mute makes a Mute without an action_space to sample from"):
+        ea.tune(Mute, 2, seconds=1.0)
+
+
+def test_the_command(tmp_path):
+    done = subprocess.run(
+        [COMMAND, "tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "2"],
+        capture_output=True, text=True, cwd=Path(__file__).parent, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["steps/s", "of", "best", "start", "(s)"]
+    assert lines[-1].startswith("envs = ea.VectorEnv([make_env] * 2")
+
+
+def test_the_command_says_what_is_wrong():
+    for arguments, status, error in (
+        (["no_such_module:make"], 1, "no_such_module"),
+        (["test_tuning:Hopeless", "--num-envs", "1", "--seconds", "0.5"], 1, "never"),
+    ):
+        done = subprocess.run(
+            [COMMAND, "tune", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=50
+        )
+        assert done.returncode == status
+        assert error in done.stderr
+        assert "Traceback" not in done.stderr
