@@ -163,14 +163,14 @@ def test_a_slow_import_of_the_factories_is_told_once_with_what_to_preload(tmp_pa
     by_value = lambda: sluggish.Env()  # noqa: E731, PLW0108 # the other way in which a factory refers to a module
     for factory in (sluggish.Env, by_value):
         with caplog.at_level("WARNING", "envactors"):
-            preload_advice._told.clear()
+            preload_advice._advised.clear()
             with ea.ActorPool(factory, 2, backend=backend()) as pool:
                 wait_until(lambda: all(actor.state is ea.ActorState.IDLE for actor in pool.actors))
             (record,) = [record for record in caplog.records if "unpickling" in record.message]
             assert "that imports sluggish 1.2 s" in record.message
             assert "ProcessBackend(start_method='forkserver', preload=['sluggish'])" in record.message
             caplog.clear()
-            preload_advice._told.clear()
+            preload_advice._advised.clear()
             with ea.spawn(factory, backend=backend(preload=["sluggish"])) as actor:
                 wait_until(lambda: actor.state is ea.ActorState.IDLE)
         assert caplog.records == []

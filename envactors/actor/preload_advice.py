@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 _log = logging.getLogger("envactors")
 # What was told already: the modules of one advice, the longest import first.
-_told: set[tuple[str, ...]] = set()
+_advised: set[tuple[str, ...]] = set()
 
 
 def advise_preload(actor: str, seconds: Mapping[str, float]) -> None:
@@ -18,9 +18,9 @@ def advise_preload(actor: str, seconds: Mapping[str, float]) -> None:
         seconds: The imports that have made unpickling its factory slow, the longest first.
     """
     modules = tuple(seconds)
-    if modules in _told:
+    if modules in _advised:
         return
-    _told.add(modules)
+    _advised.add(modules)
     parts = ", ".join(f"{module} {each:.1f} s" for module, each in seconds.items())
     _log.warning(
         "unpickling the factory of actor %r took %.1f s in its worker, since that imports %s: "

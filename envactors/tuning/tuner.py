@@ -150,7 +150,7 @@ class Tuner:
             processes = [run.candidate for run in best if run.candidate.backend == "process"]
             if best:
                 further = variants(best[0].candidate, next(iter(processes), None), self._num_envs)
-                self._compare(further, actions, 1.0, running, keep=best[:1])
+                self._compare(further, actions, 1.0, running, including=best[:1])
         results = sorted(self._measured.values(), key=lambda measured: -measured.rate)
         if not results[0].rate:
             raise results[0].failure or RuntimeError("no setting had a turn")
@@ -163,10 +163,10 @@ class Tuner:
         actions: Actions,
         until: float,
         running: contextlib.ExitStack,
-        keep: list[Run] | None = None,
+        including: list[Run] | None = None,
     ) -> list[Run]:
         """Let candidates take turns until this share of the time is over; return those that are worth it."""
-        runs = list(keep or [])
+        runs = list(including or [])
         for candidate in candidates:
             self._tell(f"starting {candidate.label(self._num_envs)}")
             try:
