@@ -193,7 +193,8 @@ def make_parent():
 
     yield make
     for parent in parents:
-        parent.page.close_bells()
+        parent.page.to_worker.close()
+        parent.page.to_parent.close()
 
 
 def as_result(outcome):
@@ -569,7 +570,8 @@ def test_serving_ends_with_the_channel():
     ended.ring()
     channel = SimpleNamespace(fileno=ended.fileno, receive=lambda: None, send=None)
     Server(channel, page).serve()
-    page.close_bells()
+    page.to_worker.close()
+    page.to_parent.close()
     ended.close()
 
 
@@ -586,5 +588,6 @@ def test_serving_ends_with_the_last_request():
 
     Server(SimpleNamespace(fileno=bell.fileno, receive=lambda: waiting.pop(0), send=send), page).serve()
     assert replies == [Kind.RESULT, Kind.RESULT]
-    page.close_bells()
+    page.to_worker.close()
+    page.to_parent.close()
     bell.close()

@@ -61,7 +61,7 @@ class ActorProcess:
         pid: Its process id.
         page: The control page that it shares with the parent.
         at_end: Whether its channel has ended.
-        watches_doorbell: Whether rings of the worker are handled by the thread that reads replies.
+        on_ring: Called when the worker rings, in the thread that reads replies; None if nobody has asked for that.
         overflows: How many parts have come in OVERFLOW frames; compared with the page's own count.
     """
 
@@ -69,7 +69,8 @@ class ActorProcess:
         self.worker = worker
         self.page = worker.page
         self.pid = worker.pid
-        self.at_end = self.watches_doorbell = False
+        self.at_end = False
+        self.on_ring: Callable[[], None] | None = None
         self.overflows = 0
         self._owner = owner
         self._reactor = reactor
@@ -112,14 +113,14 @@ class ActorProcess:
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
 
-    def watch_doorbell(self, on_ring: Callable[[int], None] | None) -> None:
+    def watch_doorbell(self, on_ring: Callable[[], None] | None) -> None:
         """Have rings handled by the thread that reads replies; None stops that."""
-        fd = self.page.to_parent.fileno()
-        if on_ring is None:
-            self._reactor.unwatch_channel(fd)
-        elif not self.watches_doorbell:
-            self._reactor.watch_channel(fd, on_ring)
-        self.watches_doorbell = on_ring is not None
+        if on_ring is not None and self.on_ring is None:
+            self._reactor.watch_bell(self.page.to_parent, on_ring)
+            self.on_ring = on_ring
+        elif on_ring is None and self.on_ring is not None:
+            self._reactor.unwatch_bell(self.page.to_parent, self.on_ring)
+            self.on_ring = None
 
     def advance(self, mask: int) -> list[Frame] | None:
         """Write and read once, as far as the channel lets; return None if there was nothing to read.

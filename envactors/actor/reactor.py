@@ -75,6 +75,9 @@ class Reactor:
         self._reply_handlers: dict[int, Callable[[int], None]] = {
             self._nudge.fileno(): lambda _mask: self._nudge.clear(),
         }
+        # What is called when a doorbell rings, and the lock that guards this.
+        self._bells: dict[Doorbell, list[Callable[[], None]]] = {}
+        self._bells_lock = threading.RLock()
         # Raised by `unwatch`: the descriptor's number may be reused, so that events polled before are stale.
         self._generation = 0
         self._ring_nudge = self._nudge.ring  # bound once: it is assigned in every wait
@@ -131,6 +134,28 @@ class Reactor:
         """Stop watching a descriptor of `watch_channel`."""
         if self._reply_handlers.pop(fd, None) is not None:
             self._replies.remove(fd)
+
+    def watch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
+        """Call ``on_ring()`` in the thread that reads replies when a doorbell rings, which others may watch, too."""
+        with self._bells_lock:
+            callbacks = self._bells.setdefault(bell, [])
+            callbacks.append(on_ring)
+            if len(callbacks) == 1:
+                self.watch_channel(bell.fileno(), lambda _mask: self._on_ring(bell))
+
+    def unwatch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
+        """Stop what `watch_bell` has begun."""
+        with self._bells_lock:
+            callbacks = self._bells[bell]
+            callbacks.remove(on_ring)
+            if not callbacks:
+                del self._bells[bell]
+                self.unwatch_channel(bell.fileno())
+
+    def _on_ring(self, bell: Doorbell) -> None:
+        bell.clear()  # once, and before any of them looks what has changed
+        for on_ring in tuple(self._bells.get(bell, ())):
+            on_ring()
 
     def want_write(self, fd: int, wanted: bool) -> None:
         """Set whether a channel is also watched for room to write."""

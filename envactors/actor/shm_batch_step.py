@@ -257,7 +257,7 @@ class SharedMemorySteps:
         if retired and not running:
             if core.step_limit is not None:
                 core.timers.cancel("call")
-            if process.watches_doorbell:
+            if process.on_ring is not None:
                 process.watch_doorbell(None)
             if core.table.queue:
                 self._dispatch()
@@ -277,10 +277,8 @@ class SharedMemorySteps:
             process.page.ring_at_end(self._core.table.last_id)
             self.retire()  # it may have ended before
 
-    def _on_ring(self, _mask: int) -> None:
+    def _on_ring(self) -> None:
         with self._core.change:
-            if self._core.process is not None:
-                self._core.process.page.to_parent.clear()
             self.wake_waiters()  # the ring was meant for them too
 
     def claim(self, step: SharedMemoryBatchStep) -> list[int]:

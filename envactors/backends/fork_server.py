@@ -86,8 +86,8 @@ class ForkServer:
         # Not in `stop`: the ends of workers that outlive the server are still asked for.
         os.close(self._exits)
 
-    def fork(self, descriptors: Descriptors, environment: Mapping[str, str]) -> Process:
-        """Fork a worker with these descriptors and this environment.
+    def fork(self, descriptors: Descriptors, page: int, environment: Mapping[str, str]) -> Process:
+        """Fork a worker with these descriptors, the page of this number, and this environment.
 
         Raises:
             ForkServerLostError: The server has ended, or does not answer.
@@ -99,7 +99,8 @@ class ForkServer:
             self._is_ready = True
         before = self._environment
         names = {name for name in (*before, *environment) if before.get(name) != environment.get(name)}
-        setup = WorkerSetup({name: environment.get(name) for name in names}, sys.path, sys.argv, str(Path.cwd()))
+        changes = {name: environment.get(name) for name in names}
+        setup = WorkerSetup(page, changes, sys.path, sys.argv, str(Path.cwd()))
         self._number = number = self._number + 1
         try:
             socket.send_fds(self._requests, [pickle.dumps((number, *setup))], descriptors.present())
@@ -174,7 +175,7 @@ class ForkServers:
         for server in unused:
             server.stop()
 
-    def fork(self, settings: Settings, descriptors: Descriptors, environment: dict[str, str]) -> Process:
+    def fork(self, settings: Settings, descriptors: Descriptors, page: int, environment: dict[str, str]) -> Process:
         """Fork a worker from the server of these settings, which is started if there is none; in one thread at a time.
 
         Raises:
@@ -189,7 +190,7 @@ class ForkServers:
             server = self._servers.get(key)
         if server is not None:
             try:
-                return server.fork(descriptors, environment)
+                return server.fork(descriptors, page, environment)
             except ForkServerLostError:
                 self._discard(key, server)
         given = {name: value for name, value in numbers.items() if value is not None}
@@ -197,7 +198,7 @@ class ForkServers:
         with self._lock:
             self._servers[key] = server
         try:
-            return server.fork(descriptors, environment)
+            return server.fork(descriptors, page, environment)
         except (ForkServerLostError, LaunchRefusedError):
             self._discard(key, server)
             raise

@@ -14,15 +14,14 @@ from envactors.backends import starting
 from envactors.backends.base import ExitStatus, Stream, Worker
 from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.backends.fork_server import FORK_SERVERS, Settings
+from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
 from envactors.system.cpus import cores
-from envactors.system.memory import SharedFile
-from envactors.system.polling import Doorbell
+from envactors.system.memory import SharedFile, open_file_of
 from envactors.system.processes import SIGKILL, STACKS_SIGNAL, Process, fixed_layout
 from envactors.wire.channel import Channel
-from envactors.wire.control_page import PAGE, ControlPage
 from envactors.wire.info_codec import InfoReader
-from envactors.worker.bootstrap import Descriptors
+from envactors.worker.bootstrap import STACKS_FILE, Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
@@ -33,7 +32,9 @@ class MappedMemory(SharedFile):
     """An anonymous file that workers map; see `envactors.backends.base.RowMemory`."""
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
-        slab = Slab(layout, self.allocate(layout.size))
+        memory = self.map(layout.size)
+        self.reserve(0, layout.size)
+        slab = Slab(layout, memory)
         return slab, InfoReader(slab)
 
 
@@ -114,16 +115,21 @@ class ProcessBackend:
         return ProcessWorker(number, slab, functools.partial(self._start, name, env_vars, environment))
 
     def _start(
-        self, name: str, env_vars: Mapping[str, str], environment: dict[str, str], descriptors: Descriptors
+        self,
+        name: str,
+        env_vars: Mapping[str, str],
+        environment: dict[str, str],
+        descriptors: Descriptors,
+        page: int,
     ) -> Process:
         if self.start_method == "fork":
-            return starting.fork_caller(descriptors, environment)
+            return starting.fork_caller(descriptors, page, environment)
         if self.start_method == "forkserver":
-            return FORK_SERVERS.fork(self._settings(env_vars), descriptors, environment)
+            return FORK_SERVERS.fork(self._settings(env_vars), descriptors, page, environment)
         layout = contextlib.nullcontext(False) if self.randomize_layout else fixed_layout()
         if self.start_method == "spawn":
-            return starting.start_interpreter(descriptors, environment, layout)
-        return starting.start_by_loky(name, descriptors, environment, layout)
+            return starting.start_interpreter(descriptors, page, environment, layout)
+        return starting.start_by_loky(name, descriptors, page, environment, layout)
 
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
         return self._preload, frozenset(env_vars.items() if self._preload else ())
@@ -145,27 +151,28 @@ class ProcessWorker(Worker):
     Args:
         number: Its number as the reaper knows it.
         slab: The descriptor of the memory that steps may go through, or None.
-        start: Starts the process with the descriptors that it inherits.
+        start: Starts the process with the descriptors that it inherits and the number of its page.
 
     Raises:
         OSError: The system could not start it.
     """
 
-    def __init__(self, number: int, slab: int | None, start: Callable[[Descriptors], Process]) -> None:
+    def __init__(self, number: int, slab: int | None, start: Callable[[Descriptors, int], Process]) -> None:
         self._number = number
+        # The file that it writes its stacks to, once they were asked for.
+        self._stacks: list[int] = []
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, their_sock = socket.socketpair()
             ours.enter_context(sock)
             theirs.enter_context(their_sock)
             (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
-            self._stacks = ours.enter_context(contextlib.closing(SharedFile("envactors-stacks")))
-            file = theirs.enter_context(contextlib.closing(SharedFile("envactors-page")))
-            bells = [ours.enter_context(contextlib.closing(Doorbell())) for _ in range(2)]
-            self.page = ControlPage(file.allocate(PAGE), *bells)
-            to_worker, to_parent = (bell.fileno() for bell in bells)
-            channel, stacks, page = their_sock.fileno(), self._stacks.fileno(), file.fileno()
-            self._process = start(Descriptors(channel, out_w, err_w, stacks, page, to_worker, to_parent, slab))
+            slot = PAGES.take()
+            ours.callback(PAGES.give_back, slot.number)
+            self.page = slot.page
+            to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.fileno()
+            theirs_fds = Descriptors(their_sock.fileno(), out_w, err_w, slot.file, to_worker, to_parent, slab)
+            self._process = start(theirs_fds, slot.number)
             REAPER.watch(number, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories
             sock.setblocking(False)
@@ -177,11 +184,14 @@ class ProcessWorker(Worker):
         self._process.send_signal(SIGKILL)
 
     def ask_stacks(self) -> None:
-        self._process.send_signal(STACKS_SIGNAL)
+        fd = open_file_of(self.pid, STACKS_FILE)
+        if fd is not None:  # else env code has closed it, or hides its process
+            self._stacks.append(fd)
+            self._descriptors.callback(os.close, fd)
+            self._process.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        fd = self._stacks.fileno()
-        return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+        return "".join(os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace") for fd in self._stacks[:1])
 
     def reap(self) -> ExitStatus:
         REAPER.dismiss(self._number)  # ends the processes that env code has started

@@ -48,7 +48,9 @@ def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
 Layout: TypeAlias = AbstractContextManager[bool]
 
 
-def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, str], layout: Layout) -> Process:
+def start_by_loky(
+    name: str, descriptors: Descriptors, page: int, environment: dict[str, str], layout: Layout
+) -> Process:
     """Start a fresh interpreter by loky's process context."""
     from multiprocessing import resource_tracker
 
@@ -60,7 +62,7 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with layout as fixed:
-        args = descriptors, os.getpid(), fixed
+        args = descriptors, page, os.getpid(), fixed
         process = get_context("loky").Process(target=run, name=name, args=args, env=environment)
         process.start()
     # This backend reaps its processes itself: multiprocessing must not do it before.
@@ -68,15 +70,15 @@ def start_by_loky(name: str, descriptors: Descriptors, environment: dict[str, st
     return _watched(process.pid, lambda: process.exitcode)
 
 
-def start_interpreter(descriptors: Descriptors, environment: dict[str, str], layout: Layout) -> Process:
+def start_interpreter(descriptors: Descriptors, page: int, environment: dict[str, str], layout: Layout) -> Process:
     """Start a fresh interpreter."""
     with layout as fixed:
-        boot = {"descriptors": descriptors, "parent_pid": os.getpid(), "fixed_layout": fixed}
+        boot = {"descriptors": descriptors, "page": page, "parent_pid": os.getpid(), "fixed_layout": fixed}
         process = start_python("envactors.worker.bootstrap", "run", boot, descriptors.present(), environment)
     return _watched(process.pid, process.poll)
 
 
-def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Process:
+def fork_caller(descriptors: Descriptors, page: int, environment: dict[str, str]) -> Process:
     """Fork the caller."""
     parent_pid = os.getpid()
     with warnings.catch_warnings():
@@ -84,7 +86,7 @@ def fork_caller(descriptors: Descriptors, environment: dict[str, str]) -> Proces
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        run_forked(descriptors, parent_pid, environment)
+        run_forked(descriptors, page, parent_pid, environment)
     return _watched(pid, lambda: await_exit(pid))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+from pathlib import Path
 
 
 class SharedFile:
@@ -19,14 +21,18 @@ class SharedFile:
     def fileno(self) -> int:
         return self._file.fileno()
 
-    def allocate(self, size: int) -> mmap.mmap:
-        """Set its size, reserve that much memory, and map it.
+    def map(self, size: int) -> mmap.mmap:
+        """Set its size and map it; its memory is to be reserved before it is used."""
+        os.ftruncate(self.fileno(), size)
+        return map_file(self.fileno(), size)
+
+    def reserve(self, start: int, size: int) -> None:
+        """Reserve the memory of a part.
 
         Raises:
             OSError: There is not enough memory.
         """
-        os.posix_fallocate(self.fileno(), 0, size)
-        return map_file(self.fileno(), size)
+        os.posix_fallocate(self.fileno(), start, size)
 
     def close(self) -> None:
         self._file.close()
@@ -35,6 +41,15 @@ class SharedFile:
         self.close()
 
 
-def map_file(fd: int, size: int) -> mmap.mmap:
-    """Map a file into memory that is shared with every other process that maps it."""
-    return mmap.mmap(fd, size)
+def map_file(fd: int, size: int, start: int = 0) -> mmap.mmap:
+    """Map a file, or a part that begins at a multiple of a page, as memory shared with all processes that map it."""
+    return mmap.mmap(fd, size, offset=start)
+
+
+def open_file_of(pid: int, name: str) -> int | None:
+    """Return a descriptor of another process's `SharedFile` of this name; None if it has none, or has ended."""
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            if str(path.readlink()) == f"/memfd:{name} (deleted)":
+                return os.open(path, os.O_RDONLY)
+    return None

@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 # The system's calls refuse much longer time-outs; a caller with a later deadline waits again. In seconds.
@@ -67,7 +68,7 @@ class Doorbell:
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if fd is None else fd
         self.ring_open: Callable[[], None] = functools.partial(os.eventfd_write, self._fd, 1)
         self._closed = False
-        self._pollers: list[Poller] = []
+        self._pollers: weakref.WeakSet[Poller] = weakref.WeakSet()
         # A closed descriptor's number may soon be another's. Reentrant, since finalizers ring too.
         self._lock = threading.RLock()
 
@@ -87,9 +88,9 @@ class Doorbell:
     def register(self, poller: Poller) -> None:
         """Add it to a poller, which reports each ring until the doorbell is closed; nobody has to `clear` it."""
         with self._lock:
-            if not self._closed:
+            if not self._closed and poller not in self._pollers:
                 poller.add(self._fd, edges=True)
-                self._pollers.append(poller)
+                self._pollers.add(poller)
 
     def close(self) -> None:
         with self._lock:

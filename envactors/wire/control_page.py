@@ -108,7 +108,7 @@ class ControlPage:
         times: The same memory as floats: times of `time.monotonic`, in seconds.
     """
 
-    def __init__(self, memory: mmap.mmap | bytearray, to_worker: Doorbell, to_parent: Doorbell) -> None:
+    def __init__(self, memory: mmap.mmap | bytearray | memoryview, to_worker: Doorbell, to_parent: Doorbell) -> None:
         self.counters = memoryview(memory).cast("q")
         self.times = memoryview(memory).cast("d")
         self.to_worker = to_worker
@@ -163,11 +163,6 @@ class ControlPage:
             progress = Progress(begun, ended, counters[ENV_INDEX], counters[METHOD], since)
             if self.times[SINCE] == since:
                 return progress
-
-    def close_bells(self) -> None:
-        """Close the doorbells; the counters stay readable."""
-        self.to_worker.close()
-        self.to_parent.close()
 
     # The worker ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
 from envactors.arrays.slab import Layout, Slab
-from envactors.system.memory import map_file
+from envactors.system.memory import SharedFile, map_file
 from envactors.system.polling import Doorbell
 from envactors.system.processes import STACKS_SIGNAL, detach, restore_random_layout
 from envactors.wire.channel import Channel
@@ -23,6 +23,8 @@ from envactors.wire.info_codec import InfoWriter
 from envactors.worker import context
 from envactors.worker.main import Server
 
+# The file that a worker writes its stacks to, by which its parent finds it.
+STACKS_FILE = "envactors-stacks"
 # Streams of the process that a worker was forked from; see `_redirect`.
 _inherited: list[Any] = []
 
@@ -33,8 +35,7 @@ class Descriptors(NamedTuple):
     channel: int
     stdout: int
     stderr: int
-    stacks: int
-    page: int
+    pages: int
     to_worker: int
     to_parent: int
     slab: int | None = None
@@ -52,11 +53,12 @@ def _unpickle_descriptors(*passed: Any) -> Descriptors:
     return Descriptors(*(descriptor.detach() for descriptor in passed))
 
 
-def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -> NoReturn:
+def run(descriptors: Descriptors, page: int, parent_pid: int, fixed_layout: bool = False) -> NoReturn:
     """Run a worker in this process, a fresh interpreter, until its parent ends it.
 
     Args:
         descriptors: The descriptors from the parent.
+        page: The number of the worker's page.
         parent_pid: The process id of the caller, with which the worker ends.
         fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
             again.
@@ -66,16 +68,19 @@ def run(descriptors: Descriptors, parent_pid: int, fixed_layout: bool = False) -
         detach(parent_pid)
         if fixed_layout:
             restore_random_layout()
-        _serve(Descriptors(*descriptors))  # a list for an interpreter that was started directly
+        _serve(Descriptors(*descriptors), page)  # a list for an interpreter that was started directly
 
     _exit_after(work)
 
 
-def run_forked(descriptors: Descriptors, parent_pid: int | None, changes: Mapping[str, str | None]) -> NoReturn:
+def run_forked(
+    descriptors: Descriptors, page: int, parent_pid: int | None, changes: Mapping[str, str | None]
+) -> NoReturn:
     """Run a worker in this process, which was forked for it, until its parent ends it.
 
     Args:
         descriptors: The descriptors from the parent.
+        page: The number of the worker's page.
         parent_pid: The process id of the caller, with which the worker ends; None if a fork server has forked it, and
             then the reaper ends it.
         changes: Environment variables to set, and with None to unset.
@@ -87,7 +92,7 @@ def run_forked(descriptors: Descriptors, parent_pid: int | None, changes: Mappin
         os.environ.update({name: value for name, value in changes.items() if value is not None})
         _reseed()
         detach(parent_pid)
-        _serve(descriptors)
+        _serve(descriptors, page)
 
     _exit_after(work)
 
@@ -108,14 +113,15 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(descriptors: Descriptors) -> None:
+def _serve(descriptors: Descriptors, number: int) -> None:
     # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL, file=descriptors.stacks, all_threads=True)
-    memory = map_file(descriptors.page, PAGE)
-    os.close(descriptors.page)
+    stacks = SharedFile(STACKS_FILE)
+    faulthandler.register(STACKS_SIGNAL, file=stacks.fileno(), all_threads=True)
+    memory = map_file(descriptors.pages, PAGE, number * PAGE)
+    os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)

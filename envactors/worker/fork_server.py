@@ -33,12 +33,14 @@ class WorkerSetup(NamedTuple):
     """What a worker gets of its caller besides descriptors, as it is when the worker starts.
 
     Attributes:
+        page: The number of its control page.
         changes: Environment variables to set, and with None to unset.
         path: ``sys.path``.
         argv: ``sys.argv``.
         directory: The working directory.
     """
 
+    page: int
     changes: dict[str, str | None]
     path: list[str]
     argv: list[str]
@@ -131,7 +133,7 @@ def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
     sys.path[:], sys.argv[:] = setup.path, setup.argv
     with contextlib.suppress(OSError):  # it is gone; a fresh interpreter would start without it, too
         os.chdir(setup.directory)
-    run_forked(descriptors, None, setup.changes)
+    run_forked(descriptors, setup.page, None, setup.changes)
 
 
 def _report_exits(numbers: dict[int, int], exits: int) -> None:

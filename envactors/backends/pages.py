@@ -1,0 +1,99 @@
+"""The control pages and doorbells of all workers of this process: a few descriptors, however many workers there are.
+
+A page belongs to one worker, and to the next one only after that has ended. Doorbells are shared once there are more
+workers than bells: a ring is only a hint, so whoever it wakes for nothing looks at its own counters and sleeps again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+from typing import NamedTuple
+
+from envactors.system.memory import SharedFile
+from envactors.system.polling import Doorbell
+from envactors.wire.control_page import PAGE, ControlPage
+
+# More workers than any machine runs. Pages take memory only while they are used.
+_PAGES = 1 << 14
+_BELLS = 32
+
+
+class PageSlot(NamedTuple):
+    """The place of one worker.
+
+    Attributes:
+        number: The number of its page.
+        page: Its control page, with its doorbells.
+        file: The descriptor of the file that has the page.
+    """
+
+    number: int
+    page: ControlPage
+    file: int
+
+
+class PagePool:
+    """Hands out pages and doorbells. It is thread-safe; all of it is freed when the last page is given back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forget()
+        os.register_at_fork(after_in_child=self._reset_after_fork)
+
+    def _forget(self) -> None:
+        self._file: SharedFile | None = None
+        self._memory = memoryview(b"")
+        # (to the worker, to the parent)
+        self._bells: list[tuple[Doorbell, Doorbell]] = []
+        # The numbers below `_highest` that nobody has.
+        self._free: list[int] = []
+        self._highest = self._used = 0
+
+    def _free_all(self) -> None:
+        for bells in self._bells:
+            for bell in bells:
+                bell.close()
+        if self._file is not None:
+            self._file.close()
+        self._forget()
+
+    def _reset_after_fork(self) -> None:
+        # The parent's stay open: closing a bell would take it out of the parent's pollers, and a worker that was forked
+        # from its caller uses them.
+        self._lock = threading.Lock()
+        self._of_parent = self._file, self._bells
+        self._forget()
+
+    def take(self) -> PageSlot:
+        """Return an empty page that nobody else has.
+
+        Raises:
+            OSError: There is not enough memory, or there are no more descriptors.
+        """
+        with self._lock:
+            if self._file is None:
+                file = SharedFile("envactors-pages")
+                self._memory = memoryview(file.map(_PAGES * PAGE))
+                self._bells = [(Doorbell(), Doorbell()) for _ in range(_BELLS)]
+                self._file = file
+            number = heapq.heappop(self._free) if self._free else self._highest
+            start = number * PAGE
+            self._file.reserve(start, PAGE)
+            self._highest = max(self._highest, number + 1)
+            self._used += 1
+            memory = self._memory[start : start + PAGE]
+            memory[:] = bytes(PAGE)
+            return PageSlot(number, ControlPage(memory, *self._bells[number % _BELLS]), self._file.fileno())
+
+    def give_back(self, number: int) -> None:
+        """Take a page back whose worker has ended."""
+        with self._lock:
+            heapq.heappush(self._free, number)
+            self._used -= 1
+            if self._used == 0:
+                self._free_all()
+
+
+PAGES = PagePool()
