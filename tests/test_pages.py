@@ -1,0 +1,110 @@
+"""Control pages and doorbells of all workers: few descriptors, a page for one worker at a time, bells for several."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from helpers import SOON, run_script, wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.backends import pages
+from envactors.backends.pages import PagePool
+from envactors.system.descriptors import count_descriptors
+from envactors.testing import EchoEnv
+from envactors.wire.control_page import FINISHED, POSTED
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(choices):
+    """Each choice gives one of the pages back, or takes another one."""
+    before, pool, taken = count_descriptors(), PagePool(), []
+    for choice in choices:
+        if choice < len(taken):
+            pool.give_back(taken.pop(choice).number)
+            continue
+        slot = pool.take()
+        assert slot.number not in {other.number for other in taken}
+        assert slot.number <= len(taken)  # the lowest that is free, so that few pages take memory
+        assert not any(slot.page.counters)
+        slot.page.counters[POSTED], slot.page.counters[FINISHED] = slot.number + 1, 7
+        taken.append(slot)
+        assert [other.page.counters[POSTED] for other in taken] == [other.number + 1 for other in taken]
+    numbers = [slot.number for slot in taken]
+    taken.clear()
+    slot = None
+    for number in numbers:
+        pool.give_back(number)
+    assert count_descriptors() == before
+
+
+def test_an_actor_takes_four_descriptors():
+    done = run_script(
+        """
+        import envactors as ea
+        from envactors.system.descriptors import count_descriptors
+
+        class Env:
+            def ping(self):
+                return 1
+
+        with ea.ActorPool(Env, 10) as first:
+            [actor.ping().result(30) for actor in first.actors]
+            before = count_descriptors()
+            with ea.ActorPool(Env, 10) as second:
+                [actor.ping().result(30) for actor in second.actors]
+                print((count_descriptors() - before) / 10)
+        """
+    )
+    assert (done.stdout, done.stderr) == ("4.0\n", "")
+
+
+@pytest.fixture
+def one_bell(monkeypatch):
+    """All workers share one pair of doorbells."""
+    monkeypatch.setattr(pages, "PAGES", PagePool())
+    monkeypatch.setattr("envactors.backends.process.PAGES", pages.PAGES)
+    monkeypatch.setattr(pages, "_BELLS", 1)
+
+
+def test_envs_that_share_their_bells_step_together_and_one_by_one(one_bell):
+    with ea.VectorEnv([EchoEnv] * 6, envs_per_actor=2) as envs, ea.VectorEnv([EchoEnv] * 2) as others:
+        envs.reset(seed=0)
+        others.reset(seed=0)
+        for turn in range(50):
+            obs = envs.step([turn] * 6)[0]
+            assert (np.asarray(obs)[:, 2] == turn).all()
+            envs.step([turn] * 3, env_ids=[4, 0, 3])
+            others.step([turn] * 2)
+        envs.send([1] * 6)
+        received = []
+        while len(received) < 6:
+            received += envs.recv(min_envs=1, timeout=SOON).env_ids.tolist()
+        assert sorted(received) == [*range(6)]
+
+
+def test_calls_behind_steps_of_several_actors_with_one_bell_all_come(one_bell):
+    with ea.VectorEnv([EchoEnv] * 4) as envs:
+        envs.reset(seed=0)
+        for turn in range(30):
+            envs.send([turn] * 4)
+            futures = [envs[env_id].get("action_space") for env_id in range(4)]
+            assert len(envs.recv(timeout=SOON).env_ids) == 4
+            for future in futures:
+                future.result(SOON)
+
+
+def test_a_worker_that_is_lost_takes_no_bell_with_it(one_bell):
+    with ea.VectorEnv([EchoEnv] * 3, on_failure="renew", restart=ea.RestartPolicy(backoff=0.0)) as envs:
+        envs.reset(seed=0)
+        for turn in range(3):
+            os.kill(envs[turn].pid, signal.SIGKILL)
+            wait_until(lambda turn=turn: envs[turn].incarnation == 1)
+            envs.reset(seed=0)
+            for action in range(20):
+                envs.step([action] * 3)
