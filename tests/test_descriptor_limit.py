@@ -24,20 +24,20 @@ def test_the_soft_limit_is_raised_when_it_is_needed_and_only_in_the_caller():
     done = run_script(
         ENV
         + """
-limit(100, 4096)
+limit(250, 4096)
 with ea.spawn(Env) as first:
-    assert first.limits().result(30) == (100, 4096)
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 100  # not needed so far
-    with ea.ActorPool(Env, 20) as pool:
+    assert first.limits().result(30) == (250, 4096)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 250  # not needed so far
+    with ea.ActorPool(Env, 40) as pool:
         limits = [actor.limits().result(30) for actor in pool.actors]
-        assert limits == [(100, 4096)] * 20, limits
-        assert count_descriptors() > 100
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1124
+        assert limits == [(250, 4096)] * 40, limits
+        assert count_descriptors() + 100 > 250
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1274
 """
     )
     assert done.stderr == ""
     (line,) = done.stdout.splitlines()
-    assert line.startswith("envactors raised the limit of open file descriptors from 100 to 1124, since ")
+    assert line.startswith("envactors raised the limit of open file descriptors from 250 to 1274, since ")
 
 
 def test_two_hundred_actors_fit_below_the_usual_limit():
@@ -57,10 +57,10 @@ def test_where_the_hard_limit_is_too_low_the_start_is_refused_at_once():
     done = run_script(
         ENV
         + """
-limit(100, 100)
+limit(250, 250)
 with ea.ActorPool(Env, 3) as pool:
     pids = [actor.limits().result(30) and actor.pid for actor in pool.actors]
-    files = [os.dup(0) for _ in range(100 - count_descriptors() - 20)]
+    files = [os.dup(0) for _ in range(250 - count_descriptors() - 90)]
     begun = time.monotonic()
     with ea.spawn(Env, restart=ea.RestartPolicy(max_restarts=100)) as actor:
         try:
@@ -74,4 +74,4 @@ with ea.ActorPool(Env, 3) as pool:
     )
     assert done.stderr == ""
     assert "file descriptors are open" in done.stdout
-    assert "are wanted to start another worker, and 100 are allowed: raise the hard limit (ulimit -Hn)" in done.stdout
+    assert "are wanted to start another worker, and 250 are allowed: raise the hard limit (ulimit -Hn)" in done.stdout

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 from helpers import SOON, run_script, wait_until
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
@@ -19,9 +19,14 @@ from envactors.testing import EchoEnv
 from envactors.wire.control_page import FINISHED, POSTED
 
 
-@settings(max_examples=50, deadline=None)
+@pytest.fixture
+def small_files(monkeypatch):
+    monkeypatch.setattr(pages, "_PAGES", 4)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 5), max_size=40))
-def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(choices):
+def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(small_files, choices):
     """Each choice gives one of the pages back, or takes another one."""
     before, pool, taken = count_descriptors(), PagePool(), []
     for choice in choices:

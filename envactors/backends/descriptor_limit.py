@@ -9,8 +9,8 @@ from envactors.backends.base import LaunchRefusedError
 from envactors.system.descriptors import count_descriptors, descriptor_limits, limit_descriptors
 
 _log = logging.getLogger("envactors")
-# How many descriptors a start needs, those for a moment included, and what is left to others.
-_NEEDED = 32
+# How many descriptors a start may need: those for a moment, the doorbells of the first worker, and a reserve.
+_NEEDED = 100
 # What the limit is raised by at least, so that it is not raised for each worker.
 _STEP = 1024
 

@@ -87,7 +87,7 @@ class ForkServer:
         os.close(self._exits)
 
     def fork(self, descriptors: Descriptors, page: int, environment: Mapping[str, str]) -> Process:
-        """Fork a worker with these descriptors, the page of this number, and this environment.
+        """Fork a worker with these descriptors, the page at this place, and this environment.
 
         Raises:
             ForkServerLostError: The server has ended, or does not answer.

@@ -15,8 +15,8 @@ from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 from envactors.wire.control_page import PAGE, ControlPage
 
-# More workers than any machine runs. Pages take memory only while they are used.
-_PAGES = 1 << 14
+# How many pages a file has; they take memory only once they are used.
+_PAGES = 1 << 10
 _BELLS = 32
 
 
@@ -27,11 +27,13 @@ class PageSlot(NamedTuple):
         number: The number of its page.
         page: Its control page, with its doorbells.
         file: The descriptor of the file that has the page.
+        place: Where the page is in that file, in pages.
     """
 
     number: int
     page: ControlPage
     file: int
+    place: int
 
 
 class PagePool:
@@ -43,27 +45,19 @@ class PagePool:
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def _forget(self) -> None:
-        self._file: SharedFile | None = None
-        self._memory = memoryview(b"")
+        # The files with the pages, mapped.
+        self._files: list[tuple[SharedFile, memoryview]] = []
         # (to the worker, to the parent)
         self._bells: list[tuple[Doorbell, Doorbell]] = []
         # The numbers below `_highest` that nobody has.
         self._free: list[int] = []
         self._highest = self._used = 0
 
-    def _free_all(self) -> None:
-        for bells in self._bells:
-            for bell in bells:
-                bell.close()
-        if self._file is not None:
-            self._file.close()
-        self._forget()
-
     def _reset_after_fork(self) -> None:
         # The parent's stay open: closing a bell would take it out of the parent's pollers, and a worker that was forked
         # from its caller uses them.
         self._lock = threading.Lock()
-        self._of_parent = self._file, self._bells
+        self._of_parent = self._files, self._bells
         self._forget()
 
     def take(self) -> PageSlot:
@@ -73,27 +67,35 @@ class PagePool:
             OSError: There is not enough memory, or there are no more descriptors.
         """
         with self._lock:
-            if self._file is None:
-                file = SharedFile("envactors-pages")
-                self._memory = memoryview(file.map(_PAGES * PAGE))
+            if not self._bells:
                 self._bells = [(Doorbell(), Doorbell()) for _ in range(_BELLS)]
-                self._file = file
-            number = heapq.heappop(self._free) if self._free else self._highest
-            start = number * PAGE
-            self._file.reserve(start, PAGE)
+            number = self._free[0] if self._free else self._highest
+            which, place = divmod(number, _PAGES)
+            if which == len(self._files):
+                file = SharedFile("envactors-pages")
+                self._files.append((file, memoryview(file.map(_PAGES * PAGE))))
+            file, memory = self._files[which]
+            file.reserve(place * PAGE, PAGE)
+            if self._free:
+                heapq.heappop(self._free)
             self._highest = max(self._highest, number + 1)
             self._used += 1
-            memory = self._memory[start : start + PAGE]
-            memory[:] = bytes(PAGE)
-            return PageSlot(number, ControlPage(memory, *self._bells[number % _BELLS]), self._file.fileno())
+            own = memory[place * PAGE : (place + 1) * PAGE]
+            own[:] = bytes(PAGE)
+            return PageSlot(number, ControlPage(own, *self._bells[number % _BELLS]), file.fileno(), place)
 
     def give_back(self, number: int) -> None:
         """Take a page back whose worker has ended."""
         with self._lock:
             heapq.heappush(self._free, number)
             self._used -= 1
-            if self._used == 0:
-                self._free_all()
+            if self._used:
+                return
+            for bell in (bell for bells in self._bells for bell in bells):
+                bell.close()
+            for file, _ in self._files:
+                file.close()
+            self._forget()
 
 
 PAGES = PagePool()

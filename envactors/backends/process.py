@@ -32,9 +32,8 @@ class MappedMemory(SharedFile):
     """An anonymous file that workers map; see `envactors.backends.base.RowMemory`."""
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
-        memory = self.map(layout.size)
         self.reserve(0, layout.size)
-        slab = Slab(layout, memory)
+        slab = Slab(layout, self.map(layout.size))
         return slab, InfoReader(slab)
 
 
@@ -151,7 +150,7 @@ class ProcessWorker(Worker):
     Args:
         number: Its number as the reaper knows it.
         slab: The descriptor of the memory that steps may go through, or None.
-        start: Starts the process with the descriptors that it inherits and the number of its page.
+        start: Starts the process with the descriptors that it inherits and the place of its page.
 
     Raises:
         OSError: The system could not start it.
@@ -172,7 +171,7 @@ class ProcessWorker(Worker):
             self.page = slot.page
             to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.fileno()
             theirs_fds = Descriptors(their_sock.fileno(), out_w, err_w, slot.file, to_worker, to_parent, slab)
-            self._process = start(theirs_fds, slot.number)
+            self._process = start(theirs_fds, slot.place)
             REAPER.watch(number, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories
             sock.setblocking(False)

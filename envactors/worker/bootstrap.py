@@ -58,7 +58,7 @@ def run(descriptors: Descriptors, page: int, parent_pid: int, fixed_layout: bool
 
     Args:
         descriptors: The descriptors from the parent.
-        page: The number of the worker's page.
+        page: The place of the worker's page in the file that has it.
         parent_pid: The process id of the caller, with which the worker ends.
         fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
             again.
@@ -80,7 +80,7 @@ def run_forked(
 
     Args:
         descriptors: The descriptors from the parent.
-        page: The number of the worker's page.
+        page: The place of the worker's page in the file that has it.
         parent_pid: The process id of the caller, with which the worker ends; None if a fork server has forked it, and
             then the reaper ends it.
         changes: Environment variables to set, and with None to unset.
@@ -113,14 +113,14 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(descriptors: Descriptors, number: int) -> None:
+def _serve(descriptors: Descriptors, place: int) -> None:
     # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
     stacks = SharedFile(STACKS_FILE)
     faulthandler.register(STACKS_SIGNAL, file=stacks.fileno(), all_threads=True)
-    memory = map_file(descriptors.pages, PAGE, number * PAGE)
+    memory = map_file(descriptors.pages, PAGE, place * PAGE)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:

@@ -33,7 +33,7 @@ class WorkerSetup(NamedTuple):
     """What a worker gets of its caller besides descriptors, as it is when the worker starts.
 
     Attributes:
-        page: The number of its control page.
+        page: The place of its control page in the file that has it.
         changes: Environment variables to set, and with None to unset.
         path: ``sys.path``.
         argv: ``sys.argv``.
