@@ -15,6 +15,7 @@ from envactors.actor.wait_set import WaitSet
 from envactors.arrays.slab import Slab
 from envactors.vector.env_state import EnvState, check_steppable
 from envactors.vector.episodes import Episodes
+from envactors.vector.results import Content
 from envactors.wire.control_page import ControlPage
 from envactors.wire.info_codec import InfoReader
 
@@ -50,6 +51,7 @@ class PreparedStep:
         unreachable: The envs whose process cannot step them this way now: they are asked in frames.
         version: The version of the vector that it was prepared for.
         asked_in_frames: Whether the last start had to ask some envs in frames.
+        decoded: The (info, object leaves) of results that were decoded already, by env.
         resets: bool, which of all envs are reset; None for none, and for a step of some envs.
     """
 
@@ -61,6 +63,7 @@ class PreparedStep:
         self.unreachable: list[int] = []
         self.version = version
         self.asked_in_frames = False
+        self.decoded: dict[int, Content] = {}
         self.resets: npt.NDArray[np.bool_] | None = None
 
     def is_over(self) -> bool:

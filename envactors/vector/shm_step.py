@@ -9,6 +9,7 @@ this way while the process that holds its episode lives; everything else goes in
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import Any
@@ -140,6 +141,8 @@ class SharedMemoryStepper:
             pending.states[:] = pending.all_in_flight
         else:
             pending.mark(prepared.env_ids, IN_FLIGHT)
+        if prepared.decoded:
+            prepared.decoded = {}
         self._started = now = time.monotonic()
         tuner, wait = self.single.tuner if stream else self._tuner, ASLEEP
         strategy = tuner.strategy
@@ -186,7 +189,7 @@ class SharedMemoryStepper:
         """Wait for a step until the deadline (`time.monotonic`), and return what `gather` does."""
         if prepared.asked_in_frames:
             return None
-        is_finished = functools.partial(_is_finished, prepared)
+        is_finished = functools.partial(self._is_finished, prepared)
         if self._inline:
             self.run_inline()
         if self.wait_set.wait_rings(is_finished, self._pending, deadline):
@@ -235,6 +238,21 @@ class SharedMemoryStepper:
         self._tuner.record(now - self._started, now)
         return obs, rewards, terminated, truncated, infos
 
+    def _is_finished(self, prepared: PreparedStep) -> bool:
+        """Return whether no batch step is with its worker any more.
+
+        Infos of the workers that are done are decoded meanwhile, so that it is not left to do when the last one is.
+        """
+        done = [step for _, step, _ in prepared.parts if step.over or step.page.counters[FINISHED] >= step.call_id]
+        if len(done) == len(prepared.parts):
+            return True
+        if done and not self._infos.all_plain():
+            for env_id in (env_id for step in done for env_id in step.envs if env_id not in prepared.decoded):
+                if not self._infos.needs_overflow(env_id) and not self._infos.failed(env_id):
+                    with contextlib.suppress(Exception):  # `_decode_all` comes upon it again
+                        prepared.decoded[env_id] = self._infos.decode(env_id, None)
+        return False
+
     def _all_in_flight(self, env_ids: list[int]) -> bool:
         states = self._pending.states
         return all(states[env_id] == IN_FLIGHT for env_id in env_ids)
@@ -245,13 +263,14 @@ class SharedMemoryStepper:
 
     def _decode_all(self, prepared: PreparedStep) -> list[Content] | None:
         """Return (info, object leaves) per env; None if one has failed."""
-        contents = {}
+        contents = prepared.decoded
         for _, step, _ in prepared.parts:
             for env_id in step.envs:
                 if self._infos.failed(env_id):
                     return None
                 try:
-                    contents[env_id] = self._infos.decode(env_id, step.overflow.get(env_id))
+                    if env_id not in contents:
+                        contents[env_id] = self._infos.decode(env_id, step.overflow.get(env_id))
                 except BaseException:  # unpickling runs any code; `collect` makes an error of it
                     return None
         return [contents[env_id] for env_id in prepared.env_ids]
@@ -264,11 +283,3 @@ class SharedMemoryStepper:
             for position, env_id in enumerate(prepared.env_ids):
                 self._reader.contents[env_id] = NO_CONTENT if contents is None else contents[position]
         self._last.keep_rows(prepared.index, self.rows.requested[prepared.index])
-
-
-def _is_finished(prepared: PreparedStep) -> bool:
-    """Return whether no batch step is with its worker any more."""
-    for _, step, _ in prepared.parts:  # noqa: SIM110 # a generator takes three times as long
-        if not step.over and step.page.counters[FINISHED] < step.call_id:
-            return False
-    return True
