@@ -241,16 +241,17 @@ class SharedMemoryStepper:
     def _is_finished(self, prepared: PreparedStep) -> bool:
         """Return whether no batch step is with its worker any more.
 
-        Infos of the workers that are done are decoded meanwhile, so that it is not left to do when the last one is.
+        If some are and one is not, infos that are there are decoded, so that few are left to decode at the end.
         """
-        done = [step for _, step, _ in prepared.parts if step.over or step.page.counters[FINISHED] >= step.call_id]
-        if len(done) == len(prepared.parts):
+        finished = [step.over or step.page.counters[FINISHED] >= step.call_id for _, step, _ in prepared.parts]
+        if all(finished):
             return True
-        if done and not self._infos.all_plain():
-            for env_id in (env_id for step in done for env_id in step.envs if env_id not in prepared.decoded):
-                if not self._infos.needs_overflow(env_id) and not self._infos.failed(env_id):
-                    with contextlib.suppress(Exception):  # `_decode_all` comes upon it again
-                        prepared.decoded[env_id] = self._infos.decode(env_id, None)
+        if any(finished) and not self._infos.all_plain():
+            for _, step, _ in prepared.parts:
+                for env_id in step.envs:
+                    if env_id not in prepared.decoded and step.complete(env_id) and not self._infos.failed(env_id):
+                        with contextlib.suppress(Exception):  # `_decode_all` comes upon it again
+                            prepared.decoded[env_id] = self._infos.decode(env_id, step.overflow.get(env_id))
         return False
 
     def _all_in_flight(self, env_ids: list[int]) -> bool:
