@@ -11,6 +11,7 @@ import signal
 import threading
 
 import numpy as np
+import psutil
 import pytest
 
 import envactors as ea
@@ -84,6 +85,22 @@ def test_start_methods_by_name(make, name, monkeypatch):
     assert envs.reset().shape == (1, 3)
     monkeypatch.setenv("DEFAULT_START_METHOD", name)
     assert method(make(tellers(1), start_method=None)) == name
+
+
+@pytest.mark.fresh_processes
+def test_the_import_of_torch_is_done_once_for_the_envs_of_make_vec_env(make):
+    def preload(envs):
+        return envs._envs.actors[0]._supervisor.config.backend._preload
+
+    envs = make_vec_env("CartPole-v1", 2, vec_env_cls=ActorVecEnv)
+    try:
+        assert preload(envs) == ("stable_baselines3.common.monitor",)
+        servers = {psutil.Process(actor.pid).ppid() for actor in envs.actors}
+        assert len(servers) == 1
+        assert not {os.getpid()} & servers
+    finally:
+        envs.close()
+    assert preload(make([cartpole])) == ()
 
 
 def test_an_unknown_start_method_is_a_value_error(monkeypatch):
