@@ -54,7 +54,8 @@ class ActorCore:
         self.closing = False
         # Why the last process ended: the error of what was bound to it.
         self.loss: ActorError | None = None
-        # The first time to look at the deadline of a batch step, in seconds after its start; None without deadlines.
+        # The first time to look at the deadline of a request that has none of its own, such as a batch step, in seconds
+        # after its start; None without deadlines.
         limit = first_look(config.deadlines)
         self.step_limit = limit if limit != float("inf") and config.backend.kills else None
         self.completed = self.failed = self.restarts = self.stale = 0

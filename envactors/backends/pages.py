@@ -51,7 +51,7 @@ class PagePool:
         self._bells: list[tuple[Doorbell, Doorbell]] = []
         # The numbers below `_highest` that nobody has.
         self._free: list[int] = []
-        self._highest = self._used = 0
+        self._highest = 0
 
     def _reset_after_fork(self) -> None:
         # The parent's stay open: closing a bell would take it out of the parent's pollers, and a worker that was forked
@@ -79,7 +79,6 @@ class PagePool:
             if self._free:
                 heapq.heappop(self._free)
             self._highest = max(self._highest, number + 1)
-            self._used += 1
             own = memory[place * PAGE : (place + 1) * PAGE]
             own[:] = bytes(PAGE)
             return PageSlot(number, ControlPage(own, *self._bells[number % _BELLS]), file.fileno(), place)
@@ -88,8 +87,7 @@ class PagePool:
         """Take a page back whose worker has ended."""
         with self._lock:
             heapq.heappush(self._free, number)
-            self._used -= 1
-            if self._used:
+            if len(self._free) < self._highest:
                 return
             for bell in (bell for bells in self._bells for bell in bells):
                 bell.close()

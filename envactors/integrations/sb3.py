@@ -227,8 +227,8 @@ def _backend(start_method: str | None, env_fns: list[Callable[[], Any]]) -> Back
         method = DEFAULT
     else:
         multiprocessing.get_context(method)  # raises multiprocessing's own error for an unknown method
-    needs_monitor = bool(env_fns) and _MONITOR.encode() in _pickled(env_fns[0])
-    preload = [_MONITOR] if needs_monitor and method == "forkserver" else []
+    needs_monitor = method == "forkserver" and any(_MONITOR.encode() in _pickled(env_fn) for env_fn in env_fns[:1])
+    preload = [_MONITOR] if needs_monitor else []
     return ProcessBackend(start_method=method, preload=preload)  # type: ignore[arg-type] # checked above or there
 
 

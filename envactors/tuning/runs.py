@@ -39,9 +39,8 @@ class Actions:
             if hasattr(env, "close"):
                 env.close()
         # Batches of any number of envs, since `recv` hands out some at a time.
-        self._batches = [
-            [stack(spec, [action] * count) for action in sampled] for count in range(num_envs + 1) if count
-        ]
+        counts = range(1, num_envs + 1)
+        self._batches = [[stack(spec, [action] * count) for action in sampled] for count in counts]
         self._next = 0
 
     def take(self, count: int) -> Any:
