@@ -133,6 +133,16 @@ def test_a_worker_has_the_callers_path_arguments_and_directory_as_they_are_when_
         assert first.setting().result(SOON) == before
 
 
+def test_a_caller_whose_directory_was_removed_starts_workers(tmp_path, monkeypatch):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    with spawn() as actor:
+        assert actor.has("numpy").result(SOON)
+
+
 def test_a_preload_that_leaves_threads_running_is_refused_by_name_and_at_once(tmp_path, monkeypatch):
     code = "import threading\nthreading.Thread(target=threading.Event().wait, name='busy-bee', daemon=True).start()\n"
     (tmp_path / "restless.py").write_text(code)

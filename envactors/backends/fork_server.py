@@ -100,7 +100,7 @@ class ForkServer:
         before = self._environment
         names = {name for name in (*before, *environment) if before.get(name) != environment.get(name)}
         changes = {name: environment.get(name) for name in names}
-        setup = WorkerSetup(page, changes, sys.path, sys.argv, str(Path.cwd()))
+        setup = WorkerSetup(page, changes, sys.path, sys.argv, _directory())
         self._number = number = self._number + 1
         try:
             socket.send_fds(self._requests, [pickle.dumps((number, *setup))], descriptors.present())
@@ -147,6 +147,13 @@ class ForkServer:
         """Close this process's copies of the descriptors, if it was forked: the server is its parent's."""
         self._process.returncode = 0
         self._requests.close()
+
+
+def _directory() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was removed, and workers stay in that of the server
+        return ""
 
 
 class ForkServers:

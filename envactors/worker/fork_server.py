@@ -37,7 +37,7 @@ class WorkerSetup(NamedTuple):
         changes: Environment variables to set, and with None to unset.
         path: ``sys.path``.
         argv: ``sys.argv``.
-        directory: The working directory.
+        directory: The working directory; empty if it was removed.
     """
 
     page: int
