@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pty
@@ -26,12 +27,14 @@ from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, Enva
 from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
 from envactors.cli.jobs import BenchInputError, EnvSource, make_job
 from envactors.cli.libraries import GymnasiumLoop
+from envactors.cli.loops_apart import LoopsApart
 from envactors.cli.registry import BASELINES, choose_subjects
 from envactors.testing import EchoEnv, workloads
 
 COMMAND = Path(sys.executable).with_name("envactors")
 SMALL = ("--rounds", "2", "--seconds", "0.05")
 ECHO = "envactors.testing:EchoEnv"
+LOOPS_APART = f"{min(2, len(os.sched_getaffinity(0)))} loops apart"
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -52,16 +55,36 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "figures.json"
     against = ("--against", "loop,pipe, gymnasium")
-    done = run("CartPole-v1", *SMALL, "--num-envs", "2", "--envs-per-actor", "2", *against, "--json", str(path))
-    return done, json.loads(path.read_text())
+    done = run(
+        "CartPole-v1",
+        *SMALL,
+        "--num-envs",
+        "2",
+        "--envs-per-actor",
+        "2",
+        *against,
+        "--json",
+        str(path),
+        "--plot",
+        str(path.with_suffix(".svg")),
+    )
+    return done, json.loads(path.read_text()), path.with_suffix(".svg").read_text()
 
 
 def test_the_table_and_the_words(measured):
-    done, _ = measured
+    done, _, _ = measured
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.split("\n\n")[1].splitlines())) <= 80
-    for title in ("envactors 0", "envactors, 2 per process", "envactors, recv", "loop", "gymnasium 1", "pipe"):
+    for title in (
+        "envactors 0",
+        "envactors, 2 per process",
+        "envactors, recv",
+        "loop",
+        LOOPS_APART,
+        "gymnasium 1",
+        "pipe",
+    ):
         assert re.search(rf"^{title}.*: started in [\d.]+ s$", done.stdout, re.MULTILINE)
         assert re.search(rf"^{title}.* [\d,]+ +[\d,]+ to [\d,]+ +[\d.]+ +[\d.]+ *$", done.stdout, re.MULTILINE)
     assert "round 2 of 2 done" in done.stdout
@@ -70,7 +93,7 @@ def test_the_table_and_the_words(measured):
 
 
 def test_everything_is_in_the_file(measured):
-    done, record = measured
+    done, record, _ = measured
     assert record["arguments"] == {
         "env": "CartPole-v1",
         "num_envs": 2,
@@ -85,7 +108,7 @@ def test_everything_is_in_the_file(measured):
     assert len(environment["load_average"]["before"]) == 3
     assert record["in_words"] == [line for line in record["in_words"] if line in done.stdout]
     sides = {side["name"]: side for side in record["sides"]}
-    assert list(sides) == ["envactors", "envactors-packed", "envactors-recv", "loop", "gymnasium", "pipe"]
+    assert list(sides) == ["envactors", "envactors-packed", "envactors-recv", "loop", "apart", "gymnasium", "pipe"]
     for side in sides.values():
         assert side["error"] is None
         assert [one["seconds"] >= 0.05 and one["steps"] > 0 for one in side["rounds"]] == [True, True]
@@ -95,6 +118,14 @@ def test_everything_is_in_the_file(measured):
         paired = statistics.median(one / loop for one, loop in zip(own, loops, strict=True))
         assert side["side_to_loop"]["median"] == pytest.approx(paired)
     assert sides["envactors"]["envactors_to_side"]["median"] == sides["loop"]["side_to_loop"]["median"] == 1.0
+
+
+def test_the_chart_has_every_side_of_the_table(measured):
+    _, record, chart = measured
+    assert "CartPole-v1, 2 envs" in chart
+    for side in record["sides"]:
+        assert side["title"] in chart
+        assert f"{side['env_steps_per_second']['median']:,.0f}" in chart
 
 
 @pytest.fixture
@@ -167,7 +198,7 @@ def test_ctrl_c_at_a_terminal():
         process.wait()
     os.close(ours)
     assert (process.returncode, errors) == (130, b"envactors: interrupted\n")
-    for text in ("starting envactors", "━", "1 env, 3 sides: 1000 rounds of 0.05 s each"):
+    for text in ("starting envactors", "━", "1 env, 4 sides: 1000 rounds of 0.05 s each"):
         assert text in screen.decode(errors="ignore")
     assert_all_gone(descendants, 1)
 
@@ -186,7 +217,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path):
 
 def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
     descendants = psutil.Process(process.pid).children(recursive=True)
-    assert len(descendants) >= 3 + 1 + 1
+    assert len(descendants) >= 4 + 1 + 1 + 1
     return descendants
 
 
@@ -218,7 +249,10 @@ def path_restored(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((ECHO, "--against", "pipe,rey"), "unknown: 'rey'; known: loop, gymnasium, stable-baselines3, tianshou, ray, "),
+        (
+            (ECHO, "--against", "pipe,rey"),
+            "unknown: 'rey'; known: loop, apart, gymnasium, stable-baselines3, tianshou, ray, ",
+        ),
         ((ECHO, "--against", ""), "unknown: ''; known: loop, "),
         ((ECHO, "--against", "gymnasium"), f"--against gymnasium: {ECHO} is not a gymnasium.Env"),
         ((ECHO, "--num-envs", "0"), "0 is less than 1"),
@@ -227,6 +261,7 @@ def path_restored(monkeypatch):
         ((ECHO, "--seconds", "nan"), "nan is not a positive number of seconds"),
         ((ECHO, "--json", "/nowhere/figures.json"), "/nowhere/figures.json cannot be written"),
         ((ECHO, "--json", "/tmp"), "/tmp cannot be written"),
+        ((ECHO, "--plot", "/tmp/chart.txt"), "/tmp/chart.txt: give it one of the suffixes pdf, png, svg"),
         (("NoSuchEnv-v0",), "NoSuchEnv-v0 could not be made: NameNotFound: "),
         (("nowhere:make",), "nowhere:make could not be made: ModuleNotFoundError: No module named 'nowhere'"),
         (("envactors.testing:nobody",), "could not be made: AttributeError: "),
@@ -248,6 +283,13 @@ def test_a_peer_that_is_missing(capsys, monkeypatch):
     assert skipped["dask"] == "not installed: pip install distributed"
     assert {"pipe", "loky"} <= {side.name for side in sides}
     assert "dask" not in {side.name for side in sides}
+
+
+def test_a_chart_without_matplotlib_names_the_extra(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert refused(capsys, ECHO, "--plot", "chart.svg") == (
+        "envactors bench --plot needs matplotlib: pip install 'envactors[plot]'\n"
+    )
 
 
 @pytest.mark.usefixtures("path_restored")
@@ -303,22 +345,41 @@ def test_all_sides_make_the_same_steps_and_do_not_count_resets(kind, tmp_path):
 
 
 def expected_steps(job, seed, turns):
-    envs = [job.source() for _ in range(job.num_envs)]
-    ended = [True] * job.num_envs
-    made = []
-    for i, env in enumerate(envs):
-        env.reset(seed=seed + i)
-        ended[i] = False
-    for turn in range(turns):
-        made.append(ended.count(False))
-        for i, env in enumerate(envs):
-            if ended[i]:
+    return list(itertools.islice(steps_per_turn(job, seed, range(job.num_envs)), turns))
+
+
+def steps_per_turn(job, seed, env_ids):
+    envs = {env_id: job.source() for env_id in env_ids}
+    ended = dict.fromkeys(env_ids, False)
+    for env_id, env in envs.items():
+        env.reset(seed=seed + env_id)
+    for actions in itertools.cycle(job.actions):
+        yield list(ended.values()).count(False)
+        for env_id, env in envs.items():
+            if ended[env_id]:
                 env.reset()
-                ended[i] = False
+                ended[env_id] = False
             else:
-                _, _, terminated, truncated, _ = env.step(job.actions[turn][i])
-                ended[i] = terminated or truncated
-    return made
+                _, _, terminated, truncated, _ = env.step(actions[env_id])
+                ended[env_id] = terminated or truncated
+
+
+def test_loops_apart_count_what_their_envs_would(tmp_path):
+    # Wherever a slice of time ends, each process has made a whole number of rounds over its envs.
+    job = make_job("CartPole-v1", 3, 1)
+    side = LoopsApart(job, str(tmp_path))
+    side.start()
+    try:
+        for _ in range(2):
+            side.reset(7)
+            parts = side._ask(("run", 0.02))
+            envs_of = [part.tolist() for part in np.array_split(np.arange(3), len(parts))]
+            for made, envs in zip(parts, envs_of, strict=True):
+                sums = itertools.accumulate(steps_per_turn(job, 7, envs))
+                assert made == next(total for total in sums if total >= made) > 0
+            assert side.step() > 0
+    finally:
+        side.close()
 
 
 def test_the_asynchronous_side_counts_what_the_envs_count(tmp_path):

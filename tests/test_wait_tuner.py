@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,34 @@ def test_looking_is_tried_again_when_calls_become_short(long, short):
     clock, _ = run(waiting, cost, clock, 5.0)
     _, taken = run(waiting, cost, clock, 2.0)
     assert max(taken, key=taken.__getitem__) == min(short, key=short.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("apart", "pinned", "both_pinned"),
+    [
+        pytest.param({SLEEP: 4e-3}, WORKERS_SPIN_PINNED, 4.2e-3, id="steps of milliseconds"),
+        pytest.param({SLEEP: 300e-6, WORKERS_SPIN: 280e-6, BOTH_SPIN: 250e-6}, BOTH_SPIN_PINNED, 260e-6, id="short"),
+    ],
+)
+def test_two_workers_on_one_core_are_found_out_and_left(apart, pinned, both_pinned):
+    """Some kernels wake both sleepers on one core for seconds: unpinned, each batch then takes twice as long."""
+    tuner = WaitTuner(may_spin=True, may_pin=True)
+    cost = {**dict.fromkeys((*WITH_CORES, WORKERS_SPIN_PINNED), 10e-3), **apart, pinned: both_pinned}
+    clock, _ = run(tuner, cost, 0.0, 3.0)
+    clock, taken = run(tuner, cost, clock, 2.0)
+    best = min(apart, key=apart.__getitem__)
+    assert max(taken, key=taken.__getitem__) == best, "no reason to pin yet"
+
+    together = {**cost, **{strategy: 2 * seconds for strategy, seconds in apart.items()}}
+    clock, _ = run(tuner, together, clock, 2.5)
+    assert tuner.strategy is pinned, "found out within two and a half seconds"
+    begun = clock
+    clock, taken = run(tuner, together, clock, 10.0)
+    assert clock - begun < 1.06 * sum(taken.values()) * both_pinned, "and left, but for trials"
+
+    clock, _ = run(tuner, cost, clock, 20.0)
+    _, taken = run(tuner, cost, clock, 5.0)
+    assert max(taken, key=taken.__getitem__) == best, "taken again once they wake apart"
 
 
 def test_trying_costs_little():

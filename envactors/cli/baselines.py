@@ -19,24 +19,27 @@ class SteppedEnv:
 
     Args:
         source: Factory of the env.
+
+    Attributes:
+        ended: True if the next step only resets.
     """
 
     def __init__(self, source: EnvSource) -> None:
         self._env = source()
-        self._ended = False
+        self.ended = False
 
     def reset(self, seed: int) -> tuple[Any, Any]:
-        self._ended = False
+        self.ended = False
         obs, info = self._env.reset(seed=seed)
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
-        if self._ended:
-            self._ended = False
+        if self.ended:
+            self.ended = False
             obs, info = self._env.reset()
             return obs, 0.0, False, False, info
         obs, reward, terminated, truncated, info = self._env.step(action)
-        self._ended = terminated or truncated
+        self.ended = terminated or truncated
         return obs, reward, terminated, truncated, info
 
     def close(self, _: None = None) -> None:

@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 _NEEDED = ("psutil", "rich")
 _LOOP = "loop"
+# What the others are held against, rather than compared with.
+_YARDSTICKS = (_LOOP, "apart")
 _PR_SET_CHILD_SUBREAPER = 36
 # Default packing to measure, if there are enough envs for it.
 _PACKED, _LEAST_ENVS_TO_PACK = 4, 8
 
 _DESCRIPTION = """\
 Measures env-steps per second of one env with envactors, with Gymnasium's loop in
-one process, and with every other library that is installed: gymnasium
+one process, with loops apart (one process per core, sharing nothing: as much as
+the cores give), and with every other library that is installed: gymnasium
 (AsyncVectorEnv), stable-baselines3 (SubprocVecEnv), tianshou (ShmemVectorEnv), ray
 and dask (one actor per env), loky (one executor per env), and pipe (one bare
 multiprocessing.Pipe per env). All sides start from the same seeds and execute the
@@ -78,9 +81,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--against",
         type=_names,
         metavar="NAMES",
-        help="compare only with these, separated by commas (default: all installed ones); the loop is always measured",
+        help="compare only with these, separated by commas (default: all installed ones); the loops always take part",
     )
     parser.add_argument("--json", type=_new_file, metavar="FILE", help="write all measurements to a file")
+    parser.add_argument(
+        "--plot", type=_new_file, metavar="FILE", help="draw the table as a chart: a .svg, .png or .pdf file"
+    )
     parser.add_argument(
         "--seconds", type=seconds, default=0.5, metavar="S", help="duration of a side's turn in a round (default: 0.5)"
     )
@@ -100,6 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(f"envactors bench needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
+        return _NOT_RUN
+    if arguments.plot is not None and (refusal := _refuse_plot(arguments.plot)):
+        print(f"envactors bench --plot {refusal}", file=sys.stderr)
         return _NOT_RUN
     from envactors.cli.jobs import BenchInputError, make_job
     from envactors.cli.registry import choose_subjects
@@ -144,13 +153,19 @@ def _bench(
         board.line(sentence)
     if arguments.json is not None:
         record = {
-            "arguments": {name: value for name, value in vars(arguments).items() if name not in ("run", "json")},
+            "arguments": {
+                name: value for name, value in vars(arguments).items() if name not in ("run", "json", "plot")
+            },
             "environment": _environment(subject_types, load_before),
             "sides": [_record(subject, comparisons) for subject in subjects],
             "skipped": skipped,
             "in_words": words,
         }
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+    if arguments.plot is not None:
+        from envactors.cli.plot import draw_comparisons
+
+        draw_comparisons(comparisons, f"{arguments.env}, {count(arguments.num_envs, 'env')}", arguments.plot)
     return _FAILED if any(one.failure is not None for one in subjects if one.subject_type.is_envactors) else _RAN
 
 
@@ -232,7 +247,7 @@ def _find(comparisons: Sequence[Comparison], job: Job, load: float) -> Finding |
         others={
             one.title: one.envactors_to_subject.median
             for one in comparisons
-            if one.envactors_to_subject is not None and not one.is_envactors and one.name != _LOOP
+            if one.envactors_to_subject is not None and not one.is_envactors and one.name not in _YARDSTICKS
         },
         cores=len(psutil.Process().cpu_affinity() or ()),
         load=load,
@@ -274,6 +289,17 @@ def _record(subject: SubjectProcess, comparisons: Sequence[Comparison]) -> dict[
     }
 
 
+def _refuse_plot(path: Path) -> str:
+    """Return why there can be no chart at a path, empty if there can."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "needs matplotlib: pip install 'envactors[plot]'"
+    from envactors.cli.plot import FORMATS
+
+    if path.suffix.removeprefix(".") in FORMATS:
+        return ""
+    return f"{path}: give it one of the suffixes {', '.join(FORMATS)}"
+
+
 def _envs_per_actor(arguments: argparse.Namespace) -> int:
     if arguments.envs_per_actor is not None:
         return int(arguments.envs_per_actor)
@@ -283,7 +309,7 @@ def _envs_per_actor(arguments: argparse.Namespace) -> int:
 def _names(text: str) -> list[str]:
     from envactors.cli.registry import BASELINES
 
-    known = [_LOOP, *(baseline.name for baseline in BASELINES)]
+    known = [*_YARDSTICKS, *(baseline.name for baseline in BASELINES)]
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:

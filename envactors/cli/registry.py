@@ -8,6 +8,7 @@ from envactors.cli.baselines import BarePipe, PlainLoop
 from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
 from envactors.cli.jobs import BenchInputError, Job
 from envactors.cli.libraries import Dask, GymnasiumLoop, GymnasiumProcesses, Loky, Ray, StableBaselines, Tianshou
+from envactors.cli.loops_apart import LoopsApart
 from envactors.cli.subject_base import Subject
 
 BASELINES: tuple[type[Subject], ...] = (
@@ -34,7 +35,7 @@ def choose_subjects(against: Sequence[str] | None, job: Job) -> tuple[list[type[
     subjects: list[type[Subject]] = [EnvactorsSubject, EnvactorsRecv]
     if job.envs_per_actor > 1:
         subjects.insert(1, EnvactorsPacked)
-    subjects.append(GymnasiumLoop if job.is_gymnasium else PlainLoop)
+    subjects += [GymnasiumLoop if job.is_gymnasium else PlainLoop, LoopsApart]
     skipped = {}
     for baseline in BASELINES:
         if against is not None and baseline.name not in against:
