@@ -57,6 +57,16 @@ def test_tests_that_are_named_are_there(page):
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), flags=re.MULTILINE), f"{path}::{name}"
 
 
+def test_the_tables_of_figures_are_those_of_the_measured_files():
+    spec = importlib.util.spec_from_file_location("measure", ROOT / "docs/figures/measure.py")
+    measure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measure)
+    page = (ROOT / "docs/performance.md").read_text()
+    tables = [table for _, tables in measure.QUESTIONS.values() for table in tables]
+    assert sorted(re.findall(r"^<!-- figures: (\w+) -->$", page, flags=re.MULTILINE)) == sorted(tables)
+    assert measure.with_tables(page) == page
+
+
 def test_every_promise_has_its_number_and_tests_that_there_are():
     page = (ROOT / "docs/reliability.md").read_text()
     promises = re.split(r"^(\d+)\. ", page.partition("\n## Where a promise")[0], flags=re.MULTILINE)

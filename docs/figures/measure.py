@@ -1,0 +1,311 @@
+"""Measures what docs/performance.md says: ``python docs/figures/measure.py QUESTION ...``.
+
+Each question writes a file beside this one and its tables into the page. All sides of a question are measured in one
+run, in turns. Needs the extra ``demo``; envs whose packages are missing are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+WORKLOADS = "envactors.testing.workloads:"
+ENVS = {
+    "does nothing, 4 float32": WORKLOADS + "nothing",
+    "does nothing, 4x84x84 uint8": WORKLOADS + "image",
+    "CartPole-v1": "CartPole-v1",
+    "100 us of fixed work": WORKLOADS + "busy_100us",
+    "MuJoCo Hopper-v5": "Hopper-v5",
+    "ALE/Pong-v5, 4 frames": WORKLOADS + "pong",
+    "MuJoCo Humanoid-v5": WORKLOADS + "humanoid",
+    "1 ms of fixed work": WORKLOADS + "busy_1ms",
+    "sleeps, 2 ms in the mean": WORKLOADS + "sleeping",
+}
+START_METHODS = ("forkserver", "fork", "spawn", "loky")
+PEER = "AsyncVectorEnv, forkserver"
+
+# Runs in a fresh process; prints the seconds and the bytes it was asked for.
+ONE_START = textwrap.dedent("""
+    import json, os, sys, time
+    import gymnasium, psutil
+    if __name__ == "__main__":
+        method, count = sys.argv[1], int(sys.argv[2])
+        factories = [lambda: gymnasium.make("CartPole-v1")] * count
+        if method.startswith("AsyncVectorEnv"):
+            begun = time.perf_counter()
+            envs = gymnasium.vector.AsyncVectorEnv(factories, context="forkserver")
+        else:
+            import envactors as ea
+            from envactors.integrations.gymnasium import ActorVectorEnv
+            begun = time.perf_counter()
+            envs = ActorVectorEnv(factories, context=method)
+        envs.reset(seed=0)
+        measured = {"first reset (s)": time.perf_counter() - begun}
+        workers = envs.processes if method.startswith("AsyncVectorEnv") else envs.actors
+        memory = [psutil.Process(worker.pid).memory_full_info().uss for worker in workers]
+        measured["private memory of a worker (MB)"] = max(memory) / 1e6
+        if not method.startswith("AsyncVectorEnv"):
+            times = []
+            for _ in range(5):
+                again = time.perf_counter()
+                workers[0].renew().result()
+                times.append(time.perf_counter() - again)
+            measured["a renewal (ms)"] = 1000 * sorted(times)[2]
+            before = len(os.listdir("/proc/self/fd"))
+            more = [ea.spawn(factories[0], backend=ea.ProcessBackend(method)) for _ in range(8)]
+            for actor in more:
+                actor.reset().result()
+            measured["descriptors of an actor"] = (len(os.listdir("/proc/self/fd")) - before) / 8
+            for actor in more:
+                actor.close()
+        again = time.perf_counter()
+        envs.close()
+        measured["closing (s)"] = time.perf_counter() - again
+        print(json.dumps(measured))
+""")
+
+# Runs in a fresh process; prints calls per second of each side.
+CALLS = textwrap.dedent("""
+    import json, multiprocessing, sys, time
+    import loky
+    import envactors as ea
+
+    class Echo:
+        def echo(self, value):
+            return value
+
+    def serve(pipe):
+        while (value := pipe.recv()) is not None:
+            pipe.send(value)
+
+    def rate(function, calls):
+        begun = time.perf_counter()
+        for _ in range(calls):
+            function()
+        return calls / (time.perf_counter() - begun)
+
+    if __name__ == "__main__":
+        rounds = int(sys.argv[1])
+        ours, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
+        process.start()
+        executor = loky.ProcessPoolExecutor(max_workers=1)
+
+        def through_a_pipe():
+            ours.send(1)
+            ours.recv()
+
+        with ea.spawn(Echo) as actor:
+            sides = {
+                "`actor.echo(1).result()`": (lambda: actor.echo(1).result(), 2000),
+                "a bare `multiprocessing.Pipe`": (through_a_pipe, 2000),
+                "`loky` executor, `submit(...).result()`": (lambda: executor.submit(abs, 1).result(), 200),
+            }
+            for call, count in sides.values():
+                rate(call, count // 10)
+            measured = {name: [] for name in sides}
+            for _ in range(rounds):
+                for name, (call, count) in sides.items():
+                    measured[name].append(rate(call, count))
+        ours.send(None)
+        process.join()
+        executor.shutdown()
+        print(json.dumps(measured))
+""")
+
+
+def run_script(code: str, *arguments: object) -> Any:
+    """Return what a script prints as JSON, run in a fresh process."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory, "script.py")
+        script.write_text(code)
+        command = [sys.executable, str(script), *map(str, arguments)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=directory)  # noqa: S603
+    return json.loads(done.stdout)
+
+
+def bench(env: str, count: int, rounds: int, *options: str) -> dict[str, Any] | None:
+    """Return the record of ``envactors bench``, None if the env cannot be made here."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "record.json")
+        command = [
+            sys.executable,
+            "-m",
+            "envactors.cli",
+            "bench",
+            env,
+            "--num-envs",
+            str(count),
+            "--rounds",
+            str(rounds),
+        ]
+        command += ["--seconds", "0.4", "--against", "gymnasium", "--json", str(path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode != 0:
+            print(f"{env}: left out, {done.stderr.strip() or done.stdout.strip()[-200:]}", file=sys.stderr)
+            return None
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+
+
+def rates(record: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the env-steps per second of each round, by side."""
+    return {side["name"]: [one["env_steps_per_second"] for one in side["rounds"]] for side in record["sides"]}
+
+
+def ratio(ones: list[float], others: list[float]) -> str:
+    """Return the median of the ratios of each round."""
+    return f"{statistics.median(one / other for one, other in zip(ones, others, strict=True)):.2f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def measure_start(rounds: int) -> Any:
+    """What 8 and 64 envs cost before their first step: start, memory, renewal, closing."""
+    measured: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for count, times in ((8, rounds), (64, max(1, rounds // 3))):
+        sides = measured[str(count)] = {method: [] for method in (*START_METHODS, PEER)}
+        for _ in range(times):
+            for method, results in sides.items():
+                results.append(run_script(ONE_START, method, count))
+    return measured
+
+
+def show_start(measured: Any) -> str:
+    """Return the tables of the start."""
+    tables = []
+    for count, sides in measured.items():
+        names = list(sides["forkserver"][0])
+        rows = []
+        for name in names:
+            values = [[one[name] for one in results if name in one] for results in sides.values()]
+            rows.append([name, *(f"{statistics.median(each):.3g}" if each else "" for each in values)])
+        tables.append(table([f"{count} CartPole-v1 envs", *sides], rows))
+    return "\n".join(tables)
+
+
+def measure_calls(rounds: int) -> Any:
+    """A call and its result."""
+    return run_script(CALLS, rounds)
+
+
+def show_calls(measured: Any) -> str:
+    """Return the table of calls."""
+    ours = next(iter(measured.values()))
+    rows = [[name, f"{statistics.median(each):,.0f}", ratio(ours, each)] for name, each in measured.items()]
+    return table(["one call after the other", "calls/s", "envactors / this"], rows)
+
+
+def measure_steps(rounds: int) -> Any:
+    """A step of 8 envs, per env."""
+    records = {name: bench(env, 8, rounds) for name, env in ENVS.items()}
+    return {name: rates(record) for name, record in records.items() if record is not None}
+
+
+def show_steps(measured: Any) -> str:
+    """Return the table of steps."""
+    head = ["8 envs", "default / `AsyncVectorEnv`", "4 per process / `AsyncVectorEnv`", "4 per process / loop"]
+    head += ["4 per process / loops apart", "`recv` of half / `step`", "loops apart / loop"]
+    rows = []
+    for name, side in measured.items():
+        pairs = [("envactors", "gymnasium"), ("envactors-packed", "gymnasium"), ("envactors-packed", "loop")]
+        pairs += [("envactors-packed", "apart"), ("envactors-recv", "envactors"), ("apart", "loop")]
+        rows.append([name, *(ratio(side[one], side[other]) for one, other in pairs)])
+    return table(head, rows)
+
+
+def show_costs(measured: Any) -> str:
+    """Return the table of what a step costs beside the env; envs that sleep use no core."""
+    rows = []
+    for name, side in measured.items():
+        if name.startswith("sleeps"):
+            continue
+        own = statistics.median(2e6 / rate for rate in side["apart"])
+        ours = statistics.median(2e6 / rate for rate in side["envactors-packed"])
+        peer = statistics.median(2e6 / rate for rate in side["gymnasium"])
+        rows.append([name, f"{own:,.1f}", f"{ours - own:,.1f}", f"{peer - own:,.1f}"])
+    return table(["us of a core per step", "the env itself", "envactors adds", "`AsyncVectorEnv` adds"], rows)
+
+
+def measure_counts(rounds: int) -> Any:
+    """1 to 64 envs."""
+    records = {
+        str(n): bench("CartPole-v1", n, rounds, "--envs-per-actor", str(max(1, n // 2)))
+        for n in (1, 2, 4, 8, 16, 32, 64)
+    }
+    return {count: rates(record) for count, record in records.items() if record is not None}
+
+
+def show_counts(measured: Any) -> str:
+    """Return the table of 1 to 64 envs."""
+    rows = []
+    for count, side in measured.items():
+        packed = side.get("envactors-packed", side["envactors"])
+        pairs = [(side["envactors"], side["gymnasium"]), (packed, side["gymnasium"]), (packed, side["loop"])]
+        rows.append([count, *(ratio(*pair) for pair in pairs), ratio(packed, side["apart"])])
+    head = [
+        "CartPole-v1 envs",
+        "default / `AsyncVectorEnv`",
+        "two processes / `AsyncVectorEnv`",
+        "two processes / loop",
+    ]
+    return table([*head, "two processes / loops apart"], rows)
+
+
+# What is measured, and the tables of the page that are made of it.
+QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
+    "start": (measure_start, {"start": show_start}),
+    "steps": (measure_steps, {"steps": show_steps, "costs": show_costs}),
+    "calls": (measure_calls, {"calls": show_calls}),
+    "counts": (measure_counts, {"counts": show_counts}),
+}
+
+
+def with_tables(page: str) -> str:
+    """Return a page whose tables are those of the files beside this script."""
+    for question, (_, tables) in QUESTIONS.items():
+        measured = json.loads((HERE / f"{question}.json").read_text())["measured"]
+        for name, show in tables.items():
+            begin, end = f"<!-- figures: {name} -->\n", "<!-- end -->"
+            before, found, rest = page.partition(begin)
+            if found:
+                page = before + begin + show(measured) + end + rest.partition(end)[2]
+    return page
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="+", choices=(*QUESTIONS, "page"), help="page: the tables of all")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    for question, (measure, _) in QUESTIONS.items():
+        if question not in arguments.questions:
+            continue
+        record = {
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "rounds": arguments.rounds,
+            "measured": measure(arguments.rounds),
+        }
+        (HERE / f"{question}.json").write_text(json.dumps(record, indent=1) + "\n")
+    page = HERE.parent / "performance.md"
+    page.write_text(with_tables(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
