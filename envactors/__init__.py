@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from envactors.errors import ActorTimeoutError as ActorTimeoutError
     from envactors.errors import AlreadyPendingError as AlreadyPendingError
     from envactors.errors import EnvActorsError as EnvActorsError
+    from envactors.errors import NodeLostError as NodeLostError
     from envactors.errors import NothingPendingError as NothingPendingError
     from envactors.errors import RemoteTraceback as RemoteTraceback
     from envactors.errors import RestartsExhaustedError as RestartsExhaustedError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
+    from envactors.remote.backend import RemoteBackend as RemoteBackend
     from envactors.tuning.tuner import Tuning as Tuning
     from envactors.tuning.tuner import tune as tune
     from envactors.vector.facade import VectorEnv as VectorEnv
@@ -61,10 +63,11 @@ _HOMES = {
     "envactors.backends.process": "ProcessBackend",
     "envactors.errors": (
         "ActorClosedError ActorDiedError ActorError ActorStartError ActorTimeoutError AlreadyPendingError "
-        "EnvActorsError NothingPendingError RemoteTraceback RestartsExhaustedError SerializationError "
+        "EnvActorsError NodeLostError NothingPendingError RemoteTraceback RestartsExhaustedError SerializationError "
         "SpaceMismatchError VectorEnvError VectorInputError VectorStepError VectorTimeoutError"
     ),
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
+    "envactors.remote.backend": "RemoteBackend",
     "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",
     "envactors.vector.results": "Batch EnvStep",

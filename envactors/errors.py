@@ -4,6 +4,7 @@
     ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id .elapsed
     │   ├── ActorStartError           the factory raised, or the start deadline passed
     │   ├── ActorDiedError            .exitcode .signal .stderr_tail .aborted
+    │   │   └── NodeLostError         .node .reason
     │   ├── ActorTimeoutError         .timeout .stacks .stderr_tail
     │   ├── ActorClosedError
     │   ├── RestartsExhaustedError    .causes
@@ -118,6 +119,18 @@ class ActorDiedError(ActorError):
     signal: int | None = None
     stderr_tail: str = ""
     aborted: bool = False
+
+
+class NodeLostError(ActorDiedError):
+    """The node that the process ran on was lost: its agent died, its machine vanished, or the link was silent.
+
+    Attributes:
+        node: The node's name.
+        reason: How it was lost.
+    """
+
+    node: str = ""
+    reason: str = ""
 
 
 class ActorTimeoutError(ActorError, _AnyTimeoutError):

@@ -18,6 +18,7 @@ TREE = {
     ea.ActorError: ea.EnvActorsError,
     ea.ActorStartError: ea.ActorError,
     ea.ActorDiedError: ea.ActorError,
+    ea.NodeLostError: ea.ActorDiedError,
     ea.ActorTimeoutError: ea.ActorError,
     ea.ActorClosedError: ea.ActorError,
     ea.RestartsExhaustedError: ea.ActorError,

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from envactors.actor.callbacks import CallbackExecutor
-from envactors.actor.reactor import Reactor, Timed
+from envactors.actor.reactor import Reactor
+from envactors.backends.base import Timed
 
 # How long the workers may take to close when the interpreter exits, in seconds: it must exit within five seconds even
 # if workers hang.

@@ -17,6 +17,7 @@ from envactors.errors import (
     ActorError,
     ActorStartError,
     ActorTimeoutError,
+    NodeLostError,
     RestartsExhaustedError,
     SerializationError,
     copy_error,
@@ -96,10 +97,14 @@ class ErrorFactory:
             cause, ending = unpack_failure(failure), {"stderr_tail": report.stderr_tail}
             text = f"the factory of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
+        elif timed_out and cause is not None:
+            text = f"{who} could not be started within its start deadline of {seconds} s: {cause}"
         elif timed_out:
             text = f"{who} was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
         elif cause is not None:
             text = f"{who} could not be started: {cause if isinstance(cause, LaunchRefusedError) else repr(cause)}"
+        elif report.loss is not None:
+            text = f"{who} was lost with its node {report.loss.node!r}, {report.loss.reason}, before its env was made"
         else:
             text = f"{who} died with {describe_status(*report.status)}{_after(where)}, before its env was made"
         text += _appendix(report)
@@ -128,6 +133,10 @@ class ErrorFactory:
         if timed_out and request is not None:
             text = f"{who} passed its deadline of {request.timeout} s {running}"
             return _timeout(text, request.timeout, report, where)
+        if report.loss is not None:
+            node, reason = report.loss
+            text = f"{who} was lost with its node {node!r}, {reason}, {running}"
+            return NodeLostError(text, node=node, reason=reason, **_ending(report), **where)
         ended = "was ended on purpose" if aborted else f"died with {describe_status(*report.status)}"
         return ActorDiedError(f"{who} {ended} {running}", aborted=aborted, **_ending(report), **where)
 
@@ -152,8 +161,10 @@ class ErrorFactory:
             f"env {request.index} of actor {self._config.name!r} was lost with its process{whose}, before its own "
             f"{request.method} (call {request.call_id}) could run: {death}"
         )
-        ending = {name: value for name, value in vars(death).items() if name in ActorDiedError.__annotations__}
-        return _caused(ActorDiedError(text, **ending, **where), copy_error(death))
+        kind = NodeLostError if isinstance(death, NodeLostError) else ActorDiedError
+        names = {**ActorDiedError.__annotations__, **kind.__annotations__}
+        ending = {name: value for name, value in vars(death).items() if name in names}
+        return _caused(kind(text, **ending, **where), copy_error(death))
 
     def exhausted(self, losses: Sequence[ActorError], incarnation: int) -> ActorError:
         """Return the error of every call after the last process that the restart policy allows."""

@@ -118,6 +118,12 @@ class ActorView(Caller):
         return self._supervisor.core.pid
 
     @property
+    def node(self) -> str | None:
+        """The name of the other machine that its process runs on; None for this one, and while there is none."""
+        process = self._supervisor.core.process
+        return None if process is None else process.worker.node
+
+    @property
     def state(self) -> ActorState:
         """What the actor is doing."""
         return self._supervisor.state

@@ -24,7 +24,7 @@ from envactors.actor.preload_advice import advise_preload
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
-from envactors.backends.base import LaunchRefusedError
+from envactors.backends.base import LaunchRefusedError, Worker
 from envactors.errors import ActorError, copy_error
 from envactors.system.polling import READABLE
 from envactors.wire.messages import Adopt, Frame, Kind
@@ -62,6 +62,9 @@ class Lifecycle:
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
         self._failure: Frame | None = None
+        # A worker of another machine that counts as ended, and whose code may still run: until it is certain that it
+        # does not, no other process takes its place.
+        self._uncertain: Worker | None = None
         # What an env raised for which the present process is being discarded.
         self._discarded_for: ActorError | None = None
 
@@ -72,6 +75,8 @@ class Lifecycle:
         core, config = self._core, self._core.config
         core.phase, core.started, self._adopting = LAUNCHING, False, spare is not None
         self._launched, self._envs_made = time.monotonic(), 0
+        if self._uncertain is not None:
+            return  # `_on_certain_end` begins again
         if spare is not None:
             core.process = spare
             spare.move(config.name, self)
@@ -106,7 +111,18 @@ class Lifecycle:
             core.timers.set("backoff", time.monotonic() + delay)
             return process
 
+    def _on_certain_end(self, worker: Worker) -> None:
+        """Go on with what waited for the certain end of a worker."""
+        core = self._core
+        with core.change:
+            if self._uncertain is worker:
+                self._uncertain = None
+                if core.phase is LAUNCHING:
+                    self.begin_launch(self._take_standby(0.0))
+
     def _take_standby(self, delay: float) -> ActorProcess | None:
+        if self._uncertain is not None:
+            return None
         offers = (give(delay) for give in self._core.config.standbys)
         return next((process for process in offers if process is not None), None)
 
@@ -121,7 +137,7 @@ class Lifecycle:
                 core.timers.set("call", self._launched + config.deadlines.start)
         if due:
             try:
-                worker = config.backend.launch(config.name, config.env_vars, config.memory)
+                worker = config.backend.launch(config.name, config.env_vars, config.memory, len(config.start.factories))
             except Exception as error:
                 refusal = error
         with core.change:
@@ -187,6 +203,7 @@ class Lifecycle:
         """End the process, or what is about to become one, for a reason of the parent's own."""
         core, process = self._core, self._core.process
         coming = core.phase in (LAUNCHING, ENDING) and process is None and not self._launcher.withdraw(self.launch)
+        coming = coming and self._uncertain is None
         core.phase, core.reason = ENDING, reason
         if process is not None:
             process.worker.kill()
@@ -241,6 +258,9 @@ class Lifecycle:
         core.timers.cancel("call", "kill", "backoff")
         running = self.calls.interrupt(process)
         core.process, core.reason = None, None
+        if process is not None and not process.worker.is_over:
+            self._uncertain = worker = process.worker
+            worker.when_over(lambda: core.reactor.post(lambda: self._on_certain_end(worker)))
         facts = ExitFacts(
             reason=reason,
             closing=core.closing,

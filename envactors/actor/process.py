@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
-from envactors.backends.base import ExitStatus, Worker
+from envactors.backends.base import ExitStatus, NodeLoss, Worker
 from envactors.system.polling import READABLE, WRITABLE, is_disconnect
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.control_page import ASLEEP
@@ -28,6 +28,7 @@ class ExitReport(NamedTuple):
         stderr_tail: The last lines of its stderr.
         stacks: The stacks that it wrote before it was killed.
         refusal: Why no process came to be.
+        loss: The loss of the node that it ran on, if that is why it counts as ended.
     """
 
     pid: int | None = None
@@ -35,6 +36,7 @@ class ExitReport(NamedTuple):
     stderr_tail: str = ""
     stacks: str = ""
     refusal: BaseException | None = None
+    loss: NodeLoss | None = None
 
 
 class ProcessOwner(Protocol):
@@ -58,7 +60,6 @@ class ActorProcess:
 
     Attributes:
         worker: The worker.
-        pid: Its process id.
         page: The control page that it shares with the parent.
         at_end: Whether its channel has ended.
         on_ring: Called when the worker rings, in the thread that reads replies; None if nobody has asked for that.
@@ -68,7 +69,6 @@ class ActorProcess:
     def __init__(self, worker: Worker, name: str, reactor: Reactor, owner: ProcessOwner) -> None:
         self.worker = worker
         self.page = worker.page
-        self.pid = worker.pid
         self.at_end = False
         self.on_ring: Callable[[], None] | None = None
         self.overflows = 0
@@ -80,6 +80,11 @@ class ActorProcess:
             reactor.watch(output.fd, functools.partial(self._read_output, output))
         reactor.watch_channel(self._channel.fileno(), self._handle_channel)
         reactor.watch(worker.sentinel, lambda _mask: self._owner.on_exit(self))
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None while another machine has not told it."""
+        return self.worker.pid or None
 
     def _handle_channel(self, mask: int) -> None:
         self._owner.on_channel(mask)  # looked up at each call: `move` changes it
@@ -167,7 +172,7 @@ class ActorProcess:
         reactor.unwatch_channel(self._channel.fileno())
         tail = "".join(output.tail for output in self._outputs if output.stream == "stderr")
         stacks = worker.stacks()
-        return frames, ExitReport(worker.pid, worker.reap(), tail, stacks)
+        return frames, ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss)
 
     def _read_output(self, output: Output, _mask: int) -> None:
         if not output.read():

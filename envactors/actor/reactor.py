@@ -22,11 +22,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol
 
 from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_set import Gate, WaitSet
+from envactors.backends.base import Timed
 from envactors.system.polling import Doorbell, Poller, remaining
 
 _log = logging.getLogger("envactors")
@@ -35,16 +35,6 @@ _NEVER = float("inf")
 _LOOP_WAITS = 16
 _LOOP_SECONDS = 0.05
 _LOOP_BEAT = 0.002
-
-
-class Timed(Protocol):
-    """Something with deadlines."""
-
-    def next_timer(self) -> float:
-        """Return the time (`time.monotonic`) of the next deadline, infinity if there is none."""
-
-    def on_timer(self, now: float) -> None:
-        """Handle the deadlines that have passed."""
 
 
 class Reactor:
@@ -60,6 +50,8 @@ class Reactor:
 
     def __init__(self, timed: Callable[[], Iterable[Timed]]) -> None:
         self._timed = timed
+        # What else has deadlines; replaced as a whole, since the thread may be going through it.
+        self._others: tuple[Timed, ...] = ()
         with contextlib.ExitStack() as undo:
             self._outer = undo.enter_context(contextlib.closing(Poller()))
             self._replies = undo.enter_context(contextlib.closing(Poller()))
@@ -166,6 +158,15 @@ class Reactor:
         return WaitSet(self._replies.fileno(), self._parked)
 
     # From other threads ----------------------------------------------------------------------------------
+
+    def watch_timers(self, timed: Timed) -> None:
+        """Watch the deadlines of one more object; one thread at a time changes which there are."""
+        self._others = (*self._others, timed)
+        self._bell.ring()
+
+    def unwatch_timers(self, timed: Timed) -> None:
+        """Stop what `watch_timers` has begun."""
+        self._others = tuple(one for one in self._others if one is not timed)
 
     def note_timer(self, when: float) -> None:
         """Announce a new deadline; wake the reactor only if it would sleep past it."""
@@ -335,7 +336,7 @@ class Reactor:
 
     def _run_once(self) -> None:
         self._wake_at = _NEVER  # while awake, every new deadline rings, so that none is missed before the next poll
-        timed = [self.callbacks, *self._timed()]
+        timed = [self.callbacks, *self._others, *self._timed()]
         wake_at = min((one.next_timer() for one in timed), default=_NEVER)
         if self._looping:
             wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)

@@ -55,7 +55,6 @@ class Supervisor:
         self.closed = threading.Event()
         self._owner_pid, self._forks = os.getpid(), engines.forks
         self._has_warned = False
-        config.backend.retain(config.env_vars)
         engines.join(self, self._assemble)
         if config.backend.inline:
             self.core.run_inline = self.lifecycle.run_inline
@@ -65,6 +64,7 @@ class Supervisor:
     def _assemble(self, engine: engines.Engine) -> None:
         self._engine = engine
         self.reactor = engine.reactor
+        self.config.backend.retain(self.config.env_vars, engine.reactor)
         self.core = ActorCore(self.config, engine.reactor)
         self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
         self.calls = self.lifecycle.calls
@@ -151,8 +151,6 @@ class Supervisor:
         if not self.config.backend.kills:
             for request in requests:
                 self.warn_of_deadline(self.config.deadlines.of(request.method))
-        # A process may end in one env's step: what the envs before it have done is not to be lost with it.
-        stream = stream or self.config.backend.kills
         self._submit(FrameBatchStep(requests, stream=stream), at_front=at_front)
 
     def renew(self, future: ActorFuture) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.system.processes import resident_memory
 from envactors.wire.channel import FrameChannel
 from envactors.wire.control_page import ControlPage
 from envactors.wire.info_codec import InfoReader
 
 Stream = Literal["stdout", "stderr"]
+_NOTHING = nullcontext()
 
 
 class ExitStatus(NamedTuple):
@@ -18,6 +21,13 @@ class ExitStatus(NamedTuple):
 
     exitcode: int | None
     signal: int | None
+
+
+class NodeLoss(NamedTuple):
+    """The loss of the node that a worker ran on: the node's name, and how it was lost."""
+
+    node: str
+    reason: str
 
 
 class LaunchRefusedError(OSError):
@@ -49,8 +59,16 @@ class Worker(Protocol):
         outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams itself.
         sentinel: A descriptor that becomes readable once the worker has ended.
         channel: The parent's end of its channel.
+        node: The name of the other machine that it runs on; None for this one.
+        refusal: Why it never came to be, where that turned out after its launch.
+        loss: The loss of its node, where that is why it counts as ended.
+        is_over: Whether it is certain, once the sentinel is readable, that none of its code runs any more.
     """
 
+    node: str | None = None
+    refusal: OSError | None = None
+    loss: NodeLoss | None = None
+    is_over: bool = True
     pid: int
     page: ControlPage
     outputs: list[tuple[Stream, int]]
@@ -71,8 +89,44 @@ class Worker(Protocol):
         """Run the posted requests in the calling thread, if the backend is in line; return whether any were run."""
         return False
 
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call a function, in any thread, once `is_over`."""
+        then()
+
+    def resident_memory(self) -> int:
+        """Return how many bytes of memory it occupies; 0 if it has ended."""
+        return resident_memory(self.pid)
+
     def reap(self) -> ExitStatus:
         """Reap it after the sentinel became readable, close all descriptors and return how it ended."""
+
+
+class Timed(Protocol):
+    """Something with deadlines."""
+
+    def next_timer(self) -> float:
+        """Return the time (`time.monotonic`) of the next deadline, infinity if there is none."""
+
+    def on_timer(self, now: float) -> None:
+        """Handle the deadlines that have passed."""
+
+
+class EventLoop(Protocol):
+    """What a backend may use of the reactor: `envactors.actor.reactor.Reactor` has these methods."""
+
+    def watch_channel(self, fd: int, handler: Callable[[int], None]) -> None: ...
+
+    def unwatch_channel(self, fd: int) -> None: ...
+
+    def want_write(self, fd: int, wanted: bool) -> None: ...
+
+    def watch_timers(self, timed: Timed) -> None: ...
+
+    def unwatch_timers(self, timed: Timed) -> None: ...
+
+    def note_timer(self, when: float) -> None: ...
+
+    def post(self, job: Callable[[], None]) -> None: ...
 
 
 class Backend(Protocol):
@@ -93,24 +147,29 @@ class Backend(Protocol):
     pickles: bool
     max_starting: int | None
 
-    def make_memory(self) -> RowMemory:
-        """Return memory that workers can share with the parent."""
+    def make_memory(self) -> RowMemory | None:
+        """Return memory that workers can share with the parent, None if they cannot."""
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: Any) -> Worker:
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: Any, envs: int = 1) -> Worker:
         """Start a worker. Called in a thread that outlives all actors.
 
         Args:
             name: The actor's name.
             env_vars: Environment variables to set before anything is imported.
             memory: The memory from `make_memory` that steps may go through, or None.
+            envs: How many envs it will have.
 
         Raises:
             LaunchRefusedError: No worker can be started like this.
             OSError: The system could not start it.
         """
 
-    def retain(self, env_vars: Mapping[str, str]) -> None:
-        """Count an actor that uses the backend, with its environment variables."""
+    def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
+        """Count an actor that uses the backend, with its environment variables, and what waits for its workers."""
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, free everything that the backend has started."""
+
+    def corked(self) -> AbstractContextManager[object]:
+        """Return a context at whose end everything is written that was sent in it, if that saves writes."""
+        return _NOTHING

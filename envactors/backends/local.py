@@ -50,9 +50,9 @@ class LocalBackend(Backend):
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
         return LocalMemory()
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None) -> LocalWorker:
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None, envs: int = 1) -> LocalWorker:
         """Make a worker; see `envactors.backends.base.Backend.launch`."""
-        del env_vars
+        del env_vars, envs
         return self._worker(name, memory)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from typing import get_args
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends import starting
-from envactors.backends.base import ExitStatus, Stream, Worker
+from envactors.backends.base import Backend, EventLoop, ExitStatus, Stream, Worker
 from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.backends.fork_server import FORK_SERVERS, Settings
 from envactors.backends.pages import PAGES
@@ -37,7 +37,7 @@ class MappedMemory(SharedFile):
         return slab, InfoReader(slab)
 
 
-class ProcessBackend:
+class ProcessBackend(Backend):
     """A backend with one process per actor.
 
     Args:
@@ -105,8 +105,11 @@ class ProcessBackend:
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
         return MappedMemory("envactors-slab")
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None) -> ProcessWorker:
+    def launch(
+        self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None, envs: int = 1
+    ) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
+        del envs
         DESCRIPTOR_LIMIT.make_room()
         number, mark = REAPER.enlist()
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark}
@@ -133,7 +136,8 @@ class ProcessBackend:
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
         return self._preload, frozenset(env_vars.items() if self._preload else ())
 
-    def retain(self, env_vars: Mapping[str, str]) -> None:
+    def retain(self, env_vars: Mapping[str, str], loop: EventLoop | None = None) -> None:
+        del loop
         if self.start_method == "forkserver":
             FORK_SERVERS.retain(self._settings(env_vars))
         REAPER.retain()

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from envactors.arrays.slab import RESET, Slab
 from envactors.options import RecyclePolicy
-from envactors.system.processes import resident_memory
 from envactors.vector.env_state import EnvState
 from envactors.vector.failure_policy import Autoreset
 
@@ -103,6 +102,7 @@ class Episodes:
                 self.changes += 1
 
     def _is_too_old(self, env: EnvState, policy: RecyclePolicy) -> bool:
-        pid, steps = env.handle.pid, int(self._steps[env.env_id]) + self._rounds - env.steps_before
+        process, steps = env.supervisor.core.process, int(self._steps[env.env_id]) + self._rounds - env.steps_before
         too_many = policy.max_steps is not None and steps >= policy.max_steps
-        return pid is not None and (too_many or (policy.max_rss is not None and resident_memory(pid) > policy.max_rss))
+        limit = float("inf") if policy.max_rss is None else policy.max_rss
+        return process is not None and (too_many or (limit < float("inf") and process.worker.resident_memory() > limit))

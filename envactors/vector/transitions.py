@@ -172,8 +172,9 @@ class Transitions:
                 if isinstance(request.message, Reset):
                     env.retire_process()
                 by_actor.setdefault(env.supervisor, []).append(request)
-            for supervisor, group in by_actor.items():
-                supervisor.submit_steps(group, stream=stream)
+            with self.envs[0].supervisor.config.backend.corked():
+                for supervisor, group in by_actor.items():
+                    supervisor.submit_steps(group, stream=stream)
         except BaseException:
             # What was queued comes all the same: taken for the result of the next request, it would be the wrong one.
             self.pending.mark([request.index for request in requests if request.call_id == 0], IDLE)

@@ -40,6 +40,9 @@ WAIT: Final = 4
 RING_AT: Final = 5
 # The call id of the last streamed step whose end the worker rings for; it rings for the end of any other step.
 WATCHED: Final = 6
+# Until when the worker may begin requests, a time of `envactors.system.clocks.boot_clock` read and written through
+# `ControlPage.times`; 0 for ever. Only workers of other machines have a lease.
+LEASE: Final = 7
 
 # Written by the worker, in cache lines of its own.
 # The call id of the request that runs, or ran last; written before any code of the env runs.

@@ -3,7 +3,7 @@
 Between processes a payload is a `envactors.wire.bundle`; within one process it is a tuple or list of copied objects.
 The type of a payload tells the two apart.
 
-    steps      (env's position, marked if it is a reset; its fields, pickled) ...
+    steps      (env's position, marked if it is a reset, and if results stream; its fields, pickled) ...
     outcomes   (env's position, marked if it has failed, with a checksum; a transition's or failure's fields) ...
 """
 
@@ -16,8 +16,8 @@ from envactors.wire import bundle
 from envactors.wire.messages import Failure, Fault, PickledItem, Reset, Step, Steps
 from envactors.wire.pickling import copy_value, dumps, loads, pack_failure
 
-# The parts of a part's number: the lowest 31 bits are the env's position, the highest 32 the checksum.
-_MARK, _POSITION, _CHECK_SHIFT = 1 << 31, (1 << 31) - 1, 32
+# The parts of a part's number: the lowest 30 bits are the env's position, the highest 32 the checksum.
+_MARK, _STREAM, _POSITION, _CHECK_SHIFT = 1 << 31, 1 << 30, (1 << 30) - 1, 32
 
 
 def pack_item(item: Step | Reset) -> PickledItem:
@@ -42,8 +42,7 @@ def pack_steps(steps: Steps, pickles: bool) -> Any:
     """
     items: Sequence[Any] = steps.items
     if pickles:
-        assert steps.stream, "a process may end in one env's step: what came before is not to be lost with it"
-        return bundle.pack(items)
+        return bundle.pack(((number | _STREAM, item) for number, item in items) if steps.stream else items)
     return Steps([copy_item(item) for item in items], steps.stream)
 
 
@@ -66,7 +65,9 @@ def unpack_steps(payload: Any) -> tuple[bool, list[tuple[int, Step | Reset | Fai
     if isinstance(payload, Steps):
         items: Sequence[Any] = payload.items
         return payload.stream, [(item.env, item) for item in items]
-    return True, [(number & _POSITION, _load_item(number, part)) for number, part in bundle.unpack(payload)]
+    parts = list(bundle.unpack(payload))
+    stream = any(number & _STREAM for number, _ in parts)
+    return stream, [(number & _POSITION, _load_item(number, part)) for number, part in parts]
 
 
 def _load_item(number: int, pickled: bytes | bytearray | memoryview) -> Step | Reset | Failure:
@@ -99,7 +100,7 @@ class OutcomePacker:
     """
 
     def __init__(self, pickles: bool) -> None:
-        self._pickles = pickles
+        self.pickles = pickles
         self._ready: list[tuple[int, Outcome]] = []
 
     def __bool__(self) -> bool:
@@ -111,18 +112,18 @@ class OutcomePacker:
         Raises:
             Exception: The result does not pickle or cannot be copied, and nothing was added.
         """
-        content = dumps(transition) if self._pickles else tuple([copy_value(part) for part in transition])
+        content = dumps(transition) if self.pickles else tuple([copy_value(part) for part in transition])
         self._ready.append((env, Outcome(check, False, content)))
 
     def add_failure(self, env: int, check: int, failure: Failure) -> None:
         """Add the failure of an env's item."""
-        content = dumps(tuple(failure)) if self._pickles else tuple(failure)
+        content = dumps(tuple(failure)) if self.pickles else tuple(failure)
         self._ready.append((env, Outcome(check, True, content)))
 
     def take_payload(self) -> Any:
         """Return the payload of a `Kind.OUTCOMES` frame with the outcomes that were added since the last call."""
         ready, self._ready = self._ready, []
-        if not self._pickles:
+        if not self.pickles:
             return ready
         return bundle.pack(
             (env | (_MARK if failed else 0) | check << _CHECK_SHIFT, content) for env, (check, failed, content) in ready

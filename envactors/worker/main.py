@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.system.clocks import boot_clock
 from envactors.system.cpus import pinned_while_sleeping, spin_until_all
 from envactors.system.polling import Poller
 from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import FRAMES, METHOD_CALL, POSTED, SPINNING, STEP, WAIT, ControlPage, wait_cpu
+from envactors.wire.control_page import FRAMES, LEASE, METHOD_CALL, POSTED, SPINNING, STEP, WAIT, ControlPage, wait_cpu
 from envactors.wire.info_codec import InfoWriter
 from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start, Steps
 from envactors.wire.pickling import dumps, loads, pack_failure
@@ -127,6 +128,9 @@ class Server:
                 self._run_frame(frame)
 
     def _run_frame(self, frame: Frame) -> None:
+        lease = self._page.times[LEASE]
+        if lease and boot_clock() > lease:
+            os._exit(1)  # another process may have taken this one's place
         self._incarnation, self._call_id = frame.incarnation, frame.call_id
         self._page.start_request(frame.call_id, METHOD_CALL, 0)
         if frame.kind == _STEPS:

@@ -38,6 +38,9 @@ from envactors.wire.steps import OutcomePacker
 from envactors.worker import context
 from envactors.worker.host import Fields, Host, HostedEnv
 
+# How long outcomes of a frame that does not stream are kept to be sent with others, in seconds: the process may end in
+# the step of a later env, and what the envs before it have done is lost with it then.
+_LONGEST_KEPT = 2e-4
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
 _RAISED, _RESULT = Fault.RAISED, Fault.RESULT
 
@@ -134,10 +137,17 @@ class StepRunner:
         self, call_id: int, items: Sequence[tuple[int, Step | Reset | Failure]], packer: OutcomePacker, stream: bool
     ) -> None:
         """Run the items of a frame, each with its env's position, and send their outcomes."""
+        kept_since = time.monotonic()
 
         def send(_: EnvRow | EnvItem | None = None) -> None:
             if packer:
                 self._send(Kind.OUTCOMES, packer.take_payload())
+
+        def send_if_old(_: EnvRow | EnvItem) -> None:
+            nonlocal kept_since
+            if (now := time.monotonic()) - kept_since > _LONGEST_KEPT:
+                kept_since = now
+                send()
 
         due: list[EnvItem] = []
         for position, item in items:
@@ -147,7 +157,7 @@ class StepRunner:
             else:
                 due.append(EnvItem(hosted, item, packer))
         if due:
-            self._run(call_id, due, send if stream else None)
+            self._run(call_id, due, send if stream else send_if_old if packer.pickles else None)
         send()
 
     def _run(

@@ -1,0 +1,132 @@
+"""The backend whose workers run on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from envactors.backends.base import Backend, EventLoop
+from envactors.backends.process import ProcessBackend
+from envactors.remote.launching import AgentOptions, Launcher
+from envactors.remote.session import Session
+from envactors.remote.worker import RemoteWorker
+
+
+class RemoteBackend(Backend):
+    """A backend with one process per actor on other machines, the nodes; each has an agent, which a launcher starts.
+
+    Actors are spread evenly. A lost node costs each of its actors one restart, on the nodes that are left, once it is
+    certain that the old process does not run any more: its end was acknowledged, or 1.1 leases are over.
+
+    Args:
+        launcher: Starts the agents, such as `envactors.remote.LocalNodes`.
+        envs_per_node: How many envs a node may have; None sets no limit.
+        lease: How long a node may be silent before it counts as lost, in seconds. A caller that does not run for so
+            long loses its nodes.
+        heartbeat: How often each node tells that it is there, in seconds.
+        process_options: Arguments for the `envactors.ProcessBackend` of each node.
+
+    Raises:
+        ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is no int >= 1.
+    """
+
+    kills = True
+    inline = False
+    pickles = True
+    spin = False
+    max_starting = None
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        envs_per_node: int | None = None,
+        lease: float = 10.0,
+        heartbeat: float = 1.0,
+        **process_options: Any,
+    ) -> None:
+        if not 0 < 2 * heartbeat <= lease < float("inf"):
+            raise ValueError(f"lease is {lease!r} with heartbeat={heartbeat!r}: expected at least two heartbeats")
+        if envs_per_node is not None and (type(envs_per_node) is not int or envs_per_node < 1):
+            raise ValueError(f"envs_per_node is {envs_per_node!r}: expected an int >= 1, or None")
+        ProcessBackend(**process_options)  # refuses what the nodes would refuse
+        self.launcher = launcher
+        self.envs_per_node = envs_per_node
+        self._options = AgentOptions(lease, heartbeat, process_options)
+        self._lock = threading.RLock()
+        self._actors = 0
+        self._session: Session | None = None
+        self._numbers = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"RemoteBackend({self.launcher!r})"
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of the nodes that can be used now."""
+        session = self._session
+        return [] if session is None else [node.name for node in session.nodes if not node.is_lost]
+
+    def drain(self, node: str) -> None:
+        """Place nothing more on a node, and move its actors elsewhere, each at the next end of an episode.
+
+        Args:
+            node: Its name.
+
+        Raises:
+            ValueError: There is no such node.
+        """
+        found = [one for one in (self._session.nodes if self._session else []) if one.name == node]
+        if not found:
+            raise ValueError(f"node {node!r}: expected one of {self.nodes}")
+        found[0].draining = True
+
+    # As a backend ----------------------------------------------------------------------------------------
+
+    def make_memory(self) -> None:
+        """Return None: machines share no memory."""
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: None, envs: int = 1) -> RemoteWorker:
+        """Start a worker on the node with the fewest envs; see `envactors.backends.base.Backend.launch`."""
+        del memory
+        with self._lock:
+            assert self._session is not None, "an actor uses the backend"
+            session = self._session
+        worker = RemoteWorker(next(self._numbers), name, env_vars, envs, session)
+        session.launch(worker)
+        return worker
+
+    def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
+        """See `envactors.backends.base.Backend.retain`; the first actor starts the agents."""
+        del env_vars
+        with self._lock:
+            self._actors += 1
+            if self._session is None:
+                self._session = Session(self.envs_per_node, self._options.lease, loop)
+                self.launcher.start(self._options, self._session)
+
+    def release(self, env_vars: Mapping[str, str]) -> None:
+        """See `envactors.backends.base.Backend.release`; after the last actor the agents end."""
+        del env_vars
+        with self._lock:
+            self._actors -= 1
+            if self._actors or self._session is None:
+                return
+            session, self._session = self._session, None
+        session.end()
+        self.launcher.stop()
+
+    @contextlib.contextmanager
+    def corked(self) -> Iterator[None]:
+        """Return a context at whose end everything is written that was sent in it: one write per node."""
+        nodes = () if self._session is None else tuple(self._session.nodes)
+        for node in nodes:
+            node.cork()
+        try:
+            yield
+        finally:
+            for node in nodes:
+                node.uncork()

@@ -1,0 +1,200 @@
+"""One node as the caller sees it: its link, its lease, and the workers on it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import time
+from collections.abc import Callable
+
+from envactors.backends.base import EventLoop, NodeLoss, Timed
+from envactors.remote.lease import NodeLease
+from envactors.remote.link import Link
+from envactors.remote.records import LinkCorruptError, ProgressReport, Record, RecordKind
+from envactors.remote.worker import RemoteWorker
+from envactors.system.clocks import boot_clock
+from envactors.system.polling import WRITABLE
+
+_log = logging.getLogger("envactors")
+# How long the agent may take to say that a killed worker has ended, in seconds; then the worker counts as ended.
+_KILL_PATIENCE = 0.7
+
+
+class Node(Timed):
+    """A node with its agent.
+
+    Args:
+        name: Its name.
+        link: The link to its agent.
+        lease: The length of the lease, in seconds.
+        stamp: The stamp that the agent sent with the greeting.
+        loop: Watches the link and the deadlines.
+        on_change: Called, in any thread, when there may be more room, or the node is lost or over.
+
+    Attributes:
+        workers: Its workers that have not ended, by number.
+        is_lost: Whether it is lost.
+        is_over: Whether it is lost, and no worker of it runs any more.
+        draining: Whether no more workers are to be placed on it.
+    """
+
+    def __init__(
+        self, name: str, link: Link, lease: float, stamp: float, loop: EventLoop, on_change: Callable[[Node], None]
+    ) -> None:
+        self.name = name
+        self.workers: dict[int, RemoteWorker] = {}
+        self.is_lost = self.is_over = self.draining = False
+        self._link = link
+        self._lease_seconds = lease
+        self._lease = NodeLease(lease, boot_clock())
+        self._loop = loop
+        self._on_change = on_change
+        # When a worker that was killed counts as ended (`time.monotonic`), by number.
+        self._kills: dict[int, float] = {}
+        self._echo(stamp)
+        loop.watch_channel(link.fileno(), self._on_link)
+        loop.watch_timers(self)
+
+    @property
+    def envs(self) -> int:
+        """How many envs its workers have."""
+        return sum(worker.envs for worker in tuple(self.workers.values()))
+
+    # Sending ---------------------------------------------------------------------------------------------
+
+    def place(self, worker: RemoteWorker) -> None:
+        """Start a worker here."""
+        self.workers[worker.number] = worker
+        worker.place(self)
+
+    def send(self, record: Record) -> None:
+        """Send a record; if that fails the node is lost."""
+        self._write(functools.partial(self._link.send, record))
+
+    def kill(self, worker: RemoteWorker) -> None:
+        """End a worker; if nothing is heard of that, it counts as ended soon."""
+        self.send(Record(RecordKind.KILL, worker.number))
+        when = time.monotonic() + _KILL_PATIENCE
+        self._kills.setdefault(worker.number, when)
+        self._loop.note_timer(when)
+
+    def cork(self) -> None:
+        """Collect what is sent from now on."""
+        self._link.cork()
+
+    def uncork(self) -> None:
+        """Write what was collected."""
+        self._write(self._link.uncork)
+
+    def _write(self, write: Callable[[], None]) -> None:
+        if self.is_lost:
+            return
+        try:
+            write()
+        except OSError as error:
+            reason = f"whose link broke ({error})"
+            self._loop.post(lambda: self.lose(reason))  # the caller may hold the lock of an actor
+            return
+        if self._link.backlog:
+            self._loop.want_write(self._link.fileno(), True)
+
+    def _echo(self, stamp: float) -> None:
+        self._lease.echo(boot_clock())
+        self.send(Record(RecordKind.ECHO, call_id=int(stamp * 1e9)))
+
+    # Receiving, in the thread that reads replies ------------------------------------------------------------
+
+    def _on_link(self, mask: int) -> None:
+        if self.is_lost:
+            return
+        try:
+            if mask & WRITABLE:
+                self._link.flush()
+                if not self._link.backlog:
+                    self._loop.want_write(self._link.fileno(), False)
+            records = self._link.receive()
+        except (OSError, LinkCorruptError) as error:
+            self.lose(f"whose link broke ({error})")
+            return
+        if records is None:
+            self.lose("whose agent has ended")
+            return
+        self._lease.hear(boot_clock())
+        stamp = None
+        for record in records:
+            if record.kind == RecordKind.BEAT:
+                stamp = record.call_id / 1e9
+            elif record.kind == RecordKind.PROGRESS:
+                for report in pickle.loads(record.payload):
+                    self._on_progress(ProgressReport(*report))
+            elif (worker := self.workers.get(record.worker)) is not None:
+                worker.on_record(record)
+                if record.kind == RecordKind.EXIT:
+                    self._forget(worker)
+        if stamp is not None:
+            self._echo(stamp)
+
+    def _on_progress(self, report: ProgressReport) -> None:
+        worker = self.workers.get(report.worker)
+        if worker is not None:
+            worker.page.report(report)
+
+    def _forget(self, worker: RemoteWorker) -> None:
+        self._kills.pop(worker.number, None)
+        del self.workers[worker.number]
+        self._on_change(self)
+
+    # Losing it -------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float:
+        """Return the time (`time.monotonic`) of the next deadline, infinity if there is none."""
+        if self.is_over:
+            return float("inf")
+        lease = self._lease.over_at if self.is_lost else self._lease.silent_at
+        return min([time.monotonic() + lease - boot_clock(), *self._kills.values()])
+
+    def on_timer(self, now: float) -> None:
+        """Handle the deadlines that have passed."""
+        for number in [number for number, when in tuple(self._kills.items()) if when <= now]:
+            del self._kills[number]
+            if number in self.workers:
+                self.workers[number].end()
+        if not self.is_lost and boot_clock() >= self._lease.silent_at:
+            self.lose(f"which was silent for {self._lease_seconds:g} s")
+        if self.is_lost and boot_clock() >= self._lease.over_at:
+            self._set_over()
+
+    def lose(self, reason: str) -> None:
+        """Give the node up: its workers count as ended, and are over when its lease is."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._loop.unwatch_channel(self._link.fileno())
+        self._link.close()
+        workers = tuple(self.workers.values())
+        _log.warning("node %s, %s, is lost with %d workers", self.name, reason, len(workers))
+        for worker in workers:
+            worker.lose(NodeLoss(self.name, reason))
+        self._kills.clear()
+        self._on_change(self)
+        self._loop.note_timer(time.monotonic())
+
+    def _set_over(self) -> None:
+        self.is_over = True
+        self._loop.unwatch_timers(self)
+        workers = tuple(self.workers.values())
+        self.workers.clear()
+        for worker in workers:
+            worker.set_over()
+        self._on_change(self)
+
+    def end(self) -> None:
+        """End its agent with all workers, and forget it."""
+        if not self.is_lost:
+            self.send(Record(RecordKind.END))
+            self.is_lost = True
+            self._loop.unwatch_channel(self._link.fileno())
+            self._link.close()
+        self._loop.unwatch_timers(self)
+        self.is_over = True

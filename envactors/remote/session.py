@@ -1,0 +1,161 @@
+"""The nodes of a backend while actors use it, and the workers for which there is no room yet."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from envactors.backends.base import EventLoop, Timed
+from envactors.remote.greeting import GreetingError
+from envactors.remote.launching import NodeAddress, NodeRegistry, connect
+from envactors.remote.node import Node
+from envactors.remote.records import Record
+from envactors.remote.worker import Host, RemoteWorker
+
+_log = logging.getLogger("envactors")
+# How long the first node waits for the others that are expected, in seconds.
+_JOINING_PATIENCE = 5.0
+
+
+class Session(Host, NodeRegistry, Timed):
+    """The nodes of a backend, and where its workers go.
+
+    Args:
+        envs_per_node: How many envs a node may have; None sets no limit.
+        lease: The length of the lease, in seconds.
+        loop: Watches the links.
+
+    Attributes:
+        nodes: The nodes that have joined, lost ones until their lease is over.
+    """
+
+    name = None
+
+    def __init__(self, envs_per_node: int | None, lease: float, loop: EventLoop) -> None:
+        self.nodes: tuple[Node, ...] = ()
+        self._envs_per_node = envs_per_node
+        self._lease = lease
+        self._loop = loop
+        self._lock = threading.RLock()
+        self._waiting: list[RemoteWorker] = []
+        # Why there is no agent, by node.
+        self._refusals: dict[str, str] = {}
+        self._ended = False
+        # How many nodes are expected that have neither joined nor been refused, and until when they are waited for.
+        self._expected, self._patience_ends = 0, float("inf")
+        loop.watch_timers(self)
+
+    # Nodes -----------------------------------------------------------------------------------------------
+
+    def expect_nodes(self, count: int) -> None:
+        """Wait for so many more nodes before workers are placed."""
+        with self._lock:
+            self._expected += count
+
+    def add_node(self, address: NodeAddress) -> None:
+        """Use a node whose agent waits at this address."""
+        threading.Thread(target=self._join, args=(address,), name="envactors-joining", daemon=True).start()
+
+    def refuse_node(self, name: str, reason: str) -> None:
+        """Note why there is no agent on a node."""
+        _log.warning("node %s cannot be used: %s", name, reason)
+        with self._lock:
+            self._refusals[name] = reason
+        self._count_expected()
+
+    def _count_expected(self) -> None:
+        with self._lock:
+            self._expected = max(0, self._expected - 1)
+            if self.nodes:
+                self._patience_ends = min(self._patience_ends, time.monotonic() + _JOINING_PATIENCE)
+                self._loop.note_timer(self._patience_ends)
+        self._place_waiting()
+
+    def next_timer(self) -> float:
+        """Return when the nodes that have joined are waited for no longer (`time.monotonic`)."""
+        return self._patience_ends if self._expected else float("inf")
+
+    def on_timer(self, now: float) -> None:
+        """Wait no longer for nodes that are expected."""
+        del now
+        with self._lock:
+            self._expected = 0
+        self._place_waiting()
+
+    def _join(self, address: NodeAddress) -> None:
+        try:
+            link, stamp = connect(address)
+        except (OSError, GreetingError) as error:
+            self.refuse_node(address.name, f"its agent at {address.host}:{address.port}: {error}")
+            return
+        with self._lock:
+            if self._ended:
+                link.close()
+                return
+            node = Node(address.name, link, self._lease, stamp, self._loop, self._on_change)
+            self.nodes = (*self.nodes, node)
+        _log.info("node %s has joined", address.name)
+        self._count_expected()
+
+    def _on_change(self, node: Node) -> None:
+        with self._lock:
+            if node.is_over:
+                self.nodes = tuple(one for one in self.nodes if one is not node)
+        self._place_waiting()
+
+    # Workers ---------------------------------------------------------------------------------------------
+
+    def launch(self, worker: RemoteWorker) -> None:
+        """Start a worker, as soon as a node has room for it."""
+        with self._lock:
+            self._waiting.append(worker)
+        self._place_waiting()
+
+    def _place_waiting(self) -> None:
+        with self._lock:
+            for worker in () if self._expected else tuple(self._waiting):
+                node = self._choose(worker.envs)
+                if node is not None:
+                    self._waiting.remove(worker)
+                    node.place(worker)
+
+    def _choose(self, envs: int) -> Node | None:
+        """Return the node with the fewest envs that has room for so many more."""
+        most = self._envs_per_node
+        fit = [node for node in self.nodes if not (node.is_lost or node.draining)]
+        fit = [node for node in fit if most is None or node.envs + envs <= most]
+        return min(fit, key=lambda node: node.envs, default=None)
+
+    def kill(self, worker: RemoteWorker) -> None:
+        """End a worker that was not placed: there was no room for it."""
+        with self._lock:
+            if worker not in self._waiting:
+                return
+            self._waiting.remove(worker)
+            worker.refusal = OSError(self._describe_room(worker.envs))
+        worker.end()
+        worker.set_over()
+
+    def _describe_room(self, envs: int) -> str:
+        limit = "" if self._envs_per_node is None else f" of {self._envs_per_node}"
+        nodes = [
+            f"{node.name} has {node.envs}{limit}{', is lost' * node.is_lost}{', is being drained' * node.draining}"
+            for node in sorted(self.nodes, key=lambda node: node.name)
+        ]
+        nodes += [f"{name} cannot be used, {reason}" for name, reason in self._refusals.items()]
+        there_is = "; ".join(nodes) if nodes else "no node has joined"
+        return f"no node has room for {envs} more envs ({there_is}): add nodes, or raise envs_per_node"
+
+    def send(self, record: Record) -> None:
+        """Not called: a worker that is not placed keeps what it sends."""
+        raise AssertionError(record)
+
+    def end(self) -> None:
+        """End all agents with their workers."""
+        with self._lock:
+            self._ended = True
+            self._loop.unwatch_timers(self)
+            nodes, self.nodes = self.nodes, ()
+        for node in nodes:
+            node.end()

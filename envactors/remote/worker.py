@@ -1,0 +1,259 @@
+"""One worker of another machine, as its supervisor sees it: with a page, a channel, outputs and a sentinel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
+from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
+from envactors.system.polling import Doorbell
+from envactors.wire.channel import FrameChannel
+from envactors.wire.control_page import PAGE, ControlPage, Progress
+from envactors.wire.messages import Frame
+
+# An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
+_FRESH = 0.25
+# How much output is kept for a reader that does not read, in bytes.
+_MOST_OUTPUT = 1 << 20
+STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+
+
+class Host(Protocol):
+    """Where a worker is placed: a node, or the queue of those for which there is no room."""
+
+    @property
+    def name(self) -> str | None:
+        """The name of the node; None for the queue."""
+
+    def send(self, record: Record) -> None:
+        """Send a record; a lost node is noticed elsewhere."""
+
+    def kill(self, worker: RemoteWorker) -> None:
+        """End a worker; if nothing is heard of that, it counts as ended soon."""
+
+
+class MirroredPage(ControlPage):
+    """A control page of which the caller sees what the agent reports."""
+
+    def __init__(self) -> None:
+        super().__init__(bytearray(PAGE), Doorbell(-1), Doorbell(-1))  # steps go in frames, and nobody rings
+        self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
+        self._reported = time.monotonic()
+
+    @property
+    def rss(self) -> int:
+        return self._report.rss
+
+    def report(self, report: ProgressReport) -> None:
+        """Take over what the agent has reported."""
+        self._report, self._reported = report, time.monotonic()
+
+    def suspect(self, call_id: int) -> None:
+        """Take it that a request has begun that was sent to a lost node."""
+        report = self._report
+        if report.call_id != call_id or report.ended:
+            self.report(report._replace(call_id=call_id, ended=False, position=0, age=0.0))
+
+    def progress(self) -> Progress:
+        report, quiet = self._report, time.monotonic() - self._reported
+        age = report.age if quiet < _FRESH else report.age + quiet
+        return Progress(report.call_id, report.ended, report.position, report.method, time.monotonic() - age)
+
+
+class RemoteChannel(FrameChannel):
+    """The parent's end of a far worker's channel: frames go over its node's link."""
+
+    backlog = False
+
+    def __init__(self, send: Callable[[Frame], None]) -> None:
+        self._send = send
+        self._inbox: deque[Frame] = deque()
+        self._bell = Doorbell()
+        self.ended = False
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def send(self, frame: Frame) -> None:
+        self._send(frame)
+
+    def flush(self) -> None:
+        """Do nothing: the link has the backlog."""
+
+    def deliver(self, frame: Frame) -> None:
+        """Take in a frame that has come."""
+        self._inbox.append(frame)
+        self._bell.ring()
+
+    def receive(self) -> list[Frame] | None:
+        self._bell.clear()
+        frames = []
+        while self._inbox:
+            frames.append(self._inbox.popleft())
+        if frames:
+            return frames
+        if self.ended:
+            return None
+        raise BlockingIOError
+
+    def close(self) -> None:
+        self._bell.close()
+
+
+class RemoteWorker(Worker):
+    """One worker of another machine; see `envactors.backends.base.Worker`. It is placed after it was launched.
+
+    Args:
+        number: Its number, which no other worker of the caller has.
+        name: The actor's name.
+        env_vars: Its environment variables.
+        envs: How many envs it has.
+        queue: Where it waits until it is placed.
+    """
+
+    def __init__(self, number: int, name: str, env_vars: Mapping[str, str], envs: int, queue: Host) -> None:
+        self.number = number
+        self.envs = envs
+        self.order = LaunchOrder(name, dict(env_vars))
+        self.pid = 0
+        self.is_over = False
+        self.page: MirroredPage = MirroredPage()
+        self.channel = RemoteChannel(self._send_frame)
+        self._lock = threading.RLock()
+        self._host = queue
+        # What was sent before it was placed.
+        self._early: list[Record] = []
+        # The call id of the last frame that was sent.
+        self._last_call = 0
+        self._ended = Doorbell()
+        self.sentinel = self._ended.fileno()
+        self._status, self._stacks = ExitStatus(None, None), ""
+        self._when_over: list[Callable[[], None]] = []
+        self._writers: dict[int, int] = {}
+        self._waiting_output: dict[int, bytes] = {}
+        self.outputs: list[tuple[Stream, int]] = []
+        for code, stream in STREAMS.items():
+            reader, writer = os.pipe()
+            for fd in (reader, writer):
+                os.set_blocking(fd, False)
+            self.outputs.append((stream, reader))
+            self._writers[code], self._waiting_output[code] = writer, b""
+
+    # The supervisor's side -------------------------------------------------------------------------------
+
+    @property
+    def node(self) -> str | None:  # type: ignore[override] # it changes
+        return self._host.name
+
+    def kill(self) -> None:
+        with self._lock:
+            host = self._host
+        host.kill(self)
+
+    def ask_stacks(self) -> None:
+        self._send(Record(RecordKind.ASK_STACKS, self.number))
+
+    def stacks(self) -> str:
+        return self._stacks
+
+    def resident_memory(self) -> int:
+        return self.page.rss
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        with self._lock:
+            if not self.is_over:
+                self._when_over.append(then)
+                return
+        then()
+
+    def reap(self) -> ExitStatus:
+        with self._lock:
+            for writer in self._writers.values():
+                os.close(writer)
+            self._writers.clear()
+        for _, reader in self.outputs:
+            os.close(reader)
+        self.channel.close()
+        self._ended.close()
+        return self._status
+
+    def _send_frame(self, frame: Frame) -> None:
+        kind, incarnation, call_id, payload = frame
+        self._last_call = call_id
+        self._send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
+
+    def _send(self, record: Record) -> None:
+        with self._lock:
+            if self.node is None:
+                self._early.append(record)
+                return
+        self._host.send(record)
+
+    # The node's side -------------------------------------------------------------------------------------
+
+    def place(self, host: Host) -> None:
+        """Start it on a node, and send what has waited for that."""
+        with self._lock:
+            host.send(Record(RecordKind.LAUNCH, self.number, pickle.dumps(tuple(self.order))))
+            for record in self._early:
+                host.send(record)
+            self._early.clear()
+            self._host = host
+
+    def on_record(self, record: Record) -> None:
+        """Handle what its node says of it."""
+        if record.kind == RecordKind.FRAME:
+            kind, incarnation, call_id = record.frame_kind, record.incarnation, record.call_id
+            self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))
+        elif record.kind == RecordKind.OUTPUT:
+            self._print(record.frame_kind, bytes(record.payload))
+        elif record.kind == RecordKind.LAUNCHED:
+            self.pid = record.call_id
+        elif record.kind == RecordKind.EXIT:
+            self._on_exit(ExitNotice(*pickle.loads(record.payload)))
+
+    def _on_exit(self, notice: ExitNotice) -> None:
+        if notice.progress is not None:
+            self.page.report(ProgressReport(*notice.progress))
+        if notice.refusal:
+            where = f"{notice.refusal} (node {self.node!r})"
+            self.refusal = LaunchRefusedError(where) if notice.for_good else OSError(where)
+        self._status, self._stacks = ExitStatus(notice.exitcode, notice.signal), notice.stacks
+        self.end()
+        self.set_over()
+
+    def _print(self, code: int, data: bytes) -> None:
+        with self._lock:
+            writer = self._writers.get(code)
+            if writer is None:
+                return
+            waiting = self._waiting_output[code] + data
+            with contextlib.suppress(BlockingIOError):
+                waiting = waiting[os.write(writer, waiting) :]
+            self._waiting_output[code] = waiting[-_MOST_OUTPUT:]
+
+    def lose(self, loss: NodeLoss) -> None:
+        """Count it as ended, since its node is lost; it is over when the node's lease is."""
+        self.loss = loss
+        self.page.suspect(self._last_call)
+        self.end()
+
+    def end(self) -> None:
+        """Count it as ended: nothing that comes of it from now on reaches anybody."""
+        self.channel.ended = True
+        self._ended.ring()
+
+    def set_over(self) -> None:
+        """Say that none of its code runs any more."""
+        with self._lock:
+            self.is_over = True
+            waiting, self._when_over = self._when_over, []
+        for then in waiting:
+            then()

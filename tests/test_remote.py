@@ -1,0 +1,231 @@
+"""Actors on other nodes: node agents as processes of this machine, lost, stopped, cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+from helpers import SOON, Counter
+
+import envactors as ea
+from envactors.remote import LocalNodes
+from envactors.testing import BackendConformance, EchoEnv
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class TestLocalNodes(BackendConformance):
+    def make_backend(self):
+        return ea.RemoteBackend(LocalNodes(2))
+
+
+@pytest.fixture
+def launcher():
+    return LocalNodes(2)
+
+
+@pytest.fixture
+def backend(launcher):
+    return ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
+
+
+def agents_of(launcher):
+    return {name: psutil.Process(agent.pid) for name, agent in launcher.agents.items()}
+
+
+def workers_of(agent):
+    return [child for child in agent.children(recursive=True) if "envactors.worker" in " ".join(child.cmdline())]
+
+
+def test_an_actor_runs_on_a_node_and_says_so(backend, launcher):
+    with ea.spawn(Counter, backend=backend) as actor:
+        assert actor.add(3).result(SOON) == 3
+        assert actor.node in ("local-0", "local-1")
+        agent = agents_of(launcher)[actor.node]
+        assert actor.pid in [child.pid for child in agent.children(recursive=True)]
+    assert launcher.agents == {}
+
+
+def test_a_local_actor_has_no_node():
+    with ea.spawn(Counter) as actor:
+        actor.add(1).result(SOON)
+        assert actor.node is None
+
+
+def test_actors_are_spread_evenly_within_the_limit(launcher):
+    backend = ea.RemoteBackend(launcher, envs_per_node=4)
+    with ea.VectorEnv([EchoEnv] * 8, envs_per_actor=2, backend=backend) as envs:
+        envs.reset()
+        assert sorted(actor.node for actor in envs.actors) == ["local-0", "local-0", "local-1", "local-1"]
+        with pytest.raises(ea.ActorStartError, match=r"no node has room for 1 more envs \(local-0 has 4 of 4"):
+            ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=0.5)).add(1).result(SOON)
+
+
+def test_a_lost_agent_is_a_lost_node_and_the_other_goes_on(backend, launcher):
+    policy = ea.RestartPolicy(max_restarts=3)
+    with contextlib.ExitStack() as stack:
+        actors = [stack.enter_context(ea.spawn(Counter, backend=backend, restart=policy)) for _ in range(2)]
+        for actor in actors:
+            actor.add(1).result(SOON)
+        lost, other = actors
+        assert lost.node != other.node
+        workers = agents_of(launcher)[lost.node].children(recursive=True)
+        running, node = lost.sleep(30), lost.node
+        while lost.state is not ea.ActorState.BUSY:
+            time.sleep(0.01)
+        begun = time.monotonic()
+        launcher.agents[node].kill()
+        with pytest.raises(ea.NodeLostError, match=f"was lost with its node '{node}', whose") as caught:
+            running.result(SOON)
+        assert time.monotonic() - begun < 2.0
+        assert (caught.value.node, caught.value.method) == (node, "sleep")
+        assert other.add(1).result(SOON) == 2
+        assert lost.add(5).result(SOON) == 5
+        assert time.monotonic() - begun > 0.8, "no sooner than the lease allows"
+        assert lost.node == other.node
+        assert lost.incarnation == 1
+        _, alive = psutil.wait_procs(workers, timeout=5)
+        assert alive == []
+
+
+def test_a_stopped_agent_is_lost_after_the_lease_and_its_keeper_ends_the_workers(backend, launcher):
+    with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+        actor.add(1).result(SOON)
+        agent = agents_of(launcher)[actor.node]
+        workers = agent.children(recursive=True)
+        running = actor.sleep(30)
+        while actor.state is not ea.ActorState.BUSY:
+            time.sleep(0.01)
+        agent.suspend()
+        begun = time.monotonic()
+        with pytest.raises(ea.NodeLostError, match=r"whose agent has ended|which was silent"):
+            running.result(SOON)
+        assert 0.5 < time.monotonic() - begun < 3.0
+        assert actor.add(2).result(SOON) == 2
+        _, alive = psutil.wait_procs([agent, *workers], timeout=5)
+        assert alive == []
+
+
+def test_deadlines_keep_their_times_on_a_silent_link(launcher):
+    backend = ea.RemoteBackend(launcher, lease=10.0)
+    with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+        actor.add(1).result(SOON)
+        agent = agents_of(launcher)[actor.node]
+        agent.suspend()
+        begun = time.monotonic()
+        with pytest.raises(ea.ActorTimeoutError):
+            actor.options(timeout=0.5).sleep(30).result(SOON)
+        assert 0.4 < time.monotonic() - begun < 3.0
+        waiting = actor.add(1)
+        assert not waiting.done(), "the old process may still run"
+        agent.resume()
+        assert waiting.result(SOON) == 1
+        assert time.monotonic() - begun < 9.0, "its end was acknowledged"
+
+
+def test_closing_keeps_its_time_on_a_silent_link(launcher):
+    backend = ea.RemoteBackend(launcher, lease=10.0)
+    actor = ea.spawn(Counter, backend=backend)
+    actor.add(1).result(SOON)
+    agents_of(launcher)[actor.node].suspend()
+    begun = time.monotonic()
+    actor.close(0.3)
+    assert time.monotonic() - begun < 6.0
+
+
+def test_output_stacks_and_exit_codes_come_from_afar(backend, capfd):
+    class Dies(Counter):
+        def die(self):
+            import sys
+
+            print("last words", file=sys.stderr, flush=True)
+            os._exit(7)
+
+    with ea.spawn(Dies, backend=backend, restart=ea.RestartPolicy(max_restarts=2), name="far") as actor:
+        with pytest.raises(ea.ActorDiedError) as died:
+            actor.die().result(SOON)
+        assert (died.value.exitcode, died.value.stderr_tail) == (7, "last words")
+        with pytest.raises(ea.ActorTimeoutError) as timed_out:
+            actor.options(timeout=0.3).sleep(30).result(SOON)
+        assert "in sleep" in timed_out.value.stacks
+    assert "[far] last words" in capfd.readouterr().err
+
+
+def test_a_killed_worker_is_no_lost_node(backend, tmp_path):
+    with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+        actor.add(1).result(SOON)
+        running = actor.touch_then_wait(str(tmp_path / "begun"), str(tmp_path / "never"))
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        os.kill(actor.pid, signal.SIGKILL)
+        with pytest.raises(ea.ActorDiedError) as died:
+            running.result(SOON)
+        assert (type(died.value), died.value.signal) == (ea.ActorDiedError, signal.SIGKILL)
+        assert actor.add(1).result(SOON) == 1
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_far_envs_step_as_near_ones(backend, autoreset):
+    def run(backend):
+        with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, autoreset=autoreset, backend=backend) as envs:
+            results = [envs.reset(seed=3)]
+            for turn in range(12):
+                results.append(envs.step(np.full(envs.num_envs, turn % 2)))
+                if autoreset == "disabled" and (ended := np.flatnonzero(results[-1][2] | results[-1][3])).size:
+                    envs.reset(env_ids=ended.tolist())
+            return results
+
+    for near, far in zip(run("process"), run(backend), strict=True):
+        np.testing.assert_equal(far, near)
+
+
+def test_a_lost_node_is_replayed(launcher):
+    backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
+    with (
+        ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend, on_failure="replay") as envs,
+        ea.VectorEnv([EchoEnv] * 4, backend="inline") as undisturbed,
+    ):
+        np.testing.assert_equal(envs.reset(seed=1), undisturbed.reset(seed=1))
+        for turn in range(20):
+            if turn == 7:
+                launcher.agents[envs.actors[0].node].kill()
+            actions = np.full(4, turn % 2)
+            np.testing.assert_equal(envs.step(actions), undisturbed.step(actions))
+
+
+def test_without_any_node_left_the_error_says_what_there_is(launcher):
+    backend = ea.RemoteBackend(launcher, lease=0.5, heartbeat=0.1)
+    policy = ea.RestartPolicy(max_restarts=1)
+    with ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=1.0), restart=policy) as actor:
+        actor.add(1).result(SOON)
+        for agent in launcher.agents.values():
+            agent.kill()
+        with pytest.raises(ea.RestartsExhaustedError, match="no node has room for 1 more envs"):
+            while True:
+                with contextlib.suppress(ea.ActorDiedError):
+                    actor.add(1).result(SOON)
+
+
+def test_options_that_cannot_work_are_refused():
+    with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0: expected at least two heartbeats"):
+        ea.RemoteBackend(LocalNodes(), lease=1.0)
+    with pytest.raises(ValueError, match="envs_per_node is 0: expected an int >= 1, or None"):
+        ea.RemoteBackend(LocalNodes(), envs_per_node=0)
+    with pytest.raises(ValueError, match="start_method is 'magic'"):
+        ea.RemoteBackend(LocalNodes(), start_method="magic")
+    with pytest.raises(ValueError, match="count is 0: expected an int from 1 to 200"):
+        LocalNodes(0)
+
+
+def test_local_backends_load_nothing_of_it():
+    import subprocess
+    import sys
+
+    code = "import sys, envactors as ea; ea.spawn(dict).close(); print(*[m for m in sys.modules if '.remote' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
