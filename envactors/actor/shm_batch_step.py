@@ -99,7 +99,7 @@ class SharedMemoryBatchStep:
             self.overflow = {}
         if self.claimed:
             self.claimed = set()
-        self.page.post_step(call_id, wait, self.stream)
+        self.page.post_step(call_id, wait, self.stream, self.envs)
 
     def wait_in_queue(self) -> None:
         """Make it a step that has not been posted, behind others of its actor."""

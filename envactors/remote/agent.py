@@ -23,8 +23,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from envactors.arrays.slab import Slab
 from envactors.backends.base import LaunchRefusedError, Stream
-from envactors.backends.process import ProcessBackend, ProcessWorker
+from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
 from envactors.remote.greeting import GreetingError, answer_greeting, refuse
 from envactors.remote.keeper import LEASE_FORMAT
 from envactors.remote.lease import WorkerLease
@@ -37,12 +38,14 @@ from envactors.remote.records import (
     Record,
     RecordKind,
 )
+from envactors.remote.rows import apply_requests, pack_results
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
 from envactors.system.polling import WRITABLE, Poller
 from envactors.system.processes import open_sentinel, resident_memory
+from envactors.wire import bundle
 from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.control_page import ASLEEP, LEASE
+from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS
 from envactors.wire.messages import Frame, Kind
 
 # How long to wait for the caller, in seconds.
@@ -84,20 +87,27 @@ class HostedWorker:
 
     Args:
         number: Its number on the link.
+        memory: The number of the memory that its steps may go through, 0 for none.
         worker: The worker.
 
     Attributes:
         last_call: The call id of the last frame that it was sent.
         at_end: Whether nothing more comes through its channel.
         starting: Whether its envs are still being made.
+        overflows: How many parts of `Kind.OVERFLOW` frames were passed on.
     """
 
-    def __init__(self, number: int, worker: ProcessWorker) -> None:
+    def __init__(self, number: int, memory: int, worker: ProcessWorker) -> None:
         self.number = number
+        self.memory = memory
         self.worker = worker
         self.last_call = 0
         self.at_end = False
         self.starting = True
+        self.overflows = 0
+        # The steps that it was posted through shared memory: the call id, whether results stream, the rows that are
+        # to be sent.
+        self.steps: deque[tuple[int, bool, list[int]]] = deque()
 
     def progress(self) -> ProgressReport:
         """Return what it is at."""
@@ -139,6 +149,9 @@ class Agent:
         # The descriptors of outputs that are not read until there is less to be sent.
         self._paused: set[int] = set()
         self._ending = False
+        # By number: the memories of vectors, and their slabs once they are known.
+        self._memories: dict[int, MappedMemory] = {}
+        self._slabs: dict[int, Slab] = {}
         self.watch(link.fileno(), self._on_link)
         self._show_lease()
 
@@ -224,6 +237,8 @@ class Agent:
         elif record.kind == RecordKind.LAUNCH:
             self._queue.append((record.worker, LaunchOrder(*pickle.loads(record.payload))))
             self._early[record.worker] = []
+        elif record.kind == RecordKind.MEMORY:
+            self._on_memory(record.call_id, record.payload)
         elif (worker := self._workers.get(record.worker)) is not None:
             self._on_workers_record(worker, record)
         elif record.worker in self._early:
@@ -232,6 +247,8 @@ class Agent:
     def _on_workers_record(self, worker: HostedWorker, record: Record) -> None:
         if record.kind == RecordKind.FRAME:
             self._forward(worker, Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
+        elif record.kind == RecordKind.REQUESTS:
+            self._post_rows(worker, record)
         elif record.kind == RecordKind.KILL:
             worker.worker.kill()
         elif record.kind == RecordKind.ASK_STACKS:
@@ -246,6 +263,57 @@ class Agent:
             page.post_frame()
             if channel.backlog:
                 self._poller.watch(channel.fileno(), writable=True)
+
+    # Steps through shared memory ---------------------------------------------------------------------------
+
+    def _on_memory(self, number: int, layout: bytes | bytearray | memoryview) -> None:
+        if not layout:
+            self._slabs.pop(number, None)
+            if (memory := self._memories.pop(number, None)) is not None:
+                memory.close()
+        elif number not in self._slabs:
+            self._slabs[number], _ = self._memory(number).create(pickle.loads(layout))
+
+    def _memory(self, number: int) -> MappedMemory:
+        if number not in self._memories:
+            self._memories[number] = self._backend.make_memory()
+        return self._memories[number]
+
+    def _post_rows(self, worker: HostedWorker, record: Record) -> None:
+        slab, page, stream = self._slabs[worker.memory], worker.worker.page, bool(record.frame_kind)
+        rows = apply_requests(slab, record.payload)
+        worker.last_call = record.call_id
+        worker.steps.append((record.call_id, stream, rows))
+        if stream:
+            page.ring_at(1)
+            page.ring_at_end(record.call_id)
+        page.post_step(record.call_id, ASLEEP, stream, rows)
+
+    def _on_bell(self, fd: int) -> None:
+        for worker in tuple(self._workers.values()):
+            if worker.steps and worker.worker.page.to_parent.fileno() == fd:
+                self._send_results(worker)
+
+    def _send_results(self, worker: HostedWorker, *, all_complete: bool = False) -> None:
+        """Send the results that are of use: those of finished steps, and single ones of those that stream."""
+        slab, counters = self._slabs.get(worker.memory), worker.worker.page.counters
+        if slab is None:
+            return
+        finished, ready = counters[FINISHED], []
+        for call_id, stream, rows in worker.steps:
+            if finished >= call_id or stream or all_complete:
+                complete = [row for row in rows if slab.completed[row] == slab.requested[row]]
+                ready += complete
+                rows[:] = [row for row in rows if row not in complete]
+        while worker.steps and finished >= worker.steps[0][0]:
+            worker.steps.popleft()
+        if ready:
+            while counters[OVERFLOWS] > worker.overflows and self._read_frames(worker):
+                pass  # what belongs to the rows comes before them
+            payload = pack_results(slab, ready)
+            self._link.send(
+                Record(RecordKind.RESULTS, worker.number, payload, incarnation=worker.overflows, call_id=finished)
+            )
 
     # Workers ---------------------------------------------------------------------------------------------
 
@@ -265,7 +333,8 @@ class Agent:
             self._backend.retain(order.env_vars)
             self._retained.append(order.env_vars)
         try:
-            worker = HostedWorker(number, self._backend.launch(order.name, order.env_vars, None))
+            memory = self._memory(order.memory) if order.memory else None
+            worker = HostedWorker(number, order.memory, self._backend.launch(order.name, order.env_vars, memory))
         except Exception as error:
             for_good = isinstance(error, LaunchRefusedError)
             self._send_exit(number, ExitNotice(None, refusal=f"{error}", for_good=for_good))
@@ -277,6 +346,9 @@ class Agent:
         self.watch(worker.worker.sentinel, lambda _mask: self._on_exit(worker))
         for stream, fd in worker.worker.outputs:
             self.watch(fd, lambda _mask, stream=stream, fd=fd: self._on_output(worker, stream, fd))  # type: ignore[misc]
+        bell = worker.worker.page.to_parent
+        self._handlers[bell.fileno()] = lambda _mask: self._on_bell(bell.fileno())
+        bell.register(self._poller)
         for record in early:
             self._on_workers_record(worker, record)
 
@@ -306,6 +378,7 @@ class Agent:
             return False
         for kind, incarnation, call_id, payload in frames:
             worker.starting &= kind == Kind.ENV_MADE
+            worker.overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
             self._link.send(Record(RecordKind.FRAME, worker.number, payload, kind, incarnation, call_id))
         return True
 
@@ -329,6 +402,7 @@ class Agent:
     def _on_exit(self, worker: HostedWorker) -> None:
         while not worker.at_end and self._read_frames(worker):
             pass
+        self._send_results(worker, all_complete=True)
         self._unwatch(worker.worker.channel.fileno())
         self._unwatch(worker.worker.sentinel)
         for stream, fd in worker.worker.outputs:

@@ -11,6 +11,7 @@ from typing import Any
 from envactors.backends.base import Backend, EventLoop
 from envactors.backends.process import ProcessBackend
 from envactors.remote.launching import AgentOptions, Launcher
+from envactors.remote.rows import MirroredMemory
 from envactors.remote.session import Session
 from envactors.remote.worker import RemoteWorker
 
@@ -33,6 +34,7 @@ class RemoteBackend(Backend):
         ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is no int >= 1.
     """
 
+    is_far = True
     kills = True
     inline = False
     pickles = True
@@ -86,16 +88,23 @@ class RemoteBackend(Backend):
 
     # As a backend ----------------------------------------------------------------------------------------
 
-    def make_memory(self) -> None:
-        """Return None: machines share no memory."""
+    def make_memory(self) -> MirroredMemory:
+        """Return memory of which the nodes have copies; see `envactors.backends.base.Backend.make_memory`."""
+        return MirroredMemory(next(self._numbers), self._announce)
 
-    def launch(self, name: str, env_vars: Mapping[str, str], memory: None, envs: int = 1) -> RemoteWorker:
+    def _announce(self, memory: MirroredMemory) -> None:
+        session = self._session
+        for node in () if session is None else session.nodes:
+            node.announce(memory)
+
+    def launch(
+        self, name: str, env_vars: Mapping[str, str], memory: MirroredMemory | None, envs: int = 1
+    ) -> RemoteWorker:
         """Start a worker on the node with the fewest envs; see `envactors.backends.base.Backend.launch`."""
-        del memory
         with self._lock:
             assert self._session is not None, "an actor uses the backend"
             session = self._session
-        worker = RemoteWorker(next(self._numbers), name, env_vars, envs, session)
+        worker = RemoteWorker(next(self._numbers), name, env_vars, memory, envs, session)
         session.launch(worker)
         return worker
 

@@ -12,6 +12,7 @@ from envactors.backends.base import EventLoop, NodeLoss, Timed
 from envactors.remote.lease import NodeLease
 from envactors.remote.link import Link
 from envactors.remote.records import LinkCorruptError, ProgressReport, Record, RecordKind
+from envactors.remote.rows import MirroredMemory
 from envactors.remote.worker import RemoteWorker
 from envactors.system.clocks import boot_clock
 from envactors.system.polling import WRITABLE
@@ -63,8 +64,17 @@ class Node(Timed):
 
     # Sending ---------------------------------------------------------------------------------------------
 
+    def announce(self, memory: MirroredMemory) -> None:
+        """Tell the agent what a memory looks like, or to forget it."""
+        if memory.is_closed:
+            self.send(Record(RecordKind.MEMORY, call_id=memory.number))
+        elif memory.layout is not None:
+            self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory.number))
+
     def place(self, worker: RemoteWorker) -> None:
         """Start a worker here."""
+        if worker.memory is not None:
+            self.announce(worker.memory)
         self.workers[worker.number] = worker
         worker.place(self)
 

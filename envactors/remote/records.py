@@ -35,6 +35,8 @@ class RecordKind(enum.IntEnum):
     ASK_STACKS = 3
     ECHO = 4  # the newest stamp that has come, as the call id
     END = 5  # end all workers, and the agent
+    MEMORY = 6  # the layout of a memory, pickled, its number as the call id; without a payload it is forgotten
+    REQUESTS = 7  # rows of requests, the call id of their step; the kind of frame is 1 if results stream
 
     FRAME = 10  # either way: a frame of a worker's channel
 
@@ -43,6 +45,7 @@ class RecordKind(enum.IntEnum):
     OUTPUT = 18  # what a worker has printed; the kind of frame is 1 for stdout and 2 for stderr
     PROGRESS = 19  # `ProgressReport` of several workers, pickled
     EXIT = 20  # `ExitNotice`, pickled; nothing more comes of the worker
+    RESULTS = 21  # rows of results; the call id is that of the last finished step, the incarnation the overflow count
 
 
 class Record(NamedTuple):
@@ -144,10 +147,12 @@ class LaunchOrder(NamedTuple):
     Attributes:
         name: The actor's name.
         env_vars: Environment variables to set before anything is imported.
+        memory: The number of the memory that steps may go through, 0 for none.
     """
 
     name: str
     env_vars: dict[str, str]
+    memory: int = 0
 
 
 class ProgressReport(NamedTuple):

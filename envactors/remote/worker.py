@@ -8,14 +8,15 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
+from envactors.remote.rows import MirroredMemory, apply_results, pack_requests
 from envactors.system.polling import Doorbell
 from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import PAGE, ControlPage, Progress
+from envactors.wire.control_page import FINISHED, OVERFLOWS, PAGE, STEP, STREAM, ControlPage, Progress
 from envactors.wire.messages import Frame
 
 # An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
@@ -40,10 +41,15 @@ class Host(Protocol):
 
 
 class MirroredPage(ControlPage):
-    """A control page of which the caller sees what the agent reports."""
+    """A control page of which the caller sees what the agent reports.
 
-    def __init__(self) -> None:
-        super().__init__(bytearray(PAGE), Doorbell(-1), Doorbell(-1))  # steps go in frames, and nobody rings
+    Args:
+        post: Sends the rows of a batch step: (call id, whether results stream, rows).
+    """
+
+    def __init__(self, post: Callable[[int, bool, Sequence[int]], None]) -> None:
+        super().__init__(bytearray(PAGE), Doorbell(-1), Doorbell())  # the worker is reached through the link
+        self._post = post
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
         self._reported = time.monotonic()
 
@@ -54,6 +60,20 @@ class MirroredPage(ControlPage):
     def report(self, report: ProgressReport) -> None:
         """Take over what the agent has reported."""
         self._report, self._reported = report, time.monotonic()
+
+    def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
+        del wait
+        self.counters[STREAM], self.counters[STEP] = stream, call_id
+        self._post(call_id, stream, rows)
+
+    def finish_rows(self, finished: int, overflows: int) -> None:
+        """Note that results have come, up to this finished step, and wake who waits."""
+        counters = self.counters
+        counters[OVERFLOWS] = overflows
+        if finished > counters[FINISHED]:
+            counters[FINISHED] = finished
+            self.report(self._report._replace(call_id=finished, ended=True, age=0.0))
+        self.to_parent.ring()
 
     def suspect(self, call_id: int) -> None:
         """Take it that a request has begun that was sent to a lost node."""
@@ -114,17 +134,27 @@ class RemoteWorker(Worker):
         number: Its number, which no other worker of the caller has.
         name: The actor's name.
         env_vars: Its environment variables.
+        memory: The memory that its steps may go through, or None.
         envs: How many envs it has.
         queue: Where it waits until it is placed.
     """
 
-    def __init__(self, number: int, name: str, env_vars: Mapping[str, str], envs: int, queue: Host) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        env_vars: Mapping[str, str],
+        memory: MirroredMemory | None,
+        envs: int,
+        queue: Host,
+    ) -> None:
         self.number = number
         self.envs = envs
-        self.order = LaunchOrder(name, dict(env_vars))
+        self.memory = memory
+        self.order = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.number)
         self.pid = 0
         self.is_over = False
-        self.page: MirroredPage = MirroredPage()
+        self.page: MirroredPage = MirroredPage(self._send_rows)
         self.channel = RemoteChannel(self._send_frame)
         self._lock = threading.RLock()
         self._host = queue
@@ -181,6 +211,7 @@ class RemoteWorker(Worker):
         for _, reader in self.outputs:
             os.close(reader)
         self.channel.close()
+        self.page.to_parent.close()
         self._ended.close()
         return self._status
 
@@ -188,6 +219,13 @@ class RemoteWorker(Worker):
         kind, incarnation, call_id, payload = frame
         self._last_call = call_id
         self._send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
+
+    def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
+        assert self.memory is not None, "it has rows"
+        assert self.memory.slab is not None, "it has rows"
+        self._last_call = call_id
+        payload = pack_requests(self.memory.slab, rows)
+        self._send(Record(RecordKind.REQUESTS, self.number, payload, int(stream), call_id=call_id))
 
     def _send(self, record: Record) -> None:
         with self._lock:
@@ -212,6 +250,8 @@ class RemoteWorker(Worker):
         if record.kind == RecordKind.FRAME:
             kind, incarnation, call_id = record.frame_kind, record.incarnation, record.call_id
             self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))
+        elif record.kind == RecordKind.RESULTS:
+            self._take_results(record)
         elif record.kind == RecordKind.OUTPUT:
             self._print(record.frame_kind, bytes(record.payload))
         elif record.kind == RecordKind.LAUNCHED:
@@ -228,6 +268,14 @@ class RemoteWorker(Worker):
         self._status, self._stacks = ExitStatus(notice.exitcode, notice.signal), notice.stacks
         self.end()
         self.set_over()
+
+    def _take_results(self, record: Record) -> None:
+        assert self.memory is not None, "it has rows"
+        assert self.memory.slab is not None, "it has rows"
+        with self._lock:
+            if not self.channel.ended:  # else the rows may be another worker's
+                apply_results(self.memory.slab, record.payload)
+                self.page.finish_rows(record.call_id, record.incarnation)
 
     def _print(self, code: int, data: bytes) -> None:
         with self._lock:
@@ -247,7 +295,8 @@ class RemoteWorker(Worker):
 
     def end(self) -> None:
         """Count it as ended: nothing that comes of it from now on reaches anybody."""
-        self.channel.ended = True
+        with self._lock:
+            self.channel.ended = True
         self._ended.ring()
 
     def set_over(self) -> None:

@@ -68,14 +68,18 @@ class SharedMemoryStepper:
         self._transitions = transitions
         self._last = last
         config = envs[0].supervisor.config
-        may_pin = config.backend.kills and 1 < len({env.supervisor for env in envs}) <= cores()
+        may_pin = (
+            config.backend.kills and not config.backend.is_far and 1 < len({env.supervisor for env in envs}) <= cores()
+        )
         self._tuner = WaitTuner(config.spin, may_pin)
         tuner = WaitTuner(config.spin, may_pin)
         self.single = SingleResults(reader, infos, envs, pending, episodes, transitions, last, tuner)
         self._prepared = PreparedSteps(rows, infos, envs, episodes, pending, self.single.reissue)
         self._actors = self._prepared.actors
         self.wait_set = self._prepared.wait_set
-        self._inline = config.backend.inline
+        self._inline, self._is_far = config.backend.inline, config.backend.is_far
+        self._reactor = envs[0].supervisor.reactor
+        self._corked = config.backend.corked
         # When the last step was started (`time.monotonic`).
         self._started = 0.0
         layout = rows.layout
@@ -149,11 +153,12 @@ class SharedMemoryStepper:
         if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE:
             wait = SPINNING
         refused = prepared.unreachable
-        for steps, step, number in prepared.parts:
-            if steps.start(step, now, encode_wait(number, wait) if strategy.pinned else wait):
-                self.single.running.append((steps, step))
-            else:
-                refused = [*refused, *step.envs]
+        with self._corked():
+            for steps, step, number in prepared.parts:
+                if steps.start(step, now, encode_wait(number, wait) if strategy.pinned else wait):
+                    self.single.running.append((steps, step))
+                else:
+                    refused = [*refused, *step.envs]
         prepared.asked_in_frames = bool(refused)
         if refused:
             self._episodes.changes += 1
@@ -192,7 +197,11 @@ class SharedMemoryStepper:
         is_finished = functools.partial(self._is_finished, prepared)
         if self._inline:
             self.run_inline()
-        if self.wait_set.wait_rings(is_finished, self._pending, deadline):
+        if self._is_far:
+            finished = self._reactor.wait(is_finished, self._pending, deadline, self.wait_set)
+        else:
+            finished = self.wait_set.wait_rings(is_finished, self._pending, deadline)
+        if finished:
             with defer_signals:
                 return self.gather(prepared)
         return None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from envactors.system.cpus import yield_cpu
@@ -121,8 +121,9 @@ class ControlPage:
 
     # The parent ------------------------------------------------------------------------------------------
 
-    def post_step(self, call_id: int, wait: int, stream: bool) -> None:
+    def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
         """Post the batch step whose rows have been written; the caller ensures that the doorbells stay open."""
+        del rows  # pages of other machines pass them on
         counters = self.counters
         counters[WAIT] = wait
         if stream and not counters[STREAM] and counters[FINISHED] < counters[STEP]:
