@@ -19,6 +19,11 @@ from envactors.testing import BackendConformance, EchoEnv
 pytestmark = pytest.mark.timeout(120)
 
 
+class Short(EchoEnv):
+    def __init__(self):
+        super().__init__(episode_length=5)
+
+
 class TestLocalNodes(BackendConformance):
     def make_backend(self):
         return ea.RemoteBackend(LocalNodes(2))
@@ -172,7 +177,7 @@ def test_a_killed_worker_is_no_lost_node(backend, tmp_path):
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_far_envs_step_as_near_ones(backend, autoreset):
     def run(backend):
-        with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, autoreset=autoreset, backend=backend) as envs:
+        with ea.VectorEnv([Short] * 4, envs_per_actor=2, autoreset=autoreset, backend=backend) as envs:
             results = [envs.reset(seed=3)]
             for turn in range(12):
                 results.append(envs.step(np.full(envs.num_envs, turn % 2)))
@@ -207,6 +212,26 @@ def test_far_results_come_one_by_one_and_infos_of_any_size(backend, shared_memor
             envs.step(np.array([1, 4, 1, 1]))
         futures = envs.submit(np.array([1, 3]), env_ids=[3, 0])
         assert [future.result(SOON).env_id for future in futures] == [3, 0]
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+def test_a_drained_node_is_left_at_the_end_of_episodes(backend, envs_per_actor):
+    policy = ea.RestartPolicy(max_restarts=0)
+    with ea.VectorEnv([Short] * 4, envs_per_actor=envs_per_actor, backend=backend, restart=policy) as envs:
+        envs.reset(seed=0)
+        assert {actor.node for actor in envs.actors} == {"local-0", "local-1"}
+        with pytest.raises(ValueError, match="node 'mars': expected one of"):
+            backend.drain("mars")
+        backend.drain("local-1")
+        before = envs.actors[0].node, envs.actors[1].node
+        envs.step(np.zeros(4, np.int64))
+        assert (envs.actors[0].node, envs.actors[1].node) == before, "not in the middle of an episode"
+        for _ in range(30):
+            envs.step(np.zeros(4, np.int64))
+        if envs_per_actor > 1:
+            envs.reset()
+        assert {actor.node for actor in envs.actors} == {"local-0"}
+        assert sum(stats.restarts for stats in envs.stats().actors) == 0
 
 
 def test_a_lost_node_is_replayed(launcher):

@@ -62,12 +62,14 @@ class Worker(Protocol):
         node: The name of the other machine that it runs on; None for this one.
         refusal: Why it never came to be, where that turned out after its launch.
         loss: The loss of its node, where that is why it counts as ended.
+        is_leaving: Whether its node is being drained, so that another worker is to take its place.
         is_over: Whether it is certain, once the sentinel is readable, that none of its code runs any more.
     """
 
     node: str | None = None
     refusal: OSError | None = None
     loss: NodeLoss | None = None
+    is_leaving: bool = False
     is_over: bool = True
     pid: int
     page: ControlPage

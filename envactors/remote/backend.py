@@ -73,7 +73,10 @@ class RemoteBackend(Backend):
         return [] if session is None else [node.name for node in session.nodes if not node.is_lost]
 
     def drain(self, node: str) -> None:
-        """Place nothing more on a node, and move its actors elsewhere, each at the next end of an episode.
+        """Place nothing more on a node, and have its envs leave it, at no cost in restarts.
+
+        An env that has its actor for itself moves at the next end of an episode, envs that share one when all of them
+        are reset together.
 
         Args:
             node: Its name.

@@ -31,6 +31,7 @@ class Session(Host, NodeRegistry, Timed):
     """
 
     name = None
+    draining = False
 
     def __init__(self, envs_per_node: int | None, lease: float, loop: EventLoop) -> None:
         self.nodes: tuple[Node, ...] = ()

@@ -29,6 +29,8 @@ STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 class Host(Protocol):
     """Where a worker is placed: a node, or the queue of those for which there is no room."""
 
+    draining: bool
+
     @property
     def name(self) -> str | None:
         """The name of the node; None for the queue."""
@@ -181,6 +183,10 @@ class RemoteWorker(Worker):
     @property
     def node(self) -> str | None:  # type: ignore[override] # it changes
         return self._host.name
+
+    @property
+    def is_leaving(self) -> bool:  # type: ignore[override] # it changes
+        return self._host.draining
 
     def kill(self) -> None:
         with self._lock:

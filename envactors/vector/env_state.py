@@ -43,6 +43,11 @@ class EnvState:
         self.steps_before = 0
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other env shares its actor."""
+        return len(self.supervisor.config.start.factories) == 1
+
+    @property
     def actor_lives(self) -> bool:
         """Whether its actor can have another process."""
         return self.handle.state not in (ActorState.DEAD, ActorState.CLOSED)

@@ -97,9 +97,15 @@ class Episodes:
             if self.autoreset == "disabled" and env.strict:
                 env.needs_reset = True
                 self.changes += 1
-            if self._recycle is not None and self._is_too_old(env, self._recycle):
+            if self._is_to_be_replaced(env):
                 env.retiring = True
                 self.changes += 1
+
+    def _is_to_be_replaced(self, env: EnvState) -> bool:
+        process, policy = env.supervisor.core.process, self._recycle
+        if process is not None and process.worker.is_leaving and env.is_alone:
+            return True
+        return policy is not None and self._is_too_old(env, policy)
 
     def _is_too_old(self, env: EnvState, policy: RecyclePolicy) -> bool:
         process, steps = env.supervisor.core.process, int(self._steps[env.env_id]) + self._rounds - env.steps_before

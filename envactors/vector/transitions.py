@@ -121,6 +121,7 @@ class Transitions:
     ) -> None:
         """Start resets; their results go to futures, if there are any, and otherwise to `recv`."""
         self.pending.check_idle(env_ids)
+        self._leave_drained_nodes(env_ids)
         arguments = zip(env_ids, seeds, options, futures or itertools.repeat(None), strict=False)
         with self._deferral:
             requests = []
@@ -130,6 +131,16 @@ class Transitions:
                 asked = Asked("reset", future)
                 requests.append(EnvRequest(env.reset_message(seed, each), env, self.on_end, None, asked))
             self.submit(requests, stream=True)
+
+    def _leave_drained_nodes(self, env_ids: list[int]) -> None:
+        """Replace the processes that are to leave their nodes, and all of whose envs are reset."""
+        by_actor: dict[Supervisor, list[EnvState]] = {}
+        for env_id in env_ids:
+            by_actor.setdefault(self.envs[env_id].supervisor, []).append(self.envs[env_id])
+        for supervisor, envs in by_actor.items():
+            process = supervisor.core.process
+            if process is not None and process.worker.is_leaving:
+                envs[0].retiring |= len(envs) == len(supervisor.config.start.factories)
 
     def start_steps(
         self, env_ids: list[int], actions: Any, spec: Spec | None, *, stream: bool, futures: Sequence[EnvFuture] = ()
