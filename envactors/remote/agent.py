@@ -118,8 +118,7 @@ class HostedWorker:
     @property
     def is_busy(self) -> bool:
         """Whether it has not finished what it was sent."""
-        progress = self.worker.page.progress()
-        return progress.call_id < self.last_call or not progress.ended
+        return self.worker.page.counters[FINISHED] < self.last_call
 
 
 class Agent:
