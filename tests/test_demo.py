@@ -88,6 +88,14 @@ def test_faults_make_no_difference_to_the_curve(learnt):
     assert troubles(untroubled.stdout) == ({}, 0, 0, 0)
 
 
+def test_it_learns_on_nodes_one_of_which_is_lost(learnt):
+    far = run("demo", "--seed", QUICK_SEED, "--generations", "4", "--nodes", "2", *PATIENTLY, timeout=190)
+    assert CURVE.findall(far.stdout) == CURVE.findall(learnt.stdout)[:4]
+    assert "Nodes lost: 1. Results lost: 0." in far.stdout
+    assert "node local-0, " in far.stderr
+    assert "is lost with" in far.stderr
+
+
 def troubles(output: str) -> tuple[dict[str, int], int, int, int]:
     line = re.search(
         r"^Faults injected: (?:none|(\d+) \((.*)\))\. Renewals: (\d+)\. "

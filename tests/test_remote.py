@@ -234,6 +234,18 @@ def test_a_drained_node_is_left_at_the_end_of_episodes(backend, envs_per_actor):
         assert sum(stats.restarts for stats in envs.stats().actors) == 0
 
 
+def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(backend):
+    with ea.VectorEnv([EchoEnv] * 2, backend=backend, deadlines=ea.Deadlines(step=0.3)) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.send(np.zeros(2, np.int64))
+            for _ in range(2):
+                envs.recv(min_envs=1, max_envs=1)
+        time.sleep(0.6)  # twice the deadline
+        assert [actor.incarnation for actor in envs.actors] == [0, 0]
+        assert [actor.state for actor in envs.actors] == [ea.ActorState.IDLE] * 2
+
+
 def test_a_lost_node_is_replayed(launcher):
     backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
     with (

@@ -12,6 +12,9 @@ from envactors.cli.arguments import at_least, seconds
 from envactors.errors import EnvActorsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from envactors.backends.base import Backend
     from envactors.cli.reports import Reporter, Summary
 
 ENV_ID = "CartPole-v1"
@@ -23,6 +26,8 @@ _NEEDED = ("gymnasium", "rich")
 _LONGEST_EPISODE = 500
 # Per actor; far more than the planned faults need.
 _MAX_RESTARTS = 50
+# Of the nodes, in seconds: how long the actors of a lost one wait for another process.
+_LEASE = 2.0
 _WEIGHTS = 4  # one per number of an observation
 
 _DESCRIPTION = f"""\
@@ -76,6 +81,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default=50.0,
         metavar="SECONDS",
         help="stop learning in time to finish the evaluation by then (default: 50)",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="spread the actors over N nodes, agents as processes of this machine, and lose one of them (default: 0)",
     )
     parser.add_argument(
         "--no-faults", dest="faults", action="store_false", help="inject no faults; the result is the same"
@@ -134,6 +146,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     from envactors.cli.rollouts import Monitor, Rollouts
 
     started = time.monotonic()
+    backend, lose_node = _nodes(arguments.nodes)
     streams = Streams.of(arguments.seed)
     reporter.opened(f"{ENV_ID} on {count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
     reporter.phase("starting the actors")
@@ -144,9 +157,10 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         on_failure="renew",
         deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE, close=2.0),
         restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.02, backoff_max=0.1),
+        backend=backend,
     ) as envs:
         ready = time.monotonic()
-        injector = Injector(envs)
+        injector = Injector(envs, lose_node if arguments.nodes > 1 else None)
         monitor = Monitor(envs, injector)
         rollouts = Rollouts(envs, injector, lambda done, total: reporter.tick(monitor.snapshot, done, total))
         budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started)
@@ -174,4 +188,20 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         restarts=restarts,
         repeated=rollouts.repeated,
         lost=rollouts.lost,
+        nodes_lost=injector.nodes_lost if arguments.nodes else None,
     )
+
+
+def _nodes(count: int) -> tuple[str | Backend, Callable[[], None]]:
+    """Return the backend of so many nodes, and what kills the agent of the first one."""
+    if count == 0:
+        return "process", lambda: None
+    import envactors as ea
+    from envactors.remote import LocalNodes
+
+    launcher = LocalNodes(count)
+
+    def lose_first() -> None:
+        launcher.agents["local-0"].kill()
+
+    return ea.RemoteBackend(launcher, lease=_LEASE, heartbeat=_LEASE / 5), lose_first

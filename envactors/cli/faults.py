@@ -9,7 +9,7 @@ import enum
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,8 @@ RESET_DEADLINE = CALL_DEADLINE = 10.0
 
 # Faults are spread over the first generations, early in each: a generation ends with its slowest episode.
 _GENERATIONS = 4
+# A node is lost after so many other faults.
+_FAULTS_BEFORE_NODE = 3
 # Latest step of a fault; an episode of the worst policy lasts longer.
 _LAST_STEP = 6
 
@@ -96,10 +98,16 @@ class Injector:
 
     Args:
         envs: Vector env of `FragileEnv`.
+        lose_node: Ends a node while envs play on it; None without nodes.
+
+    Attributes:
+        nodes_lost: Number of nodes that were lost.
     """
 
-    def __init__(self, envs: ea.VectorEnv) -> None:
+    def __init__(self, envs: ea.VectorEnv, lose_node: Callable[[], None] | None = None) -> None:
+        self.nodes_lost = 0
         self._envs = envs
+        self._lose_node = lose_node
         self._injections: list[tuple[FaultKind, Future[Any]]] = []
 
     def inject(self, fault: Fault, env_id: int) -> bool:
@@ -127,6 +135,9 @@ class Injector:
             order = ea.Future()
             order.set_result(None)
         self._injections.append((fault.kind, order))
+        if self._lose_node is not None and len(self._injections) == _FAULTS_BEFORE_NODE:
+            self._lose_node()
+            self.nodes_lost += 1
         return True
 
     def injected(self) -> dict[str, int]:
@@ -139,6 +150,8 @@ def short(failure: BaseException) -> str:
     """Return a short description of a failure."""
     if isinstance(failure, ea.ActorTimeoutError):
         return f"{failure.method} over {failure.timeout:g} s"
+    if isinstance(failure, ea.NodeLostError):
+        return f"{failure.node} lost"
     if isinstance(failure, ea.ActorDiedError) and failure.__cause__ is not None:
         return type(failure.__cause__).__name__
     if isinstance(failure, ea.ActorDiedError) and failure.signal is not None:

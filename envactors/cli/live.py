@@ -148,6 +148,9 @@ def _table(fleet: Fleet, width: int) -> Table:
     table = plain_table(show_footer=True)
     table.add_column("actor", "all", no_wrap=True)
     table.add_column("state", min_width=8)
+    far = any(row.node for row in fleet.rows)
+    if far:
+        table.add_column("node", min_width=8)
     table.add_column("pid", justify="right", min_width=7)
     table.add_column("inc.", justify="right")
     table.add_column("steps", f"{fleet.steps:,}", justify="right", min_width=7)
@@ -160,6 +163,7 @@ def _table(fleet: Fleet, width: int) -> Table:
         table.add_row(
             row.name,
             Text(row.state, _STATE_STYLES.get(row.state, "")),
+            *([row.node or ""] if far else []),
             "" if row.pid is None else str(row.pid),
             str(row.incarnation),
             f"{row.steps:,}",

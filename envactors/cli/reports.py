@@ -23,6 +23,7 @@ class ActorRow:
         steps_per_second: Steps per second over the last seconds.
         restarts: Number of its processes that replaced a lost one.
         last_failure: Short description of the last failure; empty if there was none.
+        node: Name of the machine that its process runs on; None for this one.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ActorRow:
     steps_per_second: float
     restarts: int
     last_failure: str
+    node: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Summary:
         restarts: Number of processes that replaced a lost one.
         repeated: Number of episodes that a failure interrupted and that were played again.
         lost: Number of episodes that never came back.
+        nodes_lost: Number of nodes that were lost; None if there were none to lose.
     """
 
     mean_return: float | None
@@ -117,6 +120,7 @@ class Summary:
     restarts: int
     repeated: int
     lost: int
+    nodes_lost: int | None = None
 
     @property
     def goal_met(self) -> bool:
@@ -136,9 +140,10 @@ class Summary:
             f"{self.steps / self.seconds:,.0f} steps/s, for {count(self.generations, 'generation')} and the "
             f"evaluation; starting took {self.start_seconds:.1f} s."
         )
+        nodes = "" if self.nodes_lost is None else f"Nodes lost: {self.nodes_lost}. "
         trouble = (
             f"Faults injected: {fault_counts(self.faults)}. Renewals: {self.restarts}. Episodes broken off and played "
-            f"again: {self.repeated}. Results lost: {self.lost}."
+            f"again: {self.repeated}. {nodes}Results lost: {self.lost}."
         )
         lines = [quality, work, trouble]
         if self.stopped_by is not None:

@@ -238,6 +238,7 @@ class Monitor:
                 rate,
                 counts.restarts,
                 "" if counts.last_failure is None else short(counts.last_failure),
+                actor.node,
             )
             for actor, counts, state, count, rate in zip(
                 self._envs.actors, stats.actors, states, steps, rates, strict=True

@@ -304,12 +304,13 @@ class Agent:
                 complete = [row for row in rows if slab.completed[row] == slab.requested[row]]
                 ready += complete
                 rows[:] = [row for row in rows if row not in complete]
+        over = bool(worker.steps) and finished >= worker.steps[0][0]
         while worker.steps and finished >= worker.steps[0][0]:
             worker.steps.popleft()
-        if ready:
+        if ready or over:  # the end of a step that streams comes after its results
             while counters[OVERFLOWS] > worker.overflows and self._read_frames(worker):
                 pass  # what belongs to the rows comes before them
-            payload = pack_results(slab, ready)
+            payload = pack_results(slab, ready) if ready else b""
             self._link.send(
                 Record(RecordKind.RESULTS, worker.number, payload, incarnation=worker.overflows, call_id=finished)
             )

@@ -45,7 +45,8 @@ class RecordKind(enum.IntEnum):
     OUTPUT = 18  # what a worker has printed; the kind of frame is 1 for stdout and 2 for stderr
     PROGRESS = 19  # `ProgressReport` of several workers, pickled
     EXIT = 20  # `ExitNotice`, pickled; nothing more comes of the worker
-    RESULTS = 21  # rows of results; the call id is that of the last finished step, the incarnation the overflow count
+    # Rows of results, or none; the call id is that of the last finished step, the incarnation the count of overflows.
+    RESULTS = 21
 
 
 class Record(NamedTuple):

@@ -16,7 +16,7 @@ from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Re
 from envactors.remote.rows import MirroredMemory, apply_results, pack_requests
 from envactors.system.polling import Doorbell
 from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import FINISHED, OVERFLOWS, PAGE, STEP, STREAM, ControlPage, Progress
+from envactors.wire.control_page import FINISHED, METHOD_STEP, OVERFLOWS, PAGE, STEP, STREAM, ControlPage, Progress
 from envactors.wire.messages import Frame
 
 # An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
@@ -77,11 +77,12 @@ class MirroredPage(ControlPage):
             self.report(self._report._replace(call_id=finished, ended=True, age=0.0))
         self.to_parent.ring()
 
-    def suspect(self, call_id: int) -> None:
-        """Take it that a request has begun that was sent to a lost node."""
+    def suspect(self, call_id: int, sent: float) -> None:
+        """Take it that a request has begun that was sent to a lost node at some time (`time.monotonic`)."""
         report = self._report
         if report.call_id != call_id or report.ended:
-            self.report(report._replace(call_id=call_id, ended=False, position=0, age=0.0))
+            age = time.monotonic() - sent
+            self.report(report._replace(call_id=call_id, ended=False, position=0, method=METHOD_STEP, age=age))
 
     def progress(self) -> Progress:
         report, quiet = self._report, time.monotonic() - self._reported
@@ -162,8 +163,8 @@ class RemoteWorker(Worker):
         self._host = queue
         # What was sent before it was placed.
         self._early: list[Record] = []
-        # The call id of the last frame that was sent.
-        self._last_call = 0
+        # The call id of the last request that was sent, and when that was (`time.monotonic`).
+        self._last_call, self._sent = 0, 0.0
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
         self._status, self._stacks = ExitStatus(None, None), ""
@@ -223,13 +224,13 @@ class RemoteWorker(Worker):
 
     def _send_frame(self, frame: Frame) -> None:
         kind, incarnation, call_id, payload = frame
-        self._last_call = call_id
+        self._last_call, self._sent = call_id, time.monotonic()
         self._send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
 
     def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
         assert self.memory is not None, "it has rows"
         assert self.memory.slab is not None, "it has rows"
-        self._last_call = call_id
+        self._last_call, self._sent = call_id, time.monotonic()
         payload = pack_requests(self.memory.slab, rows)
         self._send(Record(RecordKind.REQUESTS, self.number, payload, int(stream), call_id=call_id))
 
@@ -280,7 +281,8 @@ class RemoteWorker(Worker):
         assert self.memory.slab is not None, "it has rows"
         with self._lock:
             if not self.channel.ended:  # else the rows may be another worker's
-                apply_results(self.memory.slab, record.payload)
+                if record.payload:
+                    apply_results(self.memory.slab, record.payload)
                 self.page.finish_rows(record.call_id, record.incarnation)
 
     def _print(self, code: int, data: bytes) -> None:
@@ -296,7 +298,7 @@ class RemoteWorker(Worker):
     def lose(self, loss: NodeLoss) -> None:
         """Count it as ended, since its node is lost; it is over when the node's lease is."""
         self.loss = loss
-        self.page.suspect(self._last_call)
+        self.page.suspect(self._last_call, self._sent)
         self.end()
 
     def end(self) -> None:
