@@ -246,6 +246,23 @@ def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(back
         assert [actor.state for actor in envs.actors] == [ea.ActorState.IDLE] * 2
 
 
+def test_what_a_lost_process_was_asked_is_not_run_by_the_next_one():
+    class Fragile(EchoEnv):
+        def step(self, action):
+            if action == 9:
+                os._exit(1)
+            return super().step(action)
+
+    backend = ea.RemoteBackend(LocalNodes(1), lease=1.0, heartbeat=0.2)
+    with ea.VectorEnv([Fragile] * 2, envs_per_actor=2, backend=backend, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs.step(np.array([9, 5]))  # the second one is lost before its turn
+        envs.reset(seed=0)
+        envs.step(np.array([1]), env_ids=[0])
+        obs, *_ = envs.step(np.array([2]), env_ids=[1])
+        assert obs[0, :3].tolist() == [0, 1, 2]  # id, steps, last action
+
+
 def test_a_lost_node_is_replayed(launcher):
     backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
     with (

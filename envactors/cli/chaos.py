@@ -79,6 +79,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="how processes start (default: forkserver, which takes milliseconds)",
     )
     parser.add_argument(
+        "--nodes",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="run the actors on N nodes of this machine, some of which are lost (default: 0)",
+    )
+    parser.add_argument(
         "--no-shared-memory",
         dest="shared_memory",
         action="store_false",
@@ -137,7 +144,8 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
             on_failure=arguments.on_failure,
             deadline=arguments.deadline,
             shared_memory=arguments.shared_memory,
-            backend=ea.ProcessBackend(start_method=arguments.start_method),
+            backend=None if arguments.nodes else ea.ProcessBackend(start_method=arguments.start_method),
+            nodes=arguments.nodes,
             watch=view.changed,
         )
         view.over(report)

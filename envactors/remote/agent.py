@@ -403,6 +403,9 @@ class Agent:
         while not worker.at_end and self._read_frames(worker):
             pass
         self._send_results(worker, all_complete=True)
+        for _, _, rows in worker.steps:
+            slab = self._slabs[worker.memory]
+            slab.requested[rows] = slab.completed[rows]  # the next worker must not take it for its own
         self._unwatch(worker.worker.channel.fileno())
         self._unwatch(worker.worker.sentinel)
         for stream, fd in worker.worker.outputs:

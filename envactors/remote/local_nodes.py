@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from envactors.remote.greeting import new_secret
@@ -14,6 +16,8 @@ from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, Node
 
 # How long an agent may take to end by itself, in seconds.
 _END_PATIENCE = 2.0
+# How many loopback addresses are used.
+_ADDRESSES = 250
 
 
 class LocalNodes(Launcher):
@@ -34,6 +38,8 @@ class LocalNodes(Launcher):
             raise ValueError(f"count is {count!r}: expected an int from 1 to 200")
         self.count = count
         self.agents: dict[str, subprocess.Popen[str]] = {}
+        # Starts one more agent; None while no actor uses the nodes.
+        self._start_next: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"LocalNodes({self.count})"
@@ -41,10 +47,23 @@ class LocalNodes(Launcher):
     def start(self, options: AgentOptions, nodes: NodeRegistry) -> None:
         """Start the agents; see `envactors.remote.launching.Launcher`."""
         nodes.expect_nodes(self.count)
-        for number in range(self.count):
-            self._start(f"local-{number}", f"127.0.0.{2 + number}", options, nodes)
+        numbers = itertools.count()
+        self._start_next = lambda: self._start(next(numbers), options, nodes)
+        for _ in range(self.count):
+            self._start_next()
 
-    def _start(self, name: str, host: str, options: AgentOptions, nodes: NodeRegistry) -> None:
+    def add(self) -> None:
+        """Start one more agent, which is used for what starts from then on.
+
+        Raises:
+            RuntimeError: No actor uses the nodes.
+        """
+        if self._start_next is None:
+            raise RuntimeError(f"{self!r} has no nodes yet: make an actor first, or raise its count")
+        self._start_next()
+
+    def _start(self, number: int, options: AgentOptions, nodes: NodeRegistry) -> None:
+        name, host = f"local-{number}", f"127.0.0.{2 + number % _ADDRESSES}"
         secret, epoch = new_secret(), new_secret()[:16]
         orders = {
             "name": name,
@@ -78,6 +97,7 @@ class LocalNodes(Launcher):
 
     def stop(self) -> None:
         """End the agents; see `envactors.remote.launching.Launcher`."""
+        self._start_next = None
         agents, self.agents = self.agents, {}
         for agent in agents.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

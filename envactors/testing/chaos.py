@@ -25,9 +25,11 @@ import loky.backend.resource_tracker
 
 import envactors as ea
 from envactors.backends.base import Backend
+from envactors.remote import LocalNodes
 from envactors.testing.checker import Limits
 from envactors.testing.faults import FaultInjectingEnv, FaultTable, LargeEcho
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
+from envactors.testing.node_faults import NodeFaults
 from envactors.testing.oracle import make_oracle
 from envactors.testing.plan import plan_faults
 from envactors.testing.process_watch import CHILD_PATIENCE
@@ -37,6 +39,7 @@ from envactors.vector.failure_policy import OnFailure
 
 STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
 _MAX_RESTARTS = 1_000_000
+_LEASE = 1.0  # of nodes, in seconds: their results may take as long as that longer
 
 
 def chaos(
@@ -50,6 +53,7 @@ def chaos(
     deadline: float = 1.0,
     shared_memory: bool = True,
     backend: Backend | None = None,
+    nodes: int = 0,
     watch: Callable[[ChaosReport], None] | None = None,
 ) -> ChaosReport:
     """Run a vector env under faults and check every result.
@@ -68,6 +72,8 @@ def chaos(
         deadline: Deadline of each step and reset, in seconds; must exceed the env's own time on a busy machine.
         shared_memory: As for `envactors.VectorEnv`.
         backend: Backend of the actors; None: processes of a fork server, which start in milliseconds.
+        nodes: If it is not 0, the actors run on so many nodes of this machine, and one fault in twenty ends a node;
+            another one joins in its place. Not with ``backend``.
         watch: Called with the report so far, a few times per second.
 
     Raises:
@@ -81,12 +87,18 @@ def chaos(
         raise ValueError("on_failure is 'raise': expected 'renew' or 'replay'; with 'raise' the first fault is the end")
     if not 0 < deadline < float("inf"):
         raise ValueError(f"deadline is {deadline}: expected a positive number of seconds")
-    backend = backend or ea.ProcessBackend(start_method="forkserver")
     started = time.monotonic()
     report_builder = ReportBuilder(faults, seed, on_failure)
+    near = ea.ProcessBackend(start_method="forkserver")
+    launcher = LocalNodes(nodes) if nodes else None
+    node_faults = None if launcher is None else NodeFaults(launcher, faults, seed, report_builder)
+    if launcher is not None:
+        backend = ea.RemoteBackend(launcher, lease=_LEASE, heartbeat=_LEASE / 5)
     before = _start_trackers_and_take_inventory()
     with contextlib.ExitStack() as stack:
-        oracle = stack.enter_context(make_oracle(factory, num_envs, seed, backend, report_builder))
+        oracle = stack.enter_context(
+            make_oracle(factory, num_envs, seed, near if nodes or backend is None else backend, report_builder)
+        )
         fault_table = FaultTable.make(num_envs)
         stack.callback(fault_table.remove)
         makers = [functools.partial(LargeEcho, i) if factory is None else factory for i in range(num_envs)]
@@ -100,15 +112,14 @@ def chaos(
             on_failure=on_failure,
             deadlines=ea.Deadlines(step=deadline, reset=deadline, close=5.0),
             restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.0),
-            backend=backend,
+            backend=backend or near,
             shared_memory=shared_memory,
         ) as envs:
             # All processes started at once: a single one takes less, unless the machine is busier than now.
             start_seconds = time.monotonic() - begun
-            limits = Limits(deadline, deadline + STALL_MARGIN, 2 * start_seconds)
-            runner = ChaosRunner(
-                envs, fault_table, plan_faults(faults, seed, num_envs), oracle, report_builder, limits, watch
-            )
+            limits = Limits(deadline, deadline + STALL_MARGIN + (2 * _LEASE if nodes else 0), 2 * start_seconds)
+            plan = plan_faults(faults - (node_faults.count if node_faults else 0), seed, num_envs)
+            runner = ChaosRunner(envs, fault_table, plan, oracle, report_builder, limits, watch, node_faults)
             runner.run()
         runner.report_leftover_processes()
         del envs, runner

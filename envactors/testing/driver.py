@@ -119,6 +119,24 @@ class ActorDriver:
         if where >= self._successor or self._unfired > _UNFIRED_RESULTS:
             self._unsettled.discard(env_id)
 
+    @property
+    def node(self) -> str | None:
+        """Name of the node that the actor's process runs on; None for this machine, and while there is none."""
+        return self._actor.node
+
+    @property
+    def is_settled(self) -> bool:
+        """True if all envs have delivered a result since the last fault, and none is armed."""
+        return not self._armed and not self._unsettled
+
+    def record_node_fault(self) -> None:
+        """Record that the actor's node is about to be lost."""
+        if self._report.replays:
+            self._successor = self._actor.incarnation + 1
+        self.process_ends += 1
+        self._unfired = 0
+        self._unsettled = set(self._ids)
+
     def envs_due_for_reset(self) -> set[int]:
         """Return the envs to reset explicitly, since an armed fault waits for their reset."""
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import time
 from collections.abc import Mapping, Sequence
 
@@ -112,9 +113,9 @@ class ReportBuilder:
         """True if lost steps are replayed (``on_failure="replay"``)."""
         return self.on_failure == "replay"
 
-    def count_fault(self, kind: FaultKind) -> None:
+    def count_fault(self, kind: enum.Enum) -> None:
         """Count a fault that has happened."""
-        self.faults[kind.value] += 1
+        self.faults[kind.value] = self.faults.get(kind.value, 0) + 1
         self.progress = time.monotonic()
 
     def add_problem(self, problem: str, env_id: int | None = None) -> None:

@@ -15,6 +15,7 @@ from envactors.testing.checker import Limits, ResultChecker
 from envactors.testing.driver import ActorDriver
 from envactors.testing.faults import FaultTable
 from envactors.testing.history import Delivered, EnvHistory
+from envactors.testing.node_faults import NodeFaults
 from envactors.testing.oracle import Oracle
 from envactors.testing.plan import PlannedFault
 from envactors.testing.process_watch import ProcessWatch
@@ -44,6 +45,7 @@ class ChaosRunner:
         report_builder: Counts everything.
         limits: Time limits.
         watch: Called with the report so far, a few times per second.
+        node_faults: Ends nodes; None without nodes.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class ChaosRunner:
         report_builder: ReportBuilder,
         limits: Limits,
         watch: Callable[[ChaosReport], None] | None,
+        node_faults: NodeFaults | None = None,
     ) -> None:
         self._envs = envs
         self._oracle = oracle
         self._report = report_builder
         self._patience = limits.stall + limits.start + _PATIENCE
         self._watch = watch
+        self._node_faults = node_faults
         self._watched = 0.0
         self._dice = random.Random(report_builder.seed)  # noqa: S311 # no secret
         self._process_watch = ProcessWatch(envs.actors, fault_table, report_builder, limits.stall)
@@ -88,8 +92,12 @@ class ChaosRunner:
         """Run until all planned faults have happened, and a few rounds more."""
         try:
             self._reset(self._histories)
-            while any(driver.faults for driver in self._drivers):
+            while any(driver.faults for driver in self._drivers) or not (
+                self._node_faults is None or self._node_faults.is_done
+            ):
                 self._check_progress()
+                if self._node_faults is not None:
+                    self._node_faults.inject_if_due(self._drivers)
                 for driver in self._drivers:
                     driver.inject_due_faults()
                 if self._dice.random() < 0.03 or len(self._envs_due_for_reset()) > 1 + len(self._drivers) // 3:
