@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.arrays.slab import RESET, STEP, Layout, Slab
-from envactors.vector import episodes as episodes_module
 from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
 
@@ -24,7 +23,10 @@ class Books:
     """A bookkeeper of envs without processes."""
 
     def __init__(self, autoreset, recycle=None, count=COUNT):
-        handle = types.SimpleNamespace(pid=4321, _supervisor=None, _env=0)
+        self.memory = 100
+        worker = types.SimpleNamespace(is_leaving=False, resident_memory=lambda: self.memory)
+        self.core = types.SimpleNamespace(process=types.SimpleNamespace(worker=worker))
+        handle = types.SimpleNamespace(_supervisor=types.SimpleNamespace(core=self.core), _env=0)
         self.envs = [EnvState(env_id, handle) for env_id in range(count)]
         self.episodes = Episodes(self.envs, autoreset, recycle)
         layout = Layout(SCALAR, SCALAR, SCALAR, count)
@@ -140,17 +142,15 @@ def test_a_process_is_replaced_after_so_many_steps_of_its_own(way):
     assert retired == [4, 8, 12]
 
 
-def test_a_process_is_replaced_above_so_much_memory_and_only_between_episodes(monkeypatch):
-    memory = {4321: 100}
-    monkeypatch.setattr(episodes_module, "resident_memory", memory.__getitem__)
+def test_a_process_is_replaced_above_so_much_memory_and_only_between_episodes():
     books = Books("same_step", ea.RecyclePolicy(max_rss=200))
     books.episodes.record(0, over=True, reset=False)
     assert not books.envs[0].retiring
-    memory[4321] = 201
+    books.memory = 201
     books.episodes.record(0, over=False, reset=False)
     assert not books.envs[0].retiring, "in the middle of an episode"
     books.episodes.record(0, over=True, reset=False)
     assert books.envs[0].retiring
-    books.envs[1].handle.pid = None
+    books.core.process = None
     books.episodes.record(1, over=True, reset=False)
     assert not books.envs[1].retiring, "there is no process"

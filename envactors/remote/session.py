@@ -15,7 +15,7 @@ from envactors.remote.worker import Host, RemoteWorker
 
 _log = logging.getLogger("envactors")
 # How long the first node waits for the others that are expected, in seconds.
-_JOINING_PATIENCE = 5.0
+_JOINING_PATIENCE = 15.0
 
 
 class Session(Host, NodeRegistry, Timed):

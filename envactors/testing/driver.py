@@ -129,11 +129,14 @@ class ActorDriver:
         """True if all envs have delivered a result since the last fault, and none is armed."""
         return not self._armed and not self._unsettled
 
-    def record_node_fault(self) -> None:
-        """Record that the actor's node is about to be lost."""
+    def record_node_fault(self, node: str) -> None:
+        """Record that a node is about to be lost."""
+        # Until it is, a process of any actor may come to be placed there.
+        self.process_ends += 1
+        if self.node != node:
+            return
         if self._report.replays:
             self._successor = self._actor.incarnation + 1
-        self.process_ends += 1
         self._unfired = 0
         self._unsettled = set(self._ids)
 

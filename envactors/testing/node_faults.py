@@ -61,8 +61,7 @@ class NodeFaults:
         node = self._dice.choice(sorted({driver.node for driver in drivers if driver.node}))
         kind = self._dice.choice(list(NodeFaultKind))
         for driver in drivers:
-            if driver.node == node:
-                driver.record_node_fault()
+            driver.record_node_fault(node)
         self._launcher.add()
         os.kill(self._launcher.agents[node].pid, signal.SIGKILL if kind is NodeFaultKind.KILL else signal.SIGSTOP)
         self._injected += 1
