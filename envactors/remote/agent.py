@@ -1,8 +1,8 @@
 """The node agent: hosts the workers of one caller on this machine, and relays their frames over one link.
 
-It is started with one line of JSON on its standard input (`AgentOrders`) and answers with one line, the port on which
-it waits for its caller. It ends with the link, when the caller says so, or when its lease is over; its workers end with
-it, as those of any caller do.
+It is started with one line of JSON on its standard input, a pipe (`AgentOrders`), and answers with one line, the port
+on which it waits for its caller. It ends with the link, when the caller says so, when its lease is over, or when the
+pipe is closed: the process that started it has ended. Its workers end with it, as those of any caller do.
 
 usage: python -m envactors.remote.agent
 """
@@ -14,19 +14,21 @@ import json
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from envactors.arrays.slab import Slab
 from envactors.backends.base import LaunchRefusedError, Stream
 from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
-from envactors.remote.greeting import GreetingError, answer_greeting, refuse
+from envactors.remote.greeting import PATIENCE, GreetingError, answer_greeting, refuse
 from envactors.remote.keeper import LEASE_FORMAT
 from envactors.remote.lease import WorkerLease
 from envactors.remote.link import Link
@@ -39,6 +41,8 @@ from envactors.remote.records import (
     RecordKind,
 )
 from envactors.remote.rows import apply_requests, pack_results
+from envactors.remote.starting import AgentOrders, module_command
+from envactors.remote.tls import make_server_context
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
 from envactors.system.polling import WRITABLE, Poller
@@ -55,31 +59,8 @@ _TICK = 0.05
 # How much may wait to be sent before no more output of workers is read, in bytes.
 _MOST_OUTPUT = 1 << 20
 _OUTPUT_CHUNK = 1 << 16
+_STDIN = 0
 STREAM_CODES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
-
-
-class AgentOrders(NamedTuple):
-    """What an agent is told at its start.
-
-    Attributes:
-        name: The name of its node.
-        host: The address to listen at.
-        secret: Proves that caller and agent belong together.
-        epoch: Which start of agents it belongs to; a caller of another one is refused.
-        lease: The length of the lease, in seconds.
-        heartbeat: How often to send a heartbeat, in seconds.
-        options: Arguments for `envactors.ProcessBackend`.
-        path: Directories in which workers also find modules.
-    """
-
-    name: str
-    host: str
-    secret: str
-    epoch: str
-    lease: float
-    heartbeat: float
-    options: dict[str, Any]
-    path: list[str]
 
 
 class HostedWorker:
@@ -152,6 +133,7 @@ class Agent:
         self._memories: dict[int, MappedMemory] = {}
         self._slabs: dict[int, Slab] = {}
         self.watch(link.fileno(), self._on_link)
+        self.watch(_STDIN, self._on_stdin)
         self._show_lease()
 
     # The loop --------------------------------------------------------------------------------------------
@@ -226,6 +208,9 @@ class Agent:
             return
         for record in records:
             self._on_record(record)
+
+    def _on_stdin(self, _mask: int) -> None:
+        self._ending = not os.read(_STDIN, _OUTPUT_CHUNK)
 
     def _on_record(self, record: Record) -> None:
         if record.kind == RecordKind.ECHO:
@@ -434,53 +419,66 @@ class Agent:
 def main() -> None:
     """Run an agent: see the module."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's
-    orders = AgentOrders(**json.loads(sys.stdin.readline()))
+    orders = AgentOrders.from_json(sys.stdin.readline())
     sys.path.extend(entry for entry in orders.path if entry not in sys.path)
-    listener = socket.create_server((orders.host, 0))
+    tls = None if orders.certificates is None else make_server_context(orders.certificates)
+    listener = socket.create_server((orders.host, 0), family=socket.AF_INET6 if ":" in orders.host else socket.AF_INET)
     print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
     with open(os.devnull, "wb") as null:  # noqa: PTH123
         os.dup2(null.fileno(), 1)  # what reads the line above may be gone
-    link, stamp = _wait_for_caller(listener, orders)
+    link, stamp = _wait_for_caller(listener, orders, tls)
     lease_file = SharedFile("envactors-lease")
     lease = lease_file.map(mmap.PAGESIZE)
     LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
     own, fds = open_sentinel(os.getpid()), (lease_file.fileno(),)
-    command = [sys.executable, "-m", "envactors.remote.keeper", str(own), str(lease_file.fileno())]
+    command = module_command("envactors.remote.keeper", orders.path, str(own), str(lease_file.fileno()))
     keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(own, *fds))  # noqa: S603 # its own module
     agent = Agent(link, orders, stamp, lease)
-    agent.watch(listener.fileno(), lambda _mask: _refuse_second(listener))
+    agent.watch(listener.fileno(), lambda _mask: _refuse_second(listener, tls))
     agent.run()
     keeper.kill()
     keeper.wait()
 
 
-def _wait_for_caller(listener: socket.socket, orders: AgentOrders) -> tuple[Link, float]:
+def _wait_for_caller(listener: socket.socket, orders: AgentOrders, tls: ssl.SSLContext | None) -> tuple[Link, float]:
     end = time.monotonic() + _PATIENCE
-    while (left := end - time.monotonic()) > 0:
-        listener.settimeout(left)
-        try:
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    poll.register(_STDIN, select.POLLIN)
+    listener.setblocking(False)
+    while events := poll.poll(max(0.0, 1000 * (end - time.monotonic()))):
+        if _STDIN in (fd for fd, _ in events) and not os.read(_STDIN, _OUTPUT_CHUNK):
+            sys.exit()  # the process that started this one has ended, or needs no agent any more
+        with contextlib.suppress(BlockingIOError):
             sock, _ = listener.accept()
-        except TimeoutError:
-            break
-        stamp = boot_clock()
-        node = {"pid": os.getpid(), "stamp": stamp}
-        try:
-            answer_greeting(sock, orders.secret, orders.epoch, node)
-        except (OSError, GreetingError) as error:
-            print(f"envactors agent: a caller was refused: {error}", file=sys.stderr)
-            sock.close()
-            continue
-        listener.setblocking(False)
-        return Link(sock), stamp
+            stamp = boot_clock()
+            node = {"pid": os.getpid(), "stamp": stamp}
+            try:
+                sock = _encrypt(sock, tls, PATIENCE)
+                answer_greeting(sock, orders.secret, orders.epoch, node)
+            except (OSError, GreetingError) as error:
+                print(f"envactors agent: a caller was refused: {error}", file=sys.stderr)
+                sock.close()
+                continue
+            return Link(sock), stamp
     sys.exit(f"envactors agent: no caller came within {_PATIENCE:.0f} s")
 
 
-def _refuse_second(listener: socket.socket) -> None:
+def _encrypt(sock: socket.socket, tls: ssl.SSLContext | None, patience: float) -> socket.socket:
+    sock.settimeout(patience)
+    return sock if tls is None else tls.wrap_socket(sock, server_side=True)
+
+
+def _refuse_second(listener: socket.socket, tls: ssl.SSLContext | None) -> None:
     with contextlib.suppress(OSError):
         sock, _ = listener.accept()
-        with sock, contextlib.suppress(GreetingError):
-            sock.settimeout(1.0)
-            refuse(sock, "this agent has a caller already")
+        # In a thread: the handshake takes as long as the other side likes.
+        threading.Thread(target=_say_taken, args=(sock, tls), daemon=True).start()
+
+
+def _say_taken(sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    with contextlib.suppress(OSError, GreetingError), _encrypt(sock, tls, 1.0) as encrypted:
+        refuse(encrypted, "this agent has a caller already")
 
 
 if __name__ == "__main__":

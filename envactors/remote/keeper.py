@@ -41,7 +41,12 @@ def keep(agent: int, lease: mmap.mmap) -> None:
             return
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run a keeper: see the module."""
     # Ctrl-C in the terminal of the caller is not meant for it, nor for the agent that it keeps.
     os.setpgid(0, 0)
     keep(int(sys.argv[1]), mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -32,6 +33,8 @@ class Link:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
         self._socket = sock
         self._lock = threading.Lock()
+        # OpenSSL allows no thread to read from a connection while another one writes.
+        self._read_lock = self._lock if isinstance(sock, ssl.SSLSocket) else contextlib.nullcontext()
         self._writer = RecordWriter()
         self._reader = RecordReader()
         # What is still to be written, and how many bytes that is.
@@ -115,7 +118,8 @@ class Link:
         while True:
             space = self._reader.space
             try:
-                read = self._socket.recv_into(space)
+                with self._read_lock:
+                    read = self._socket.recv_into(space)
             except _WOULD_BLOCK:
                 return records
             if read == 0:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, NodeRegistry
+from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
 
-# How long an agent may take to end by itself, in seconds.
-_END_PATIENCE = 2.0
 # How many loopback addresses are used.
 _ADDRESSES = 250
 
@@ -65,33 +60,18 @@ class LocalNodes(Launcher):
     def _start(self, number: int, options: AgentOptions, nodes: NodeRegistry) -> None:
         name, host = f"local-{number}", f"127.0.0.{2 + number % _ADDRESSES}"
         secret, epoch = new_secret(), new_secret()[:16]
-        orders = {
-            "name": name,
-            "host": host,
-            "secret": secret,
-            "epoch": epoch,
-            "lease": options.lease,
-            "heartbeat": options.heartbeat,
-            "options": options.process,
-            "path": [str(Path(entry).absolute()) for entry in sys.path],
-        }
-        command = [sys.executable, "-c", _CODE, json.dumps(orders["path"])]
-        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
-        self.agents[name] = agent
-        stdin, stdout = agent.stdin, agent.stdout
-        assert stdin is not None, "a pipe"
-        assert stdout is not None, "a pipe"
-        with contextlib.suppress(BrokenPipeError):
-            stdin.write(json.dumps(orders) + "\n")
-            stdin.close()
+        orders = AgentOrders(
+            name, host, secret, epoch, options.lease, options.heartbeat, options.process, module_path()
+        )
+        agent = self.agents[name] = start_agent(orders)
 
         def wait_for_port() -> None:
-            with stdout:
-                line = stdout.readline()
-            if line:
-                nodes.add_node(NodeAddress(name, host, json.loads(line)["port"], secret, epoch))
+            try:
+                port = read_port(agent)
+            except ChildProcessError as error:
+                nodes.refuse_node(name, str(error))
             else:
-                nodes.refuse_node(name, f"its agent ended with exit code {agent.wait()}")
+                nodes.add_node(NodeAddress(name, host, port, secret, epoch))
 
         threading.Thread(target=wait_for_port, name=f"envactors-{name}", daemon=True).start()
 
@@ -99,16 +79,4 @@ class LocalNodes(Launcher):
         """End the agents; see `envactors.remote.launching.Launcher`."""
         self._start_next = None
         agents, self.agents = self.agents, {}
-        for agent in agents.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(_END_PATIENCE)
-        for agent in agents.values():
-            agent.kill()
-            agent.wait()
-
-
-# The agent finds the package where the caller has found it.
-_CODE = (
-    "import json, sys; sys.path.extend(entry for entry in json.loads(sys.argv.pop()) if entry not in sys.path); "
-    "from envactors.remote.agent import main; main()"
-)
+        end_agents(agents.values())
