@@ -478,6 +478,7 @@ def _refuse_second(listener: socket.socket, tls: ssl.SSLContext | None) -> None:
 
 def _say_taken(sock: socket.socket, tls: ssl.SSLContext | None) -> None:
     with contextlib.suppress(OSError, GreetingError), _encrypt(sock, tls, 1.0) as encrypted:
+        encrypted.recv(_OUTPUT_CHUNK)  # closing before the greeting is read would discard the answer
         refuse(encrypted, "this agent has a caller already")
 
 
