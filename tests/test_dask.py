@@ -198,6 +198,13 @@ def test_a_worker_added_later_is_used(client):
             assert sorted(actor.node for actor in (first, *more)) == ["0", "1", "2"]
 
 
+def test_an_actor_that_is_closed_at_once_leaves_nothing(client):
+    with ea.spawn(Counter, backend=DaskBackend(client)):
+        pass
+    assert plugins(client) == []
+    wait_until(lambda: not any(agents_in(process) for process in dask_workers(client).values()))
+
+
 # What is lost ---------------------------------------------------------------------------------------------
 
 
@@ -332,7 +339,6 @@ def test_a_killed_nanny_is_a_lost_node(programs):
             assert {actor.node, node} == {"a", "b"}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_with_the_scheduler_all_nodes_are_lost_and_nothing_hangs(programs):
     for name in ("a", "b"):
         programs.add_worker(name)

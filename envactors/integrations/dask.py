@@ -17,13 +17,14 @@ import weakref
 from typing import Any
 
 try:
-    from distributed import Client, WorkerPlugin
+    from distributed import Client
 except ImportError as error:
     raise ImportError(
         f"envactors.integrations.dask needs distributed ({error}): pip install 'envactors[dask]'"
     ) from error
 
 from envactors.integrations.dask_agents import AgentTerms
+from envactors.integrations.dask_plugin import NodeAgentPlugin
 from envactors.remote.backend import RemoteBackend
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, NodeRegistry
@@ -163,7 +164,7 @@ class _ClusterSession:
             self._topic, self._secret, self._epoch, lease, heartbeat, process, self._tls is not None, self._insecure
         )
         try:
-            client.register_plugin(_make_plugin(tuple(terms)), name=self._topic)
+            client.register_plugin(NodeAgentPlugin(terms._asdict()))
         except (OSError, asyncio.TimeoutError) as error:
             # A Dask worker that is about to end or does not answer; the others report by themselves.
             _log.warning("not all workers of %s were reached: %s", client.scheduler.address, error)
@@ -201,37 +202,3 @@ class _ClusterSession:
         self._nodes.add_node(
             NodeAddress(report["name"], report["host"], report["port"], self._secret, self._epoch, self._tls)
         )
-
-
-def _make_plugin(terms: tuple[Any, ...]) -> WorkerPlugin:
-    """Return the plugin that starts agents.
-
-    Its class is local, and so pickled by value: a Dask worker without envactors can load it, and says what it lacks.
-    One that cannot load it could not join the cluster.
-    """
-
-    class NodeAgentPlugin(WorkerPlugin):  # type: ignore[misc] # its module is checked nowhere
-        def __init__(self) -> None:
-            self.terms = terms
-            self.host: Any = None
-
-        def setup(self, worker: Any) -> None:
-            try:
-                from envactors.integrations.dask_agents import AgentHost, AgentTerms
-
-                self.host = AgentHost(worker, AgentTerms(*self.terms))
-                self.host.start()
-            except Exception as error:
-                # "No module named" is for ImportErrors; the rest is another version of envactors.
-                what = (
-                    f"envactors cannot be used there ({error}): install the caller's version of it on all nodes, or "
-                    "send a zip file of it with client.upload_file before the first actor starts"
-                )
-                worker.log_event(self.terms[0], {"name": str(worker.name), "refused": what})
-
-        async def teardown(self, worker: Any) -> None:
-            del worker
-            if self.host is not None:
-                await self.host.end()
-
-    return NodeAgentPlugin()
