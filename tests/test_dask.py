@@ -30,6 +30,7 @@ from envactors.integrations.dask_agents import AgentHost, AgentTerms  # noqa: E4
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 30.0  # seconds that a cluster may take for anything on a busy machine
+ROLES = ("client", "scheduler", "worker")
 FAST = {"lease": 1.0, "heartbeat": 0.2}
 
 
@@ -196,6 +197,20 @@ def test_a_worker_added_later_is_used(client):
             more = [stack.enter_context(ea.spawn(Counter, backend=backend)) for _ in range(2)]
             assert [actor.add(1).result(SOON) for actor in more] == [1, 1]
             assert sorted(actor.node for actor in (first, *more)) == ["0", "1", "2"]
+
+
+def test_certificates_may_be_files(tmp_path):
+    temporary, files = distributed.Security.temporary(), {}
+    for field in ("tls_ca_file", *(f"tls_{role}_{what}" for role in ROLES for what in ("cert", "key"))):
+        files[field] = str(tmp_path / f"{field}.pem")
+        (tmp_path / f"{field}.pem").write_text(getattr(temporary, field))
+    security = distributed.Security(**files, require_encryption=True)
+    with (
+        local_cluster(security=security, n_workers=1) as cluster,
+        distributed.Client(cluster, security=security) as client,
+        ea.spawn(Counter, backend=DaskBackend(client)) as actor,
+    ):
+        assert actor.add(1).result(SOON) == 1
 
 
 def test_an_actor_that_is_closed_at_once_leaves_nothing(client):

@@ -84,7 +84,8 @@ class RemoteBackend(Backend):
         Raises:
             ValueError: There is no such node.
         """
-        found = [one for one in (self._session.nodes if self._session else []) if one.name == node]
+        # A lost node may have had the same name: Dask's nannies start workers again under theirs.
+        found = [one for one in (self._session.nodes if self._session else []) if one.name == node and not one.is_lost]
         if not found:
             raise ValueError(f"node {node!r}: expected one of {self.nodes}")
         found[0].draining = True
