@@ -40,6 +40,8 @@ class Link:
         # What is still to be written, and how many bytes that is.
         self._outbox: deque[memoryview] = deque()
         self.backlog = 0
+        # Whether the system takes no more at the moment.
+        self.is_full = False
         # How many threads are collecting records for one write.
         self._corks = 0
 
@@ -89,7 +91,7 @@ class Link:
             self._flush()
 
     def _flush(self) -> None:
-        outbox = self._outbox
+        self.is_full, outbox = False, self._outbox
         while outbox:
             parts = [outbox[i] for i in range(min(_BUFFERS, len(outbox)))]
             try:
@@ -99,6 +101,7 @@ class Link:
                 else:
                     sent = self._socket.sendmsg(parts)
             except _WOULD_BLOCK:
+                self.is_full = True
                 return
             self.backlog -= sent
             while sent:

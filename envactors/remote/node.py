@@ -106,7 +106,7 @@ class Node(Timed):
             reason = f"whose link broke ({error})"
             self._loop.post(lambda: self.lose(reason))  # the caller may hold the lock of an actor
             return
-        if self._link.backlog:
+        if self._link.is_full:
             self._loop.want_write(self._link.fileno(), True)
 
     def _echo(self, stamp: float) -> None:
@@ -121,7 +121,7 @@ class Node(Timed):
         try:
             if mask & WRITABLE:
                 self._link.flush()
-                if not self._link.backlog:
+                if not self._link.is_full:
                     self._loop.want_write(self._link.fileno(), False)
             records = self._link.receive()
         except (OSError, LinkCorruptError) as error:

@@ -1,0 +1,233 @@
+"""One worker of a node: what the caller asks of it, and what comes of it, over the link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable
+
+from envactors.arrays.slab import Slab
+from envactors.backends.base import Stream
+from envactors.backends.process import ProcessWorker
+from envactors.remote.link import Link
+from envactors.remote.records import ExitNotice, ProgressReport, Record, RecordKind
+from envactors.remote.rows import apply_requests, pack_results
+from envactors.remote.watches import Watches
+from envactors.system.polling import WRITABLE
+from envactors.system.processes import resident_memory
+from envactors.wire import bundle
+from envactors.wire.channel import ChannelCorruptError
+from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS
+from envactors.wire.messages import Frame, Kind
+
+# How much may wait to be sent before no more output of workers is read, in bytes.
+MOST_OUTPUT = 1 << 20
+_OUTPUT_CHUNK = 1 << 16
+STREAM_CODES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
+
+
+class HostedWorker:
+    """One worker of this node.
+
+    Args:
+        number: Its number on the link.
+        worker: The worker.
+        slab: Returns the slab that its steps may go through; None without one.
+        link: The link to the caller.
+        watches: Watches its descriptors.
+        on_exit: Called after its end was told.
+
+    Attributes:
+        starting: Whether its envs are still being made.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        worker: ProcessWorker,
+        slab: Callable[[], Slab | None],
+        link: Link,
+        watches: Watches,
+        on_exit: Callable[[HostedWorker], None],
+    ) -> None:
+        self.number = number
+        self.starting = True
+        self._worker = worker
+        self._page, self._channel = worker.page, worker.channel
+        self._slab = slab
+        self._link = link
+        self._watches = watches
+        self._on_exit = on_exit
+        # Whether nothing more comes through its channel.
+        self._at_end = False
+        # The call id of the last request that it was sent, and how many parts of `Kind.OVERFLOW` frames were passed on.
+        self._last_call = self._overflows = 0
+        # The steps that it was posted through shared memory: the call id, whether results stream, the rows that are
+        # to be sent.
+        self._steps: deque[tuple[int, bool, list[int]]] = deque()
+
+    def introduce(self) -> None:
+        """Tell the caller of it, and watch it."""
+        worker, watches = self._worker, self._watches
+        self._link.send(Record(RecordKind.LAUNCHED, self.number, call_id=worker.pid))
+        watches.add(self._channel.fileno(), self._on_channel)
+        watches.add(worker.sentinel, lambda _mask: self._finish())
+        for stream, fd in worker.outputs:
+            watches.add(fd, lambda _mask, stream=stream, fd=fd: self._on_output(stream, fd))  # type: ignore[misc]
+
+    @property
+    def bell(self) -> int:
+        """The descriptor of the doorbell that it rings; other workers may share it."""
+        return self._page.to_parent.fileno()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has not finished what it was sent."""
+        return self._page.counters[FINISHED] < self._last_call
+
+    def progress(self) -> ProgressReport:
+        """Return what it is at."""
+        call_id, ended, position, method, since = self._page.progress()
+        rss = resident_memory(self._worker.pid)
+        return ProgressReport(self.number, call_id, ended, position, method, time.monotonic() - since, rss)
+
+    def set_lease(self, until: float) -> None:
+        """Say until when it may begin requests."""
+        self._page.times[LEASE] = until
+
+    def end(self) -> None:
+        """End it without telling anybody."""
+        self._worker.kill()
+
+    def reap(self) -> None:
+        """Wait for its end."""
+        with contextlib.suppress(OSError):
+            self._worker.reap()
+
+    # From the caller -------------------------------------------------------------------------------------
+
+    def on_record(self, record: Record) -> None:
+        """Do what the caller asks."""
+        if record.kind == RecordKind.FRAME:
+            self._forward(Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
+        elif record.kind == RecordKind.REQUESTS:
+            self._post_rows(record)
+        elif record.kind == RecordKind.KILL:
+            self._worker.kill()
+        elif record.kind == RecordKind.ASK_STACKS:
+            self._worker.ask_stacks()
+
+    def _forward(self, frame: Frame) -> None:
+        self._last_call = frame.call_id
+        self._page.set_wait(ASLEEP)
+        with contextlib.suppress(OSError):  # it has ended, which its sentinel tells
+            self._channel.send(frame)
+            self._page.post_frame()
+            if self._channel.backlog:
+                self._watches.want_write(self._channel.fileno(), True)
+
+    def _post_rows(self, record: Record) -> None:
+        slab, stream = self._slab(), bool(record.frame_kind)
+        assert slab is not None, "the layout comes before the first rows"
+        rows = apply_requests(slab, record.payload)
+        self._last_call = record.call_id
+        self._steps.append((record.call_id, stream, rows))
+        if stream:
+            self._page.ring_at(1)
+            self._page.ring_at_end(record.call_id)
+        self._page.post_step(record.call_id, ASLEEP, stream, rows)
+
+    # To the caller ---------------------------------------------------------------------------------------
+
+    def send_results(self, *, all_complete: bool = False) -> None:
+        """Send the results that are of use: those of finished steps, and single ones of those that stream."""
+        slab, counters = self._slab(), self._page.counters
+        if slab is None or not self._steps:
+            return
+        finished, ready = counters[FINISHED], []
+        for call_id, stream, rows in self._steps:
+            if finished >= call_id or stream or all_complete:
+                complete = [row for row in rows if slab.completed[row] == slab.requested[row]]
+                ready += complete
+                rows[:] = [row for row in rows if row not in complete]
+        over = finished >= self._steps[0][0]
+        while self._steps and finished >= self._steps[0][0]:
+            self._steps.popleft()
+        if ready or over:  # the end of a step that streams comes after its results
+            while counters[OVERFLOWS] > self._overflows and self._read_frames():
+                pass  # what belongs to the rows comes before them
+            payload = pack_results(slab, ready) if ready else b""
+            record = Record(RecordKind.RESULTS, self.number, payload, incarnation=self._overflows, call_id=finished)
+            self._link.send(record)
+
+    def _on_channel(self, mask: int) -> None:
+        if mask & WRITABLE:
+            with contextlib.suppress(OSError):
+                self._channel.flush()
+            if not self._channel.backlog:
+                self._watches.want_write(self._channel.fileno(), False)
+        self._read_frames()
+
+    def _read_frames(self) -> bool:
+        """Pass on what has come; return whether anything had."""
+        frames: list[Frame] | None = None
+        try:
+            frames = self._channel.receive()
+        except BlockingIOError:
+            return False
+        except ChannelCorruptError:
+            self._worker.kill()
+        except OSError:
+            pass  # it has ended
+        if frames is None:
+            self._at_end = True
+            self._watches.remove(self._channel.fileno())
+            return False
+        for kind, incarnation, call_id, payload in frames:
+            self.starting &= kind == Kind.ENV_MADE
+            self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
+            self._link.send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
+        return True
+
+    def _on_output(self, stream: Stream, fd: int) -> None:
+        if self._link.backlog > MOST_OUTPUT:
+            self._watches.pause(fd)  # the worker waits, as it would for any reader
+        elif not self._read_output(stream, fd):
+            self._watches.remove(fd)
+
+    def _read_output(self, stream: Stream, fd: int) -> bool:
+        """Pass on some output; return False at its end."""
+        try:
+            data = os.read(fd, _OUTPUT_CHUNK)
+        except BlockingIOError:
+            return True
+        self._link.send(Record(RecordKind.OUTPUT, self.number, data, STREAM_CODES[stream]))
+        return bool(data)
+
+    def _finish(self) -> None:
+        """Pass on all that it has left, and how it has ended."""
+        while not self._at_end and self._read_frames():
+            pass
+        self.send_results(all_complete=True)
+        slab = self._slab()
+        for _, _, rows in self._steps:
+            assert slab is not None, "it was posted rows"
+            slab.requested[rows] = slab.completed[rows]  # the next worker must not take it for its own
+        worker, watches = self._worker, self._watches
+        watches.remove(self._channel.fileno())
+        watches.remove(worker.sentinel)
+        for stream, fd in worker.outputs:
+            watches.remove(fd)
+            self._read_output(stream, fd)
+        progress, stacks = self.progress(), worker.stacks()
+        send_exit(self._link, self.number, ExitNotice(progress, *worker.reap(), stacks=stacks))
+        self._on_exit(self)
+
+
+def send_exit(link: Link, number: int, notice: ExitNotice) -> None:
+    """Tell the caller how a worker has ended, or why it never began."""
+    progress = None if notice.progress is None else tuple(notice.progress)
+    link.send(Record(RecordKind.EXIT, number, pickle.dumps((progress, *notice[1:]))))

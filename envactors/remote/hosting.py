@@ -1,0 +1,158 @@
+"""The workers of a node: how they start, and the memory that they share with the agent."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import deque
+from typing import Any
+
+from envactors.actor.callbacks import CallbackExecutor
+from envactors.arrays.slab import Slab
+from envactors.backends.base import LaunchRefusedError
+from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
+from envactors.remote.hosted_worker import HostedWorker, send_exit
+from envactors.remote.link import Link
+from envactors.remote.records import ExitNotice, LaunchOrder, Record, RecordKind
+from envactors.remote.watches import Watches
+from envactors.system.polling import Doorbell
+
+
+class Hosting:
+    """All workers of this node.
+
+    A thread of its own starts them, so that the agent goes on meanwhile; it lasts as long as the agent.
+
+    Args:
+        link: The link to the caller.
+        watches: Watches their descriptors.
+        options: Arguments for `envactors.ProcessBackend`.
+        lease: Until when workers may begin requests.
+
+    Attributes:
+        workers: Those that have not ended, by number.
+    """
+
+    def __init__(self, link: Link, watches: Watches, options: dict[str, Any], lease: float) -> None:
+        self.workers: dict[int, HostedWorker] = {}
+        self._link = link
+        self._watches = watches
+        self._backend = ProcessBackend(**options)
+        self._retained: list[dict[str, str]] = [{}]
+        self._backend.retain({})
+        self._lease = lease
+        # What is to be started, in order; what was sent for those that have not been; how many are being started.
+        self._queue: deque[tuple[int, LaunchOrder]] = deque()
+        self._early: dict[int, list[Record]] = {}
+        self._launching = 0
+        self._launcher = CallbackExecutor("envactors-launcher")
+        # What the launcher has started, or why it could not; its bell.
+        self._launched: deque[tuple[int, LaunchOrder, ProcessWorker | Exception]] = deque()
+        self._bell = Doorbell()
+        watches.add(self._bell.fileno(), lambda _mask: self._take_launched())
+        # By number: the memories of vectors, and their slabs once they are known.
+        self._memories: dict[int, MappedMemory] = {}
+        self._slabs: dict[int, Slab] = {}
+
+    # From the caller -------------------------------------------------------------------------------------
+
+    def on_record(self, record: Record) -> None:
+        """Do what the caller asks of a worker."""
+        if record.kind == RecordKind.LAUNCH:
+            self._queue.append((record.worker, LaunchOrder(*pickle.loads(record.payload))))
+            self._early[record.worker] = []
+            self.launch_queued()
+        elif record.kind == RecordKind.MEMORY:
+            self._on_memory(record.call_id, record.payload)
+        elif (worker := self.workers.get(record.worker)) is not None:
+            worker.on_record(record)
+        elif record.worker in self._early:
+            self._early[record.worker].append(record)
+
+    def _on_memory(self, number: int, layout: bytes | bytearray | memoryview) -> None:
+        if not layout:
+            self._slabs.pop(number, None)
+            if (memory := self._memories.pop(number, None)) is not None:
+                memory.close()
+        elif number not in self._slabs:
+            self._slabs[number], _ = self._memory(number).create(pickle.loads(layout))
+
+    def _memory(self, number: int) -> MappedMemory:
+        if number not in self._memories:
+            self._memories[number] = self._backend.make_memory()
+        return self._memories[number]
+
+    def set_lease(self, until: float) -> None:
+        """Say until when workers may begin requests."""
+        self._lease = until
+        for worker in self.workers.values():
+            worker.set_lease(until)
+
+    def busy(self) -> list[HostedWorker]:
+        """Return the workers that have not finished what they were sent."""
+        return [worker for worker in self.workers.values() if worker.is_busy]
+
+    # Starting --------------------------------------------------------------------------------------------
+
+    def launch_queued(self) -> None:
+        """Start what waits, as far as it may start now."""
+        limit = self._backend.max_starting
+        while self._queue:
+            starting = self._launching + sum(worker.starting for worker in self.workers.values())
+            if limit is not None and starting >= limit:
+                return
+            number, order = self._queue.popleft()
+            if order.env_vars not in self._retained:
+                self._backend.retain(order.env_vars)
+                self._retained.append(order.env_vars)
+            memory = self._memory(order.memory) if order.memory else None
+            self._launching += 1
+            self._launcher.submit(functools.partial(self._launch, number, order, memory))
+
+    def _launch(self, number: int, order: LaunchOrder, memory: MappedMemory | None) -> None:
+        """Start a worker; in the launcher's thread."""
+        outcome: ProcessWorker | Exception
+        try:
+            outcome = self._backend.launch(order.name, order.env_vars, memory)
+        except Exception as error:
+            outcome = error
+        self._launched.append((number, order, outcome))
+        self._bell.ring()
+
+    def _take_launched(self) -> None:
+        self._bell.clear()
+        while self._launched:
+            number, order, outcome = self._launched.popleft()
+            self._launching -= 1
+            early = self._early.pop(number)
+            if isinstance(outcome, Exception):
+                for_good = isinstance(outcome, LaunchRefusedError)
+                send_exit(self._link, number, ExitNotice(None, refusal=str(outcome), for_good=for_good))
+                continue
+            slab = functools.partial(self._slabs.get, order.memory)
+            worker = HostedWorker(number, outcome, slab, self._link, self._watches, self._forget)
+            self.workers[number] = worker
+            worker.set_lease(self._lease)
+            worker.introduce()
+            self._watches.add_bell(outcome.page.to_parent, functools.partial(self._on_bell, worker.bell))
+            for record in early:
+                worker.on_record(record)
+        self.launch_queued()
+
+    def _on_bell(self, bell: int, _mask: int) -> None:
+        for worker in tuple(self.workers.values()):
+            if worker.bell == bell:
+                worker.send_results()
+
+    def _forget(self, worker: HostedWorker) -> None:
+        del self.workers[worker.number]
+        self.launch_queued()
+
+    def end(self) -> None:
+        """End all workers."""
+        for worker in self.workers.values():
+            worker.end()
+        for worker in self.workers.values():
+            worker.reap()
+        for env_vars in self._retained:
+            self._backend.release(env_vars)

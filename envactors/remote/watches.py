@@ -1,0 +1,59 @@
+"""The descriptors that an agent waits for, each with its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from envactors.system.polling import Doorbell, Poller
+
+
+class Watches:
+    """Waits for descriptors and calls their handlers, in one thread."""
+
+    def __init__(self) -> None:
+        self._poller = Poller()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        # Those that are not looked at for a while.
+        self._paused: set[int] = set()
+
+    def add(self, fd: int, handler: Callable[[int], None]) -> None:
+        """Call a function with the event mask when a descriptor is readable, or writable if that is wanted."""
+        self._handlers[fd] = handler
+        self._poller.add(fd)
+
+    def add_bell(self, bell: Doorbell, handler: Callable[[int], None]) -> None:
+        """Call a function when a doorbell is rung, until it is closed."""
+        self._handlers[bell.fileno()] = handler
+        bell.register(self._poller)
+
+    def remove(self, fd: int) -> None:
+        """Stop watching a descriptor, if it is watched."""
+        if self._handlers.pop(fd, None) is not None:
+            self._paused.discard(fd)
+            self._poller.remove(fd)
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Set whether a descriptor is also watched for room to write."""
+        self._poller.watch(fd, writable=wanted)
+
+    def pause(self, fd: int) -> None:
+        """Do not look at a descriptor until `resume_all`."""
+        self._poller.watch(fd, readable=False)
+        self._paused.add(fd)
+
+    def resume_all(self) -> None:
+        """Look at all descriptors again."""
+        for fd in self._paused:
+            self._poller.watch(fd)
+        self._paused.clear()
+
+    def handle(self, seconds: float) -> Callable[[], None]:
+        """Wait so many seconds at most; return what calls the handlers of the events that have come."""
+        events = self._poller.poll(max(0.0, seconds))
+
+        def call_handlers() -> None:
+            for fd, mask in events:
+                if (handler := self._handlers.get(fd)) is not None:
+                    handler(mask)
+
+        return call_handlers
