@@ -15,7 +15,7 @@ from envactors import backends
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
 # Which import what is not for a process that forks: it may have threads.
-OF_FRAMEWORKS = {"test_mlagents", "test_sb3", "test_tianshou"}
+OF_FRAMEWORKS = {"test_dask", "test_mlagents", "test_sb3", "test_tianshou"}
 # Whose point is how processes start, or that run programs of their own.
 OF_FRESH_PROCESSES = {
     *("test_backends", "test_bench", "test_demo", "test_docs", "test_fork_server", "test_notebooks", "test_scripts")

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -49,8 +50,10 @@ def descendants():
 @pytest.fixture(autouse=True)
 def nothing_left_behind(helper_processes):
     """Every test: as many processes as before. Threads and descriptors are Dask's own business."""
+    # Dask's scheduler sets variables of the process that it runs in, and fork servers are kept by environment.
     before = descendants()
-    yield
+    with mock.patch.dict(os.environ):
+        yield
     deadline = time.monotonic() + SOON
     while (after := descendants()) - before and time.monotonic() < deadline:
         time.sleep(0.05)
