@@ -27,6 +27,8 @@ from envactors.testing import EchoEnv
 pytestmark = pytest.mark.timeout(120)
 LEASE = 1.5
 CHUNK = 1 << 16
+BOTH = pytest.param(["there", "back"], marks=pytest.mark.soak)
+WAYS = pytest.mark.parametrize("ways", [["there"], ["back"], BOTH], ids=" and ".join)
 
 
 class Proxy:
@@ -146,7 +148,7 @@ def begin(actor, tmp_path):
     return running
 
 
-@pytest.mark.parametrize("ways", [["there"], ["back"], ["there", "back"]], ids=" and ".join)
+@WAYS
 def test_a_short_cut_loses_nothing(launcher, actor, ways):
     proxy = launcher.proxies[actor.node]
     proxy.cut(*ways)
@@ -158,7 +160,7 @@ def test_a_short_cut_loses_nothing(launcher, actor, ways):
     assert actor.incarnation == 0
 
 
-@pytest.mark.parametrize("ways", [["there"], ["back"], ["there", "back"]], ids=" and ".join)
+@WAYS
 def test_a_long_cut_in_any_direction_is_a_lost_node(launcher, actor, ways, tmp_path):
     running, node = begin(actor, tmp_path), actor.node
     begun = time.monotonic()
@@ -186,9 +188,16 @@ def garble(data):
 
 
 @pytest.mark.parametrize(
-    "spoil", [garble, lambda data: data + data, lambda data: data[:-1]], ids=["garbled", "repeated", "cut"]
+    ("way", "spoil"),
+    [
+        pytest.param("there", garble, id="garbled there"),
+        pytest.param("back", garble, id="garbled back"),
+        pytest.param("back", lambda data: data + data, id="repeated"),
+        pytest.param("back", lambda data: data[:-1], id="cut"),
+        pytest.param("there", lambda data: data + data, id="repeated there", marks=pytest.mark.soak),
+        pytest.param("there", lambda data: data[:-1], id="cut there", marks=pytest.mark.soak),
+    ],
 )
-@pytest.mark.parametrize("way", ["there", "back"])
 def test_bytes_that_are_not_what_was_sent_are_never_a_result(launcher, actor, way, spoil):
     node = actor.node
     launcher.proxies[node].spoil[way] = spoil
@@ -228,7 +237,7 @@ class Witness:
             time.sleep(0.002)
 
 
-@pytest.mark.parametrize("ways", [["there"], ["back"], ["there", "back"]], ids=" and ".join)
+@WAYS
 def test_two_processes_of_one_actor_never_run_at_once(launcher, backend, ways, tmp_path):
     path = str(tmp_path / "witness")
     policy = ea.RestartPolicy(max_restarts=5, backoff=0.0)
@@ -249,7 +258,7 @@ def test_two_processes_of_one_actor_never_run_at_once(launcher, backend, ways, t
         assert ended < began
 
 
-@pytest.mark.parametrize("ways", [["there"], ["there", "back"]], ids=" and ".join)
+@pytest.mark.parametrize("ways", [["there"], BOTH], ids=" and ".join)
 def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(launcher, ways):
     backend = ea.RemoteBackend(launcher, lease=20.0, heartbeat=1.0)
     actor = ea.spawn(Counter, backend=backend)
