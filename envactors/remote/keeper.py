@@ -21,7 +21,7 @@ from typing import Final
 LEASE_FORMAT: Final = struct.Struct("<d")
 
 
-def keep(agent: int, lease: mmap.mmap) -> None:
+def end_agent_in_time(agent: int, lease: mmap.mmap) -> None:
     """Return once the agent has ended, by itself or by this process.
 
     Args:
@@ -45,7 +45,7 @@ def main() -> None:
     """Run a keeper: see the module."""
     # Ctrl-C in the terminal of the caller is not meant for it, nor for the agent that it keeps.
     os.setpgid(0, 0)
-    keep(int(sys.argv[1]), mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE))
+    end_agent_in_time(int(sys.argv[1]), mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE))
 
 
 if __name__ == "__main__":

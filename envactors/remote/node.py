@@ -104,7 +104,7 @@ class Node(Timed):
             write()
         except OSError as error:
             reason = f"whose link broke ({error})"
-            self._loop.post(lambda: self.lose(reason))  # the caller may hold the lock of an actor
+            self._loop.post(lambda: self.give_up(reason))  # the caller may hold the lock of an actor
             return
         if self._link.is_full:
             self._loop.want_write(self._link.fileno(), True)
@@ -125,10 +125,10 @@ class Node(Timed):
                     self._loop.want_write(self._link.fileno(), False)
             records = self._link.receive()
         except (OSError, LinkCorruptError) as error:
-            self.lose(f"whose link broke ({error})")
+            self.give_up(f"whose link broke ({error})")
             return
         if records is None:
-            self.lose("whose agent has ended")
+            self.give_up("whose agent has ended")
             return
         self._lease.hear(boot_clock())
         stamp = None
@@ -171,11 +171,11 @@ class Node(Timed):
             if number in self.workers:
                 self.workers[number].end()
         if not self.is_lost and boot_clock() >= self._lease.silent_at:
-            self.lose(f"which was silent for {self._lease_seconds:g} s")
+            self.give_up(f"which was silent for {self._lease_seconds:g} s")
         if self.is_lost and boot_clock() >= self._lease.over_at:
             self._set_over()
 
-    def lose(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Give the node up: its workers count as ended, and are over when its lease is."""
         if self.is_lost:
             return
@@ -185,7 +185,7 @@ class Node(Timed):
         workers = tuple(self.workers.values())
         _log.warning("node %s, %s, is lost with %d workers", self.name, reason, len(workers))
         for worker in workers:
-            worker.lose(NodeLoss(self.name, reason))
+            worker.on_node_lost(NodeLoss(self.name, reason))
         self._kills.clear()
         self._on_change(self)
         self._loop.note_timer(time.monotonic())

@@ -1,4 +1,4 @@
-"""Node agents as processes of the machine on which they are started, whoever starts them there."""
+"""Starting node agents as processes of the machine that this runs on."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class MirroredPage(ControlPage):
         self._post(call_id, stream, rows)
 
     def finish_rows(self, finished: int, overflows: int) -> None:
-        """Note that results have come, up to this finished step, and wake who waits."""
+        """Note that results have come, up to this finished step, and wake the waiter."""
         counters = self.counters
         counters[OVERFLOWS] = overflows
         if finished > counters[FINISHED]:
@@ -85,8 +85,8 @@ class MirroredPage(ControlPage):
             self.report(report._replace(call_id=call_id, ended=False, position=0, method=METHOD_STEP, age=age))
 
     def progress(self) -> Progress:
-        report, quiet = self._report, time.monotonic() - self._reported
-        age = report.age if quiet < _FRESH else report.age + quiet
+        report, since = self._report, time.monotonic() - self._reported
+        age = report.age if since < _FRESH else report.age + since
         return Progress(report.call_id, report.ended, report.position, report.method, time.monotonic() - age)
 
 
@@ -295,7 +295,7 @@ class RemoteWorker(Worker):
                 waiting = waiting[os.write(writer, waiting) :]
             self._waiting_output[code] = waiting[-_MOST_OUTPUT:]
 
-    def lose(self, loss: NodeLoss) -> None:
+    def on_node_lost(self, loss: NodeLoss) -> None:
         """Count it as ended, since its node is lost; it is over when the node's lease is."""
         self.loss = loss
         self.page.suspect(self._last_call, self._sent)

@@ -134,7 +134,7 @@ class ControlPage:
         self.to_worker.ring_open()
 
     def ring_at(self, count: int) -> None:
-        """Have the worker ring for a streamed result if so many rows are complete then; 0 for nobody who waits.
+        """Have the worker ring for a streamed result if so many rows are complete then; 0 if nobody waits.
 
         Results that were complete before have to be looked for after this.
         """
