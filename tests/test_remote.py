@@ -278,8 +278,8 @@ def test_a_lost_node_is_replayed(launcher):
 
 
 def test_without_any_node_left_the_error_says_what_there_is(launcher):
-    backend = ea.RemoteBackend(launcher, lease=0.5, heartbeat=0.1)
-    policy = ea.RestartPolicy(max_restarts=1)
+    backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
+    policy = ea.RestartPolicy(max_restarts=2)
     with ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=1.0), restart=policy) as actor:
         actor.add(1).result(SOON)
         for agent in launcher.agents.values():
