@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import select
+import socket
+import threading
+import tracemalloc
+
 import pytest
+from helpers import SOON
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envactors.remote import records as records_module
+from envactors.remote.link import Link
 from envactors.remote.records import HEADER_SIZE, LinkCorruptError, Record, RecordReader, RecordWriter
 
 LONGEST = 1 << 20
@@ -14,7 +23,7 @@ payloads = st.binary(max_size=300) | st.integers(0, 300_000).map(lambda size: by
 records = st.builds(
     Record, st.integers(0, 255), numbers, payloads, st.integers(0, 255), numbers, st.integers(0, (1 << 64) - 1)
 )
-EXAMPLES = pytest.mark.parametrize("examples", [150, pytest.param(100_000, marks=pytest.mark.soak)])
+EXAMPLES = pytest.mark.parametrize("examples", [300, pytest.param(100_000, marks=pytest.mark.soak)])
 
 
 def encode(sent):
@@ -63,9 +72,8 @@ def test_what_a_connection_does_to_the_bytes_is_never_taken_for_a_record(example
     @check(examples, st.lists(records, min_size=1, max_size=4), st.data())
     def _(sent, data):
         whole = encode(sent)
-        start = data.draw(st.integers(0, len(whole) - 1))
-        end = data.draw(st.integers(start, len(whole)))
-        piece = whole[start:end]
+        start, end, last = sorted(data.draw(st.tuples(*[st.integers(0, len(whole) - 1)] * 3)))
+        piece, other = whole[start:end], whole[end:last]
         damaged = data.draw(
             st.sampled_from(
                 [
@@ -73,12 +81,31 @@ def test_what_a_connection_does_to_the_bytes_is_never_taken_for_a_record(example
                     whole[:start] + whole[end:],  # lost
                     whole[:end] + piece + whole[end:],  # repeated
                     whole[:start] + data.draw(st.binary(max_size=200)) + whole[start:],
-                    whole[end:] + whole[:end],  # in another order
+                    whole[:start] + other + piece + whole[last:],  # swapped
+                    whole[end:] + whole[:end],
+                    whole[:start],  # and nothing more
                 ]
             )
         )
-        came, _ = read(damaged, iter(data.draw(st.lists(st.integers(1, 5000), max_size=10))))
+        came, gave_up = read(damaged, iter(data.draw(st.lists(st.integers(1, 5000), max_size=10))))
         assert came == sent[: len(came)]
+        assert gave_up or len(damaged) < len(whole) or damaged == whole or came != sent
+
+
+@pytest.mark.timeout(3000)
+@EXAMPLES
+def test_whole_records_that_are_lost_repeated_or_swapped_are_noticed(examples):
+    @check(examples, st.lists(records, min_size=2, max_size=5), st.data())
+    def _(sent, data):
+        writer = RecordWriter()
+        pieces = [writer.head(record) + bytes(record.payload) for record in sent]
+        which = st.integers(0, len(sent) - 1)
+        order = data.draw(st.lists(which, min_size=1, max_size=6))
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], enumerate(order)))
+        came, gave_up = read(b"".join(pieces[number] for number in order), iter([]))
+        assert gave_up == (same < len(order))
+        assert came == (sent[: len(came)] if gave_up else sent[:same])
+        assert len(came) <= same
 
 
 @pytest.mark.timeout(3000)
@@ -87,6 +114,35 @@ def test_bytes_of_somebody_else_are_refused(examples):
     @check(examples, st.binary(min_size=HEADER_SIZE, max_size=2000))
     def _(rubbish):
         assert read(rubbish, iter([])) == ([], True)
+
+
+@pytest.mark.timeout(3000)
+@EXAMPLES
+def test_headers_that_a_stranger_has_made_take_no_more_memory_than_is_allowed(examples):
+    """Whose checksums are right, so that only what they say can be wrong."""
+    lengths = st.integers(0, 2 * LONGEST) | st.integers(0, (1 << 64) - 1)
+    bytes_, words = st.integers(0, 255), st.sampled_from([0, 1, 2, (1 << 32) - 1])
+    magic = st.sampled_from([records_module._MAGIC] * 3 + [0])
+
+    @check(examples, magic, bytes_, bytes_, words, words, lengths, words, st.binary(max_size=200))
+    def _(magic, kind, frame_kind, number, worker, length, check, rest):
+        fields = records_module._FIELDS.pack(magic, kind, frame_kind, number, worker, 0, 0, length, check)
+        head = fields + records_module._CHECK.pack(records_module.zlib.crc32(fields))
+        reader = RecordReader(LONGEST)
+        reader.space[: len(head)] = head
+        wrong = magic == 0 or number != 0 or length > LONGEST
+        tracemalloc.start()
+        try:
+            reader.advance(len(head))
+            assert not wrong
+            assert len(reader.space) <= LONGEST + HEADER_SIZE
+        except LinkCorruptError:
+            assert wrong or (length == 0 and check != 0)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 16
+        finally:
+            tracemalloc.stop()
+        came, _ = read(head + rest, iter([]))
+        assert len(came) <= 1
 
 
 def test_a_record_that_claims_too_much_is_refused_before_memory_is_taken():
@@ -108,3 +164,54 @@ def test_a_record_is_not_taken_twice():
     writer = RecordWriter()
     first = writer.head(Record(1))
     assert read(first + first, iter([HEADER_SIZE, HEADER_SIZE])) == ([Record(1)], True)
+
+
+def link_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    for sock in (ours, theirs):  # small ones, so that hardly any write is complete
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    return Link(ours), Link(theirs)
+
+
+def test_records_of_many_threads_come_whole_and_each_threads_in_order():
+    link, other = link_pair()
+    sizes, count = [0, 1, 4095, 4096, 70_000, 131_072, 400_000], 40
+    done = threading.Event()
+
+    def payload(thread, number):
+        return bytes([thread, number]) * (sizes[(thread + number) % len(sizes)] // 2)
+
+    def send(thread):
+        for number in range(count):
+            if number % 5 == 0:
+                link.cork()
+            link.send(Record(thread, number, payload(thread, number)))
+            if number % 5 == 3:
+                link.uncork()
+
+    def flush():
+        while not done.wait(0.0):
+            link.flush()
+            select.select([], [link.fileno()], [], 0.01)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(3)]
+    threads += [threading.Thread(target=flush)]
+    for thread in threads:
+        thread.start()
+    came = []
+    while len(came) < 3 * count:
+        assert select.select([other], [], [], SOON)[0], f"{len(came)} have come"
+        came += other.receive()
+    done.set()
+    for thread in threads:
+        thread.join(SOON)
+    assert link.backlog == 0
+    for thread in range(3):
+        own = [(record.worker, bytes(record.payload)) for record in came if record.kind == thread]
+        assert own == [(number, payload(thread, number)) for number in range(count)]
+    link.close()
+    assert other.receive() is None
+    other.close()
