@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import pickle
 import socket
 import struct
 import threading
+import time
 
 import pytest
-from helpers import SOON
+from helpers import SOON, Counter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from envactors.remote import greeting
+import envactors as ea
+from envactors.remote import LocalNodes, greeting
 from envactors.remote.greeting import GreetingError, answer_greeting, greet, new_secret
+from envactors.remote.launching import NodeAddress, connect
+from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
 
 SECRET, EPOCH = new_secret(), "epoch-1"
-NODE = {"stamp": 1.5}
+NODE = {"pid": 1}
 
 
 @contextlib.contextmanager
@@ -94,22 +101,46 @@ def test_what_does_not_fit_is_named(field, value, text):
 
 
 class Bomb:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, path="/nowhere/at/all"):
+        self.path = path
+
     def __reduce__(self):
-        return exit, (7,)
+        return open, (self.path, "w")
 
 
-@pytest.mark.parametrize(
-    "rubbish",
-    [
-        pickle.dumps(Bomb()),
-        struct.pack("<I", 20) + pickle.dumps(Bomb())[:20].ljust(20, b"."),
-        struct.pack("<I", 1 << 31),
-        struct.pack("<I", 2) + b"[]",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"",
-    ],
-    ids=["pickle", "framed pickle", "too long", "no dict", "another protocol", "nothing"],
-)
+def framed(text):
+    return struct.pack("<I", len(text)) + text
+
+
+def hello(**changes):
+    message = {"protocol": greeting.PROTOCOL, "python": greeting._python(), "epoch": EPOCH, "nonce": "x"}
+    return framed(json.dumps({**message, **changes}).encode())
+
+
+RUBBISH = {
+    "pickle": pickle.dumps(Bomb()),
+    "framed pickle": framed(pickle.dumps(Bomb())),
+    "too long": struct.pack("<I", 1 << 31),
+    "no dict": framed(b"[]"),
+    "no text": framed(b"\xff\xfe\x00"),
+    "nested too deeply": framed(b"[" * (1 << 14)),
+    "a long number": framed(b'{"nonce": ' + b"9" * 10_000 + b"}"),
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "nothing": b"",
+    "half a length": b"\0\0",
+    "half a message": hello()[:40],
+    "no nonce": hello(nonce=None),
+    "a nonce that is no ASCII": hello(nonce="\xe9"),
+    "a nonce that is no text": hello(nonce="\ud800"),
+    "no proof": hello() + framed(b"{}"),
+    "a proof that is no ASCII": hello() + framed(b'{"proof": "\\u00e9"}'),
+    "another epoch": hello(epoch="x" * 10_000),
+}
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
 def test_rubbish_is_refused_and_never_unpickled(rubbish):
     with agent() as (sock, said):
         sock.sendall(rubbish)
@@ -120,6 +151,62 @@ def test_rubbish_is_refused_and_never_unpickled(rubbish):
                 pass
     assert len(said) == 1
     assert said != ["welcome"]
+    assert len(said[0]) < 300
+    assert "\n" not in said[0]
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
+def test_a_caller_that_meets_rubbish_says_so_and_unpickles_nothing(rubbish):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(rubbish)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises((GreetingError, ConnectionError)) as said:
+            greet(ours, SECRET, EPOCH)
+    assert "\n" not in str(said.value)
+
+
+texts = st.text(st.characters(), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+fields = st.sampled_from(["protocol", "python", "epoch", "nonce", "proof", "node", "refused"])
+right = st.fixed_dictionaries(
+    {"protocol": st.just(greeting.PROTOCOL), "python": st.just(greeting._python()), "epoch": st.just(EPOCH)}
+)
+messages = st.builds(lambda rest, most: {**most, **rest}, st.dictionaries(fields, values), right | st.just({}))
+
+
+@pytest.mark.parametrize("side", ["agent", "caller"])
+def test_whatever_a_stranger_says_there_is_one_kind_of_error(side):
+    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(messages, max_size=3))
+    def check(said):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(b"".join(framed(json.dumps(message).encode()) for message in said))
+            theirs.shutdown(socket.SHUT_WR)
+            with pytest.raises((GreetingError, ConnectionError)):
+                greet(ours, SECRET, EPOCH) if side == "caller" else answer_greeting(ours, SECRET, EPOCH, NODE)
+
+    check()
+
+
+def test_a_caller_that_is_told_nothing_of_the_node_gives_up():
+    """As when the bytes are garbled before records, which have checksums, begin."""
+    ours, theirs = socket.socketpair()
+
+    def pretend():
+        with theirs, contextlib.suppress(GreetingError):
+            answer_greeting(theirs, SECRET, EPOCH, [])
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with ours, pytest.raises(GreetingError, match="no greeting of envactors"):
+        greet(ours, SECRET, EPOCH)
+    thread.join(SOON)
 
 
 def test_a_peer_that_says_nothing_holds_nobody_up_for_ever(monkeypatch):
@@ -127,6 +214,32 @@ def test_a_peer_that_says_nothing_holds_nobody_up_for_ever(monkeypatch):
     with agent() as (sock, said):
         assert sock.recv(1) == b""
     assert "timed out" in said[0]
+
+
+def test_a_peer_that_sends_a_byte_now_and_then_holds_nobody_up_either(monkeypatch):
+    monkeypatch.setattr(greeting, "PATIENCE", 0.3)
+    with agent() as (sock, said):
+        begun = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in hello():
+                sock.sendall(bytes([byte]))
+                time.sleep(0.05)
+        assert time.monotonic() - begun < 3.0
+    assert "timed out" in said[0]
+
+
+def test_a_caller_that_knows_the_secret_is_refused_if_there_is_another():
+    ours, theirs = socket.socketpair()
+
+    def answer():
+        with theirs, contextlib.suppress(GreetingError):
+            answer_greeting(theirs, SECRET, EPOCH, NODE, lambda: False)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with ours, pytest.raises(GreetingError, match="this agent has a caller already"):
+        greet(ours, SECRET, EPOCH)
+    thread.join(SOON)
 
 
 def test_a_stranger_at_the_agents_address_is_found_out():
@@ -143,3 +256,101 @@ def test_a_stranger_at_the_agents_address_is_found_out():
     with ours, pytest.raises(GreetingError, match="is another program at its address"):
         greet(ours, SECRET, EPOCH)
     thread.join(SOON)
+
+
+@pytest.fixture
+def waiting():
+    """An agent, as a process, that waits for its caller; gives its address."""
+    process = start_agent(AgentOrders("a node", "127.0.0.1", SECRET, EPOCH, 10.0, 1.0, {}, module_path()))
+    try:
+        address = NodeAddress("a node", "127.0.0.1", read_port(process), SECRET, EPOCH)
+        yield process, address
+    finally:
+        end_agents([process])
+
+
+def call(address):
+    return socket.create_connection((address.host, address.port), SOON)
+
+
+def test_an_agent_goes_on_waiting_for_the_right_caller_whoever_comes_before(waiting, capfd, tmp_path):
+    process, address = waiting
+    bomb = pickle.dumps(Bomb(str(tmp_path / "exploded")))
+    rubbish = [*RUBBISH.values(), bomb, framed(bomb), hello() + framed(bomb)]
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(call(address))  # says nothing
+        for said in rubbish:
+            with contextlib.suppress(ConnectionError), call(address) as sock:
+                sock.sendall(said)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1024):
+                    pass
+        with pytest.raises(GreetingError, match="does not know the secret"):
+            connect(address._replace(secret=new_secret()))
+        with pytest.raises(GreetingError, match="the agent's epoch is 'epoch-1', and the caller's is 'epoch-0'"):
+            connect(address._replace(epoch="epoch-0"))
+        begun = time.monotonic()
+        link = connect(address)
+        assert time.monotonic() - begun < 5.0, "sooner than silent strangers are given up"
+        with pytest.raises(GreetingError, match="this agent has a caller already"):
+            connect(address)
+        assert process.poll() is None
+        link.close()
+        assert process.wait(SOON) == 0, "it ends with its caller"
+    assert not (tmp_path / "exploded").exists()
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == len(rubbish) + 2
+    assert all(line.startswith("envactors agent: a caller was refused: ") for line in said), said
+
+
+def test_only_one_of_many_callers_at_once_is_admitted(waiting):
+    process, address = waiting
+    barrier, links, refusals = threading.Barrier(8), [], []
+
+    def come():
+        barrier.wait(SOON)
+        try:
+            links.append(connect(address))
+        except GreetingError as error:
+            refusals.append(str(error))
+
+    threads = [threading.Thread(target=come) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SOON)
+    assert len(links) == 1
+    assert refusals == ["this agent has a caller already"] * 7
+    links[0].close()
+    assert process.wait(SOON) == 0
+
+
+def test_an_agent_whose_starter_ends_does_not_wait_for_a_silent_stranger(waiting):
+    process, address = waiting
+    with call(address) as sock:
+        sock.sendall(hello()[:20])
+        process.stdin.close()
+        assert process.wait(greeting.PATIENCE / 2) == 0
+
+
+def test_a_node_that_refuses_is_left_out_and_the_log_says_why_in_one_line(caplog):
+    class Changed(LocalNodes):
+        def start(self, options, nodes):
+            class Registry:
+                expect_nodes, refuse_node = nodes.expect_nodes, nodes.refuse_node
+
+                def add_node(self, address):
+                    nodes.add_node(address._replace(epoch="old") if address.name == "local-0" else address)
+
+            super().start(options, Registry())
+
+    with (
+        caplog.at_level(logging.WARNING, "envactors"),
+        ea.spawn(Counter, backend=ea.RemoteBackend(Changed(2))) as actor,
+    ):
+        assert actor.add(1).result(SOON) == 1
+        assert actor.node == "local-1"
+    (said,) = caplog.messages
+    assert said.startswith("node local-0 cannot be used: its agent at 127.0.0.2:")
+    assert said.endswith("and the caller's is 'old'")

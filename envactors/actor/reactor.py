@@ -70,6 +70,8 @@ class Reactor:
         # What is called when a doorbell rings, and the lock that guards this.
         self._bells: dict[Doorbell, list[Callable[[], None]]] = {}
         self._bells_lock = threading.RLock()
+        # Guards changes of `_others`.
+        self._others_lock = threading.RLock()
         # Raised by `unwatch`: the descriptor's number may be reused, so that events polled before are stale.
         self._generation = 0
         self._ring_nudge = self._nudge.ring  # bound once: it is assigned in every wait
@@ -160,13 +162,15 @@ class Reactor:
     # From other threads ----------------------------------------------------------------------------------
 
     def watch_timers(self, timed: Timed) -> None:
-        """Watch the deadlines of one more object; one thread at a time changes which there are."""
-        self._others = (*self._others, timed)
+        """Watch the deadlines of one more object."""
+        with self._others_lock:
+            self._others = (*self._others, timed)
         self._bell.ring()
 
     def unwatch_timers(self, timed: Timed) -> None:
         """Stop what `watch_timers` has begun."""
-        self._others = tuple(one for one in self._others if one is not timed)
+        with self._others_lock:
+            self._others = tuple(one for one in self._others if one is not timed)
 
     def note_timer(self, when: float) -> None:
         """Announce a new deadline; wake the reactor only if it would sleep past it."""

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from envactors.remote.greeting import PATIENCE, GreetingError, answer_greeting, refuse
 from envactors.remote.hosted_worker import MOST_OUTPUT, HostedWorker
@@ -36,7 +36,7 @@ from envactors.remote.tls import make_server_context
 from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
-from envactors.system.polling import WRITABLE
+from envactors.system.polling import WRITABLE, Doorbell
 from envactors.system.processes import open_sentinel
 
 # How long to wait for the caller, in seconds.
@@ -52,7 +52,7 @@ class Agent:
     Args:
         link: The link to the caller.
         orders: What the agent was told.
-        stamp: The stamp that the caller was sent with the greeting.
+        stamp: When the caller was admitted, which the lease begins with.
         lease_file: Where the keeper reads until when workers may run.
 
     Attributes:
@@ -127,7 +127,7 @@ class Agent:
                 self._hosting.set_lease(self._lease.until)
             elif record.kind == RecordKind.END:
                 self._ending = True
-            else:
+            elif boot_clock() < self._lease.until:  # after a freeze this may be long over
                 self._hosting.on_record(record)
 
     def _on_stdin(self, _mask: int) -> None:
@@ -160,26 +160,60 @@ def main() -> None:
 
 def _wait_for_caller(listener: socket.socket, orders: AgentOrders, tls: ssl.SSLContext | None) -> tuple[Link, float]:
     end = time.monotonic() + _PATIENCE
+    bell, callers = Doorbell(), Callers(orders, tls)
     poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    poll.register(_STDIN, select.POLLIN)
+    for fd in (listener.fileno(), _STDIN, bell.fileno()):
+        poll.register(fd, select.POLLIN)
     listener.setblocking(False)
     while events := poll.poll(max(0.0, 1000 * (end - time.monotonic()))):
         if _STDIN in (fd for fd, _ in events) and not os.read(_STDIN, _CHUNK):
             sys.exit()  # the process that started this one has ended, or needs no agent any more
-        with contextlib.suppress(BlockingIOError):
+        if callers.admitted is not None:
+            return callers.admitted
+        with contextlib.suppress(OSError):  # it may have gone again
             sock, _ = listener.accept()
-            stamp = boot_clock()
-            node = {"pid": os.getpid(), "stamp": stamp}
-            try:
-                sock = _encrypt(sock, tls, PATIENCE)
-                answer_greeting(sock, orders.secret, orders.epoch, node)
-            except (OSError, GreetingError) as error:
-                print(f"envactors agent: a caller was refused: {error}", file=sys.stderr)
-                sock.close()
-                continue
-            return Link(sock), stamp
+            # In a thread: one that says nothing keeps nobody out.
+            threading.Thread(target=callers.greet, args=(sock, bell.ring), daemon=True).start()
     sys.exit(f"envactors agent: no caller came within {_PATIENCE:.0f} s")
+
+
+class Callers:
+    """Those who connect, of whom one is admitted.
+
+    Args:
+        orders: What the agent was told.
+        tls: Its certificates; None for a link that is not encrypted.
+
+    Attributes:
+        admitted: The link to the one that was admitted, and when that was; None before.
+    """
+
+    def __init__(self, orders: AgentOrders, tls: ssl.SSLContext | None) -> None:
+        self.admitted: tuple[Link, float] | None = None
+        self._orders, self._tls = orders, tls
+        self._is_claimed = threading.Lock()
+
+    def greet(self, sock: socket.socket, on_admitted: Callable[[], None]) -> None:
+        """Greet one that has connected, and admit it or say why not."""
+        orders, claimed, stamp = self._orders, False, 0.0
+
+        def claim() -> bool:
+            nonlocal claimed, stamp
+            claimed = self._is_claimed.acquire(blocking=False)
+            stamp = boot_clock()  # before it knows: its own reckoning of the lease begins no sooner
+            return claimed
+
+        try:
+            sock = _encrypt(sock, self._tls, PATIENCE)
+            answer_greeting(sock, orders.secret, orders.epoch, {"pid": os.getpid()}, claim)
+            self.admitted = Link(sock), stamp
+        except (OSError, GreetingError) as error:
+            if claimed:
+                self._is_claimed.release()  # it has gone again
+            print(f"envactors agent: a caller was refused: {error}", file=sys.stderr)
+            sock.close()
+        else:
+            on_admitted()
 
 
 def _encrypt(sock: socket.socket, tls: ssl.SSLContext | None, patience: float) -> socket.socket:

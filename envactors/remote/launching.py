@@ -67,8 +67,8 @@ class Launcher(Protocol):
         """End what `start` has begun; agents that have a caller end by themselves."""
 
 
-def connect(address: NodeAddress) -> tuple[Link, float]:
-    """Return the link to an agent, and the stamp that it sent with its greeting.
+def connect(address: NodeAddress) -> Link:
+    """Return the link to an agent.
 
     Raises:
         OSError: It cannot be reached.
@@ -78,8 +78,8 @@ def connect(address: NodeAddress) -> tuple[Link, float]:
     try:
         if address.tls is not None:
             sock = address.tls.wrap_socket(sock)
-        node = greet(sock, address.secret, address.epoch)
-        return Link(sock), float(node["stamp"])
+        greet(sock, address.secret, address.epoch)
+        return Link(sock)
     except BaseException:
         sock.close()
         raise

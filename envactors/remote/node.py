@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
+import threading
 import time
 from collections.abc import Callable
 
@@ -29,7 +30,6 @@ class Node(Timed):
         name: Its name.
         link: The link to its agent.
         lease: The length of the lease, in seconds.
-        stamp: The stamp that the agent sent with the greeting.
         loop: Watches the link and the deadlines.
         on_change: Called, in any thread, when there may be more room, or the node is lost or over.
 
@@ -40,9 +40,7 @@ class Node(Timed):
         draining: Whether no more workers are to be placed on it.
     """
 
-    def __init__(
-        self, name: str, link: Link, lease: float, stamp: float, loop: EventLoop, on_change: Callable[[Node], None]
-    ) -> None:
+    def __init__(self, name: str, link: Link, lease: float, loop: EventLoop, on_change: Callable[[Node], None]) -> None:
         self.name = name
         self.workers: dict[int, RemoteWorker] = {}
         self.is_lost = self.is_over = self.draining = False
@@ -51,9 +49,12 @@ class Node(Timed):
         self._lease = NodeLease(lease, boot_clock())
         self._loop = loop
         self._on_change = on_change
+        # Guards whether the link is watched, and for what; `is_lost` changes under it.
+        self._watch_lock = threading.Lock()
+        # How it was lost; None before.
+        self._loss: NodeLoss | None = None
         # When a worker that was killed counts as ended (`time.monotonic`), by number.
         self._kills: dict[int, float] = {}
-        self._echo(stamp)
         loop.watch_channel(link.fileno(), self._on_link)
         loop.watch_timers(self)
 
@@ -77,6 +78,8 @@ class Node(Timed):
             self.announce(worker.memory)
         self.workers[worker.number] = worker
         worker.place(self)
+        if self.is_lost:  # since it was chosen, by another thread, which need not have seen the worker
+            self._loop.post(lambda: self._lose(worker))
 
     def send(self, record: Record) -> None:
         """Send a record; if that fails the node is lost."""
@@ -107,7 +110,13 @@ class Node(Timed):
             self._loop.post(lambda: self.give_up(reason))  # the caller may hold the lock of an actor
             return
         if self._link.is_full:
-            self._loop.want_write(self._link.fileno(), True)
+            self._follow_backlog()
+
+    def _follow_backlog(self) -> None:
+        """Watch the link for room to write while it is full; any thread may have filled it since."""
+        with self._watch_lock:
+            if not self.is_lost:
+                self._loop.want_write(self._link.fileno(), self._link.is_full)
 
     def _echo(self, stamp: float) -> None:
         self._lease.echo(boot_clock())
@@ -121,8 +130,7 @@ class Node(Timed):
         try:
             if mask & WRITABLE:
                 self._link.flush()
-                if not self._link.is_full:
-                    self._loop.want_write(self._link.fileno(), False)
+                self._follow_backlog()
             records = self._link.receive()
         except (OSError, LinkCorruptError) as error:
             self.give_up(f"whose link broke ({error})")
@@ -152,7 +160,7 @@ class Node(Timed):
 
     def _forget(self, worker: RemoteWorker) -> None:
         self._kills.pop(worker.number, None)
-        del self.workers[worker.number]
+        self.workers.pop(worker.number, None)  # the lease may be over meanwhile, in the reactor's thread
         self._on_change(self)
 
     # Losing it -------------------------------------------------------------------------------------------
@@ -167,9 +175,9 @@ class Node(Timed):
     def on_timer(self, now: float) -> None:
         """Handle the deadlines that have passed."""
         for number in [number for number, when in tuple(self._kills.items()) if when <= now]:
-            del self._kills[number]
-            if number in self.workers:
-                self.workers[number].end()
+            self._kills.pop(number, None)  # the thread that reads replies may have done so
+            if (worker := self.workers.get(number)) is not None:
+                worker.end()
         if not self.is_lost and boot_clock() >= self._lease.silent_at:
             self.give_up(f"which was silent for {self._lease_seconds:g} s")
         if self.is_lost and boot_clock() >= self._lease.over_at:
@@ -177,18 +185,31 @@ class Node(Timed):
 
     def give_up(self, reason: str) -> None:
         """Give the node up: its workers count as ended, and are over when its lease is."""
-        if self.is_lost:
+        if not self._close_link(reason):
             return
-        self.is_lost = True
-        self._loop.unwatch_channel(self._link.fileno())
-        self._link.close()
         workers = tuple(self.workers.values())
         _log.warning("node %s, %s, is lost with %d workers", self.name, reason, len(workers))
         for worker in workers:
-            worker.on_node_lost(NodeLoss(self.name, reason))
+            self._lose(worker)
         self._kills.clear()
         self._on_change(self)
         self._loop.note_timer(time.monotonic())
+
+    def _close_link(self, reason: str) -> bool:
+        """Count the node as lost; return False if it is already."""
+        with self._watch_lock:
+            if self.is_lost:
+                return False
+            self._loss, self.is_lost = NodeLoss(self.name, reason), True
+            self._loop.unwatch_channel(self._link.fileno())
+        self._link.close()
+        return True
+
+    def _lose(self, worker: RemoteWorker) -> None:
+        if worker.loss is None and self._loss is not None:
+            worker.on_node_lost(self._loss)
+        if self.is_over:
+            worker.set_over()
 
     def _set_over(self) -> None:
         self.is_over = True
@@ -201,10 +222,7 @@ class Node(Timed):
 
     def end(self) -> None:
         """End its agent with all workers, and forget it."""
-        if not self.is_lost:
-            self.send(Record(RecordKind.END))
-            self.is_lost = True
-            self._loop.unwatch_channel(self._link.fileno())
-            self._link.close()
+        self.send(Record(RecordKind.END))
+        self._close_link("which was ended")
         self._loop.unwatch_timers(self)
         self.is_over = True

@@ -86,7 +86,7 @@ class Session(Host, NodeRegistry, Timed):
 
     def _join(self, address: NodeAddress) -> None:
         try:
-            link, stamp = connect(address)
+            link = connect(address)
         except (OSError, GreetingError) as error:
             self.refuse_node(address.name, f"its agent at {address.host}:{address.port}: {error}")
             return
@@ -94,7 +94,7 @@ class Session(Host, NodeRegistry, Timed):
             if self._ended:
                 link.close()
                 return
-            node = Node(address.name, link, self._lease, stamp, self._loop, self._on_change)
+            node = Node(address.name, link, self._lease, self._loop, self._on_change)
             self.nodes = (*self.nodes, node)
         _log.info("node %s has joined", address.name)
         self._count_expected()
@@ -131,12 +131,15 @@ class Session(Host, NodeRegistry, Timed):
     def kill(self, worker: RemoteWorker) -> None:
         """End a worker that was not placed: there was no room for it."""
         with self._lock:
-            if worker not in self._waiting:
-                return
-            self._waiting.remove(worker)
-            worker.refusal = OSError(self._describe_room(worker.envs))
-        worker.end()
-        worker.set_over()
+            is_waiting = worker in self._waiting
+            if is_waiting:
+                self._waiting.remove(worker)
+                worker.refusal = OSError(self._describe_room(worker.envs))
+        if is_waiting:
+            worker.end()
+            worker.set_over()
+        elif worker.node is not None:
+            worker.kill()  # it was placed meanwhile, in another thread
 
     def _describe_room(self, envs: int) -> str:
         limit = "" if self._envs_per_node is None else f" of {self._envs_per_node}"

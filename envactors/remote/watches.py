@@ -49,11 +49,13 @@ class Watches:
 
     def handle(self, seconds: float) -> Callable[[], None]:
         """Wait so many seconds at most; return what calls the handlers of the events that have come."""
-        events = self._poller.poll(max(0.0, seconds))
+        handlers = self._handlers
+        events = [(fd, mask, handlers.get(fd)) for fd, mask in self._poller.poll(max(0.0, seconds))]
 
         def call_handlers() -> None:
-            for fd, mask in events:
-                if (handler := self._handlers.get(fd)) is not None:
+            for fd, mask, handler in events:
+                # One that ran before may have closed the descriptor, and its number may be another's by now.
+                if handler is not None and handlers.get(fd) is handler:
                     handler(mask)
 
         return call_handlers

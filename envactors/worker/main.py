@@ -114,6 +114,7 @@ class Server:
         nothing, self.handled = posted == self.handled, posted
         step = counters[STEP]
         if step != self._last_step:
+            self._check_lease()
             self._last_step = self._call_id = step
             self._runner.run_rows(step)
         # A frame may be read before it is counted.
@@ -128,9 +129,7 @@ class Server:
                 self._run_frame(frame)
 
     def _run_frame(self, frame: Frame) -> None:
-        lease = self._page.times[LEASE]
-        if lease and boot_clock() > lease:
-            os._exit(1)  # another process may have taken this one's place
+        self._check_lease()
         self._incarnation, self._call_id = frame.incarnation, frame.call_id
         self._page.start_request(frame.call_id, METHOD_CALL, 0)
         if frame.kind == _STEPS:
@@ -141,6 +140,12 @@ class Server:
             self._reply(*self._execute(frame))
         self._page.finish_frame(frame.call_id)
         self.closed = frame.kind == Kind.CLOSE
+
+    def _check_lease(self) -> None:
+        """End at once if the lease is over: another process may have taken this one's place."""
+        lease = self._page.times[LEASE]
+        if lease and boot_clock() > lease:
+            os._exit(1)
 
     def _execute(self, frame: Frame) -> tuple[Kind, bytes | bytearray]:
         """Run one request and return its reply; an exception fails only this request."""
