@@ -2,54 +2,133 @@
 
 from __future__ import annotations
 
-import heapq
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from envactors.remote.lease import NodeLease, WorkerLease
 
-LEASE, HEARTBEAT = 10.0, 1.0
+LEASE = 10.0
 rates = st.floats(0.99, 1.01)
-# What becomes of each beat or echo on its way: seconds until it comes, or None if it is lost.
-journeys = st.lists(st.none() | st.floats(0.0, 30.0), max_size=60)
+moments = st.floats(0.0, 3 * LEASE)
+choices = st.integers(0, 1 << 16)
 
 
-@settings(max_examples=500, deadline=None)
-@given(rates, rates, st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), journeys, journeys)
-def test_the_caller_never_counts_a_lease_as_over_that_is_not(rate, callers_rate, offset, callers_offset, beats, echoes):
-    def at_agent(time):
-        return offset + rate * time
+class Clock:
+    """A clock that may be too fast or too slow, and shows anything at the beginning."""
 
-    def at_caller(time):
-        return callers_offset + callers_rate * time
+    def __init__(self, rate, shown):
+        self._rate, self._shown = rate, shown
 
-    def true_time_of_agent(clock):
-        return (clock - offset) / rate
+    def at(self, time):
+        return self._shown + self._rate * time
 
-    def true_time_of_caller(clock):
-        return (clock - callers_offset) / callers_rate
+    def true_time(self, shown):
+        return (shown - self._shown) / self._rate
 
-    agent, caller = WorkerLease(LEASE, at_agent(0.0)), NodeLease(LEASE, at_caller(0.0))
-    newest = at_agent(0.0)
-    caller.echo(at_caller(0.0))
-    events = [(number * HEARTBEAT + delay, number, "beat", at_agent(number * HEARTBEAT))
-              for number, delay in enumerate(beats) if delay is not None]  # fmt: skip
-    heapq.heapify(events)
-    ways = iter(echoes)
-    while events:
-        time, number, what, stamp = heapq.heappop(events)
-        if what == "beat":
-            newest = max(newest, stamp)
-            if true_time_of_caller(caller.over_at) <= time:
-                break  # it is given up, and hears nothing any more
-            caller.hear(at_caller(time))
-            caller.echo(at_caller(time))
-            if (delay := next(ways, None)) is not None:
-                heapq.heappush(events, (time + delay, number, "echo", newest))
-        elif true_time_of_agent(agent.until) > time:  # else its workers have been ended
-            agent.renew(stamp)
-    assert true_time_of_agent(agent.until) <= true_time_of_caller(caller.over_at)
+
+class LeaseMachine(RuleBasedStateMachine):
+    """An agent and its caller, each with a clock, and a network that does what it likes."""
+
+    @initialize(
+        rate=rates, callers_rate=rates, shown=st.floats(0.0, 1e6), callers_shown=st.floats(0.0, 1e6), late=moments
+    )
+    def greet(self, rate, callers_rate, shown, callers_shown, late):
+        self.time = 0.0
+        self.agents_clock, self.callers_clock = Clock(rate, shown), Clock(callers_rate, callers_shown)
+        self.agent = WorkerLease(LEASE, self.agents_clock.at(0.0))
+        self.time += late
+        self.caller = NodeLease(LEASE, self.callers_clock.at(self.time))
+        self.is_given_up = False
+        # The stamps of those on their way, in any order.
+        self.beats, self.echoes = [], []
+
+    @rule(seconds=moments)
+    def wait(self, seconds):
+        self.time += seconds
+
+    @rule()
+    def send_beat(self):
+        self.beats.append(self.agents_clock.at(self.time))
+
+    @precondition(lambda self: self.beats)
+    @rule(which=choices)
+    def lose_beat(self, which):
+        self.beats.pop(which % len(self.beats))
+
+    @precondition(lambda self: self.echoes)
+    @rule(which=choices)
+    def lose_echo(self, which):
+        self.echoes.pop(which % len(self.echoes))
+
+    @precondition(lambda self: self.beats)
+    @rule(which=choices, again=st.booleans())
+    def deliver_beat(self, which, again):
+        stamp = self.beats[which % len(self.beats)]
+        if not again:
+            self.beats.remove(stamp)
+        if not self.is_given_up:
+            now = self.callers_clock.at(self.time)
+            self.caller.hear(now)
+            self.caller.echo(now)
+            self.echoes.append(stamp)
+
+    @precondition(lambda self: self.echoes)
+    @rule(which=choices, again=st.booleans())
+    def deliver_echo(self, which, again):
+        # Also to an agent that has ended, which is more than may happen.
+        stamp = self.echoes[which % len(self.echoes)]
+        if not again:
+            self.echoes.remove(stamp)
+        self.agent.renew(stamp)
+
+    @rule()
+    def give_up(self):
+        """Its link may break at any time."""
+        self.is_given_up = True
+
+    @rule()
+    def look_at_the_time(self):
+        self.is_given_up |= self.callers_clock.at(self.time) >= self.caller.silent_at
+
+    @invariant()
+    def no_lease_is_over_for_the_caller_that_is_not_for_the_agent(self):
+        is_over = self.callers_clock.at(self.time) >= self.caller.over_at
+        may_run = self.agents_clock.at(self.time) < self.agent.until
+        assert not (is_over and may_run)
+        # Nor at any later time, whatever is not delivered any more.
+        until = self.agents_clock.true_time(self.agent.until)
+        assert until <= self.callers_clock.true_time(self.caller.over_at)
+
+
+def test_the_caller_never_counts_a_lease_as_over_that_is_not():
+    machine = LeaseMachine.TestCase
+    machine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+    machine().runTest()
+
+
+@settings(max_examples=300, deadline=None)
+@given(rates, st.floats(0.0, 2 * LEASE), st.floats(0.0, LEASE / 2), st.lists(st.floats(0.0, LEASE / 20), min_size=1))
+def test_a_cut_of_half_a_lease_ends_nothing(rate, cut_at, length, delays):
+    """With a heartbeat of a tenth of the lease, as it is unless told otherwise, and a network that is quick else."""
+    clock, heartbeat = Clock(rate, 0.0), LEASE / 10
+    agent, caller = WorkerLease(LEASE, 0.0), NodeLease(LEASE, 0.0)
+
+    def deliver(time, number):
+        """Return when what is sent comes, in order: what is cut comes after the cut."""
+        arrives = time + delays[number % len(delays)]
+        return max(arrives, cut_at + length) if time < cut_at + length and arrives > cut_at else arrives
+
+    last_beat = last_echo = 0.0
+    for number in range(60):
+        sent = number * heartbeat
+        last_beat = max(last_beat, deliver(sent, 2 * number))
+        assert last_beat < caller.silent_at
+        caller.hear(last_beat)
+        caller.echo(last_beat)
+        last_echo = max(last_echo, deliver(last_beat, 2 * number + 1))
+        assert clock.at(last_echo) < agent.until
+        agent.renew(clock.at(sent))
 
 
 def test_a_beat_that_was_held_back_prolongs_nothing():

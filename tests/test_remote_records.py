@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import select
 import socket
@@ -52,6 +53,8 @@ def check(examples, *strategies):
     """Runs a property with so many examples."""
 
     def decorate(function):
+        if examples > 1000:
+            faulthandler.cancel_dump_traceback_later()  # a dump of a thread that runs on may crash
         limits = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
         limits(given(*strategies)(function))()
 
