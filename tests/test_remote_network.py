@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
+import json
 import select
 import signal
 import socket
@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from helpers import SOON, Counter
 
 import envactors as ea
 from envactors.remote import LocalNodes
+from envactors.remote.greeting import new_secret
+from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
 from envactors.testing import EchoEnv
 
 pytestmark = pytest.mark.timeout(120)
@@ -38,7 +41,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._target = host, port
-        self.delay = 0.0
+        # Per direction, in seconds.
+        self.delay = {"there": 0.0, "back": 0.0}
         # Per direction: whether bytes are held back, and what is done to the next ones.
         self.held = {"there": threading.Event(), "back": threading.Event()}
         self.spoil = {"there": None, "back": None}
@@ -58,18 +62,28 @@ class Proxy:
                 thread.start()
 
     def _pass_on(self, source, target, way):
+        line = deque()  # when it is to go on, and what
+        is_open = True
         with contextlib.suppress(OSError, ValueError):
-            while not self._closed.is_set():
-                if self.held[way].is_set() or not select.select([source], [], [], 0.01)[0]:
-                    self._closed.wait(0.01 if self.held[way].is_set() else 0)
+            while (is_open or line) and not self._closed.is_set():
+                if self.held[way].is_set():
+                    self._closed.wait(0.01)
                     continue
-                data = source.recv(CHUNK)
-                if not data:
-                    break
-                time.sleep(self.delay)
-                if (spoil := self.spoil[way]) is not None:
-                    data, self.spoil[way] = spoil(data), None
-                target.sendall(data)
+                if not is_open:
+                    self._closed.wait(0.005)
+                elif select.select([source], [], [], 0.005)[0]:
+                    data = source.recv(CHUNK)
+                    is_open = bool(data)
+                    if data and (spoil := self.spoil[way]) is not None:
+                        data, self.spoil[way] = spoil(data), None
+                    line.append((time.monotonic() + self.delay[way], data))
+                while line and line[0][0] <= time.monotonic():
+                    self._send(target, line.popleft()[1])
+
+    def _send(self, target, data):
+        if data:
+            target.sendall(data)
+        else:
             target.shutdown(socket.SHUT_WR)
 
     def cut(self, *ways):
@@ -140,12 +154,144 @@ def actor(backend):
         yield actor
 
 
-def begin(actor, tmp_path):
-    """Has the actor run a call that does not end; returns it once it runs."""
-    running = actor.touch_then_wait(str(tmp_path / "begun"), str(tmp_path / "never"))
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
-    return running
+class Witness(Counter):
+    """Writes which incarnation runs from when to when, by a clock that all processes share."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+        self.note("made")
+
+    def note(self, what):
+        with Path(self.path).open("a") as file:
+            file.write(f"{ea.current_actor().incarnation} {what} {time.monotonic()}\n")
+
+    def work(self, seconds):
+        self.note("begin")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.note("runs")
+            time.sleep(0.002)
+        self.note("end")
+
+
+def read_spans(path):
+    """Return from when to when each incarnation ran env code, in order."""
+    spans = {}
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):  # else its process was killed while it wrote
+            incarnation, _, when = line.split()
+            began, _ = spans.get(int(incarnation), (float(when), 0.0))
+            spans[int(incarnation)] = began, float(when)
+    return [span for _, span in sorted(spans.items())]
+
+
+def assert_one_at_a_time(path, *, least):
+    spans = read_spans(path)
+    assert len(spans) >= least
+    for (_, ended), (began, _) in itertools.pairwise(spans):
+        assert ended < began, spans
+
+
+@pytest.fixture
+def witness(backend, tmp_path):
+    path = str(tmp_path / "witness")
+    policy = ea.RestartPolicy(max_restarts=5, backoff=0.0)
+    with ea.spawn(lambda: Witness(path), backend=backend, restart=policy) as actor:
+        actor.work(0.0).result(SOON)
+        yield actor
+
+
+def processes_of(launcher, node):
+    """Return a node's agent, keeper, reaper and workers."""
+    agent = psutil.Process(launcher.agents[node].pid)
+    return [agent, *agent.children(recursive=True)]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def garble(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def garble_first(data):
+    return bytes([data[0] ^ 128]) + data[1:]
+
+
+def spoil(way, how):
+    def do(launcher, node):
+        launcher.proxies[node].spoil[way] = how
+
+    return do
+
+
+def cut(*ways):
+    return lambda launcher, node: launcher.proxies[node].cut(*ways)
+
+
+def hold_back(launcher, node):
+    """Every heartbeat and echo comes, in order, but each later than a lease."""
+    launcher.proxies[node].delay = {"there": 0.6 * LEASE, "back": 0.6 * LEASE}
+
+
+LONG, BROKEN = LEASE + 2.0, 2.0
+SOAK = pytest.mark.soak
+
+
+def fault(do, limit, name, *, marks=()):
+    return pytest.param(do, limit, id=name, marks=marks)
+
+
+FAULTS = pytest.mark.parametrize(
+    ("inject", "limit"),
+    [
+        fault(cut("there"), LONG, "cut there"),
+        fault(cut("back"), LONG, "cut back"),
+        fault(cut("there", "back"), LONG, "cut both ways"),
+        fault(hold_back, LONG + 1.2 * LEASE, "held back"),
+        fault(lambda launcher, node: launcher.proxies[node].reset(), BROKEN, "reset"),
+        fault(lambda launcher, node: launcher.agents[node].kill(), BROKEN, "killed", marks=SOAK),
+        fault(lambda launcher, node: launcher.agents[node].send_signal(signal.SIGSTOP), LONG, "stopped"),
+        fault(spoil("there", garble_first), LONG, "garbled there", marks=SOAK),
+        fault(spoil("back", garble), LONG, "garbled back", marks=SOAK),
+        fault(spoil("there", lambda data: data + data), LONG, "repeated there"),
+        fault(spoil("back", lambda data: data + data), LONG, "repeated back", marks=SOAK),
+        fault(spoil("there", lambda data: data[:-1]), LONG, "shortened there", marks=SOAK),
+        fault(spoil("back", lambda data: data[1:]), LONG, "shortened back", marks=SOAK),
+    ],
+)
+
+
+@FAULTS
+def test_a_fault_is_a_lost_node_and_two_processes_of_an_actor_never_run_at_once(
+    launcher, backend, witness, tmp_path, inject, limit
+):
+    node, path = witness.node, tmp_path / "witness"
+    old = processes_of(launcher, node)
+    with ea.spawn(Counter, backend=backend) as other:
+        assert other.add(1).result(SOON) == 1
+        assert other.node != node
+        running = witness.work(60.0)
+        wait_until(lambda: "runs" in path.read_text())
+        begun = time.monotonic()
+        inject(launcher, node)
+        with pytest.raises(ea.NodeLostError) as lost:
+            running.result(2 * SOON)
+        took = time.monotonic() - begun
+        assert (lost.value.node, lost.value.method) == (node, "work")
+        assert took < limit
+        assert other.add(1).result(SOON) == 2, "the other node goes on"
+        witness.work(0.05).result(SOON)
+        assert (witness.node, witness.incarnation) == (other.node, 1)
+        _, alive = psutil.wait_procs(old, timeout=SOON)
+        assert alive == []
+        assert (other.add(1).result(SOON), other.incarnation) == (3, 0)
+    assert_one_at_a_time(path, least=2)
 
 
 @WAYS
@@ -158,33 +304,6 @@ def test_a_short_cut_loses_nothing(launcher, actor, ways):
     proxy.mend()
     assert waiting.result(SOON) == 2
     assert actor.incarnation == 0
-
-
-@WAYS
-def test_a_long_cut_in_any_direction_is_a_lost_node(launcher, actor, ways, tmp_path):
-    running, node = begin(actor, tmp_path), actor.node
-    begun = time.monotonic()
-    launcher.proxies[node].cut(*ways)
-    with pytest.raises(ea.NodeLostError) as lost:
-        running.result(SOON)
-    assert lost.value.node == node
-    assert time.monotonic() - begun < LEASE + 2.0
-    assert actor.add(5).result(SOON) == 5
-    assert actor.node != node
-
-
-def test_a_reset_is_a_lost_node_within_two_seconds(launcher, actor, tmp_path):
-    running, node = begin(actor, tmp_path), actor.node
-    begun = time.monotonic()
-    launcher.proxies[node].reset()
-    with pytest.raises(ea.NodeLostError):
-        running.result(SOON)
-    assert time.monotonic() - begun < 2.0
-    assert actor.add(5).result(SOON) == 5
-
-
-def garble(data):
-    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 @pytest.mark.parametrize(
@@ -216,74 +335,138 @@ def test_a_slow_network_is_only_slow(launcher, backend):
     with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend) as envs:
         envs.reset(seed=0)
         for proxy in launcher.proxies.values():
-            proxy.delay = 0.02
-        for turn in range(1, 6):
+            proxy.delay = {"there": 0.25, "back": 0.4}
+        begun, turns = time.monotonic(), 0
+        while time.monotonic() - begun < 2 * LEASE:
+            turns += 1
             obs, *_ = envs.step(np.arange(4))
-            assert obs[:, 1].tolist() == [turn] * 4
+            assert obs[:, 1].tolist() == [turns] * 4
         assert [actor.incarnation for actor in envs.actors] == [0, 0]
 
 
-class Witness:
-    """Writes when each of its calls begins and ends, by a clock that all processes share."""
+def test_heartbeats_that_come_in_bursts_are_heartbeats(launcher, actor):
+    proxy = launcher.proxies[actor.node]
+    for number in range(5):
+        proxy.cut("there" if number % 2 else "back")
+        time.sleep(0.4 * LEASE)
+        proxy.mend()
+        assert actor.add(1).result(SOON) == number + 2
+    assert actor.incarnation == 0
 
-    def __init__(self, path):
-        self.path = path
 
-    def work(self, seconds):
-        end = time.monotonic() + seconds
-        while (now := time.monotonic()) < end:
-            with Path(self.path).open("a") as file:
-                file.write(f"{os.getpid()} {now}\n")
-            time.sleep(0.002)
+def test_what_waits_to_be_sent_to_a_silent_node_fails_with_it(launcher, actor):
+    """More than fits into any buffer, from several threads, while the link is given up."""
+    launcher.proxies[actor.node].cut("there")
+    payload, outcomes = b"x" * 500_000, []
+
+    def flood():
+        for _ in range(30):
+            outcomes.append(actor.echo(payload).exception(2 * SOON))
+            if outcomes[-1] is not None:
+                return
+
+    threads = [threading.Thread(target=flood) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * SOON)
+    lost = [outcome for outcome in outcomes if outcome is not None]
+    assert lost
+    assert {type(outcome) for outcome in lost} == {ea.NodeLostError}
+    assert actor.add(1).result(SOON) == 1
 
 
 @WAYS
-def test_two_processes_of_one_actor_never_run_at_once(launcher, backend, ways, tmp_path):
-    path = str(tmp_path / "witness")
-    policy = ea.RestartPolicy(max_restarts=5, backoff=0.0)
-    with ea.spawn(lambda: Witness(path), backend=backend, restart=policy) as actor:
-        actor.work(0.1).result(SOON)
-        running = actor.options(retries=5).work(3.0)
-        launcher.proxies[actor.node].cut(*ways)
-        running.result(3 * SOON)
-        actor.work(0.1).result(SOON)
-    spans = {}
-    for line in (tmp_path / "witness").read_text().splitlines():
-        pid, when = line.split()
-        first, _ = spans.get(pid, (float(when), 0.0))
-        spans[pid] = first, float(when)
-    ordered = sorted(spans.values())
-    assert len(ordered) >= 2
-    for (_, ended), (began, _) in itertools.pairwise(ordered):
-        assert ended < began
-
-
-@pytest.mark.parametrize("ways", [["there"], BOTH], ids=" and ".join)
 def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(launcher, ways):
     backend = ea.RemoteBackend(launcher, lease=20.0, heartbeat=1.0)
+    limits = ea.Deadlines(step=0.5)
     actor = ea.spawn(Counter, backend=backend)
+    envs = ea.VectorEnv([EchoEnv] * 2, envs_per_actor=2, backend=backend, deadlines=limits)
     actor.add(1).result(SOON)
-    launcher.proxies[actor.node].cut(*ways)
+    envs.reset(seed=0)
+    for proxy in launcher.proxies.values():
+        proxy.cut(*ways)
     begun = time.monotonic()
     with pytest.raises(ea.ActorTimeoutError):
         actor.options(timeout=0.5).sleep(30).result(SOON)
     assert time.monotonic() - begun < 4.0
     begun = time.monotonic()
+    with pytest.raises(ea.VectorStepError) as late:
+        envs.step(np.zeros(2, np.int64))
+    assert {type(error) for error in late.value.failures.values()} <= {ea.ActorTimeoutError, ea.ActorDiedError}
+    assert time.monotonic() - begun < 4.0
+    begun = time.monotonic()
     actor.close(0.5)
+    assert time.monotonic() - begun < 6.0
+    begun = time.monotonic()
+    envs.close()
     assert time.monotonic() - begun < 6.0
 
 
-def test_replay_gives_the_trajectory_of_an_undisturbed_run(launcher, backend):
+@pytest.mark.parametrize("shared_memory", [True, pytest.param(False, marks=SOAK)], ids=["rows", "frames"])
+def test_replay_gives_the_trajectory_of_an_undisturbed_run(shared_memory):
+    launcher = ProxiedNodes(4)
+    backend = ea.RemoteBackend(launcher, lease=LEASE, heartbeat=0.3)
+    options = {"envs_per_actor": 2, "on_failure": "replay", "shared_memory": shared_memory}
+    policy = ea.RestartPolicy(max_restarts=9, backoff=0.0)
+    faults = {3: cut("back"), 6: spoil("back", garble), 9: spoil("there", garble_first)}
     with (
-        ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend, on_failure="replay") as envs,
+        ea.VectorEnv([EchoEnv] * 4, backend=backend, restart=policy, **options) as envs,
         ea.VectorEnv([EchoEnv] * 4, backend="inline") as undisturbed,
     ):
         np.testing.assert_equal(envs.reset(seed=1), undisturbed.reset(seed=1))
         for turn in range(12):
-            if turn == 5:
-                launcher.proxies[envs.actors[0].node].cut("back")
+            if turn in faults:
+                faults[turn](launcher, envs.actors[turn % 2].node)
             actions = np.full(4, turn)
             np.testing.assert_equal(envs.step(actions), undisturbed.step(actions))
+        assert sum(actor.incarnation for actor in envs.actors) >= 3
+
+
+def test_what_a_frozen_node_had_still_to_do_is_never_done(launcher, backend, witness, tmp_path):
+    path, old = tmp_path / "witness", processes_of(launcher, witness.node)
+    for process in old:
+        process.suspend()
+    running = witness.work(0.05)
+    with pytest.raises(ea.NodeLostError):
+        running.result(SOON)
+    witness.work(0.05).result(SOON)
+    before = path.read_text()
+    for process in reversed(old):  # its workers first, its agent last
+        process.resume()
+    _, alive = psutil.wait_procs(old, timeout=SOON)
+    assert alive == []
+    assert path.read_text() == before
+    assert_one_at_a_time(path, least=2)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["rows", "frames"])
+def test_a_worker_whose_lease_is_over_begins_nothing(launcher, backend, tmp_path, shared_memory):
+    class Marks(EchoEnv):
+        def step(self, action):
+            if action == 7:
+                (tmp_path / "begun").touch()
+            return super().step(action)
+
+    with ea.VectorEnv([Marks], backend=backend, on_failure="renew", shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        (actor,) = envs.actors
+        node, old = actor.node, processes_of(launcher, actor.node)
+        worker = psutil.Process(actor.pid)
+        worker.suspend()
+        envs.send(np.array([7]))
+        proxy = launcher.proxies[node]
+        time.sleep(0.2)  # the agent passes it on to the worker
+        for process in old:
+            process.suspend()
+        envs.recv()
+        proxy.cut("there", "back")
+        worker.resume()  # alone: nobody else ends it
+        wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        assert not (tmp_path / "begun").exists()
+        for process in old:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def test_when_the_caller_dies_its_agents_and_their_workers_end(tmp_path):
@@ -309,3 +492,55 @@ def test_when_the_caller_dies_its_agents_and_their_workers_end(tmp_path):
         caller.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(processes, timeout=LEASE + 5.0)
     assert alive == []
+
+
+def test_when_the_caller_dies_behind_a_silent_link_the_lease_ends_everything(tmp_path):
+    """With agents that somebody else has started, as on a cluster: neither their pipes nor the link tell them."""
+    code = """
+    import json, sys, time
+    import envactors as ea
+    from envactors.remote.launching import NodeAddress
+
+    class Given:
+        def start(self, options, nodes):
+            addresses = [NodeAddress(*address) for address in json.loads(sys.argv[1])]
+            nodes.expect_nodes(len(addresses))
+            for address in addresses:
+                nodes.add_node(address)
+
+        def stop(self):
+            pass
+
+    if __name__ == "__main__":
+        backend = ea.RemoteBackend(Given(), lease=1.5, heartbeat=0.3)
+        actors = [ea.spawn(dict, backend=backend) for _ in range(4)]
+        for actor in actors:
+            actor.copy().result(30)
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    script = tmp_path / "caller.py"
+    script.write_text(textwrap.dedent(code))
+    secret, agents, proxies, addresses = new_secret(), [], [], []
+    try:
+        for number in range(2):
+            orders = AgentOrders(f"node-{number}", "127.0.0.1", secret, "0", LEASE, 0.3, {}, module_path())
+            agents.append(start_agent(orders))
+            proxies.append(Proxy("127.0.0.1", read_port(agents[-1])))
+            addresses.append([orders.name, "127.0.0.1", proxies[-1].port, secret, "0"])
+        command = [sys.executable, str(script), json.dumps(addresses)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+            assert caller.stdout.readline() == "ready\n"
+            processes = [psutil.Process(agent.pid) for agent in agents]
+            processes += [child for agent in tuple(processes) for child in agent.children(recursive=True)]
+            assert len(processes) >= 2 + 2 + 4, "agents, keepers, workers"
+            agents[1].send_signal(signal.SIGSTOP)  # its keeper has to act
+            for proxy in proxies:
+                proxy.cut("there", "back")
+            caller.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(processes, timeout=LEASE + 5.0)
+        assert alive == []
+    finally:
+        for proxy in proxies:
+            proxy.close()
+        end_agents(agents)
