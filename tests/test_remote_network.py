@@ -30,7 +30,8 @@ from envactors.testing import EchoEnv
 pytestmark = pytest.mark.timeout(120)
 LEASE = 1.5
 CHUNK = 1 << 16
-BOTH = pytest.param(["there", "back"], marks=pytest.mark.soak)
+SOAK = pytest.mark.soak
+BOTH = pytest.param(["there", "back"], marks=SOAK)
 WAYS = pytest.mark.parametrize("ways", [["there"], ["back"], BOTH], ids=" and ".join)
 
 
@@ -240,7 +241,6 @@ def hold_back(launcher, node):
 
 
 LONG, BROKEN = LEASE + 2.0, 2.0
-SOAK = pytest.mark.soak
 
 
 def fault(do, limit, name, *, marks=()):
@@ -309,12 +309,12 @@ def test_a_short_cut_loses_nothing(launcher, actor, ways):
 @pytest.mark.parametrize(
     ("way", "spoil"),
     [
-        pytest.param("there", garble, id="garbled there"),
+        pytest.param("there", garble, id="garbled there", marks=SOAK),
         pytest.param("back", garble, id="garbled back"),
         pytest.param("back", lambda data: data + data, id="repeated"),
-        pytest.param("back", lambda data: data[:-1], id="cut"),
-        pytest.param("there", lambda data: data + data, id="repeated there", marks=pytest.mark.soak),
-        pytest.param("there", lambda data: data[:-1], id="cut there", marks=pytest.mark.soak),
+        pytest.param("back", lambda data: data[:-1], id="cut", marks=SOAK),
+        pytest.param("there", lambda data: data + data, id="repeated there", marks=SOAK),
+        pytest.param("there", lambda data: data[:-1], id="cut there", marks=SOAK),
     ],
 )
 def test_bytes_that_are_not_what_was_sent_are_never_a_result(launcher, actor, way, spoil):
@@ -337,7 +337,7 @@ def test_a_slow_network_is_only_slow(launcher, backend):
         for proxy in launcher.proxies.values():
             proxy.delay = {"there": 0.25, "back": 0.4}
         begun, turns = time.monotonic(), 0
-        while time.monotonic() - begun < 2 * LEASE:
+        while time.monotonic() - begun < 1.2 * LEASE:
             turns += 1
             obs, *_ = envs.step(np.arange(4))
             assert obs[:, 1].tolist() == [turns] * 4
@@ -346,7 +346,7 @@ def test_a_slow_network_is_only_slow(launcher, backend):
 
 def test_heartbeats_that_come_in_bursts_are_heartbeats(launcher, actor):
     proxy = launcher.proxies[actor.node]
-    for number in range(5):
+    for number in range(3):
         proxy.cut("there" if number % 2 else "back")
         time.sleep(0.4 * LEASE)
         proxy.mend()
@@ -357,26 +357,22 @@ def test_heartbeats_that_come_in_bursts_are_heartbeats(launcher, actor):
 def test_what_waits_to_be_sent_to_a_silent_node_fails_with_it(launcher, actor):
     """More than fits into any buffer, from several threads, while the link is given up."""
     launcher.proxies[actor.node].cut("there")
-    payload, outcomes = b"x" * 500_000, []
+    payload, outcomes = b"x" * 20_000_000, []
 
     def flood():
-        for _ in range(30):
-            outcomes.append(actor.echo(payload).exception(2 * SOON))
-            if outcomes[-1] is not None:
-                return
+        outcomes.append(actor.echo(payload).exception(2 * SOON))
 
-    threads = [threading.Thread(target=flood) for _ in range(20)]
+    threads = [threading.Thread(target=flood) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(3 * SOON)
-    lost = [outcome for outcome in outcomes if outcome is not None]
-    assert lost
-    assert {type(outcome) for outcome in lost} == {ea.NodeLostError}
+    assert {type(outcome) for outcome in outcomes} <= {ea.NodeLostError, type(None)}, "the others go to the next node"
+    assert ea.NodeLostError in map(type, outcomes)
     assert actor.add(1).result(SOON) == 1
 
 
-@WAYS
+@pytest.mark.parametrize("ways", [["there"], pytest.param(["back"], marks=SOAK), BOTH], ids=" and ".join)
 def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(launcher, ways):
     backend = ea.RemoteBackend(launcher, lease=20.0, heartbeat=1.0)
     limits = ea.Deadlines(step=0.5)

@@ -92,7 +92,7 @@ def test_what_a_connection_does_to_the_bytes_is_never_taken_for_a_record(example
         )
         came, gave_up = read(damaged, iter(data.draw(st.lists(st.integers(1, 5000), max_size=10))))
         assert came == sent[: len(came)]
-        assert gave_up or len(damaged) < len(whole) or damaged == whole or came != sent
+        assert gave_up or damaged.startswith(encode(came)), "what is left may be the beginning of a record"
 
 
 @pytest.mark.timeout(3000)
