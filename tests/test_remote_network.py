@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import select
 import signal
@@ -14,12 +13,12 @@ import textwrap
 import threading
 import time
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from helpers import SOON, Counter
+from helpers import SOON, Counter, wait_until
+from witness import Witness, assert_one_at_a_time
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -155,45 +154,6 @@ def actor(backend):
         yield actor
 
 
-class Witness(Counter):
-    """Writes which incarnation runs from when to when, by a clock that all processes share."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = path
-        self.note("made")
-
-    def note(self, what):
-        with Path(self.path).open("a") as file:
-            file.write(f"{ea.current_actor().incarnation} {what} {time.monotonic()}\n")
-
-    def work(self, seconds):
-        self.note("begin")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.note("runs")
-            time.sleep(0.002)
-        self.note("end")
-
-
-def read_spans(path):
-    """Return from when to when each incarnation ran env code, in order."""
-    spans = {}
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):  # else its process was killed while it wrote
-            incarnation, _, when = line.split()
-            began, _ = spans.get(int(incarnation), (float(when), 0.0))
-            spans[int(incarnation)] = began, float(when)
-    return [span for _, span in sorted(spans.items())]
-
-
-def assert_one_at_a_time(path, *, least):
-    spans = read_spans(path)
-    assert len(spans) >= least
-    for (_, ended), (began, _) in itertools.pairwise(spans):
-        assert ended < began, spans
-
-
 @pytest.fixture
 def witness(backend, tmp_path):
     path = str(tmp_path / "witness")
@@ -207,13 +167,6 @@ def processes_of(launcher, node):
     """Return a node's agent, keeper, reaper and workers."""
     agent = psutil.Process(launcher.agents[node].pid)
     return [agent, *agent.children(recursive=True)]
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def garble(data):
