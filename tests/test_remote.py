@@ -14,7 +14,7 @@ from helpers import SOON, Counter
 
 import envactors as ea
 from envactors.remote import LocalNodes
-from envactors.testing import BackendConformance, EchoEnv
+from envactors.testing import EchoEnv
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.timeout(120)
 class Short(EchoEnv):
     def __init__(self):
         super().__init__(episode_length=5)
-
-
-class TestLocalNodes(BackendConformance):
-    def make_backend(self):
-        return ea.RemoteBackend(LocalNodes(2))
 
 
 @pytest.fixture
