@@ -22,6 +22,7 @@ import envactors as ea
 from envactors.backends import starting
 from envactors.integrations import alf
 from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep
+from envactors.remote import LocalNodes
 
 FIRST, MID, LAST = range(3)
 
@@ -110,6 +111,14 @@ def test_start_methods(make, name):
 def test_an_unknown_start_method_is_a_value_error():
     with pytest.raises(ValueError, match="'by magic'"):
         ActorParallelEnvironment([AlfEnv], start_method="by magic")
+
+
+def test_any_backend(make):
+    env = make([AlfEnv] * 2, backend=ea.RemoteBackend(LocalNodes(2)))
+    assert rows(env.reset()) == [(0, 1, 0), (1, 1, 0)]
+    assert sorted(actor.node for actor in env.actors) == ["local-0", "local-1"]
+    with pytest.raises(ValueError, match="expected one of them"):
+        ActorParallelEnvironment([AlfEnv], start_method="fork", backend="thread")
 
 
 @pytest.mark.fresh_processes

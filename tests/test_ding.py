@@ -20,6 +20,7 @@ from helpers import SOON, run_script
 
 import envactors as ea
 from envactors.backends import starting
+from envactors.remote import LocalNodes
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DI-engine's and its dependencies', where it is installed
@@ -164,6 +165,7 @@ def test_cfg_has_the_defaults_of_di_engine():
         "reset_inplace": False,
     }
     ours = {"context": starting.DEFAULT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
+    ours |= {"backend": None}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}
     waits_for_all = {"wait_num": float("inf"), "step_wait_timeout": None}
     assert AsyncActorEnvManager.config == {**alike, **waits, **ours}
@@ -173,6 +175,12 @@ def test_cfg_has_the_defaults_of_di_engine():
 @pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
 def test_context_names_a_start_method(make, context):
     assert list(step(make(context=context), 0, 1)) == [0, 1]
+
+
+def test_any_backend(make):
+    manager = make(backend=ea.RemoteBackend(LocalNodes(2)))
+    assert list(step(manager, 0, 1)) == [0, 1]
+    assert sorted(actor.node for actor in manager._actors.actors) == ["local-0", "local-1"]
 
 
 @pytest.mark.parametrize("copy_on_get", [True, False])

@@ -27,6 +27,7 @@ from gymnasium.utils.env_checker import data_equivalence  # noqa: E402
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noqa: E402
 
 from envactors.integrations.gymnasium import ActorVectorEnv, make_vec, register  # noqa: E402
+from envactors.remote import LocalNodes  # noqa: E402
 
 
 def cartpole(**kwargs):
@@ -621,6 +622,39 @@ def test_a_deadline_ends_what_hangs(gate):
     envs.reset()
     with pytest.warns(UserWarning, match="ERROR"), pytest.raises(ea.ActorTimeoutError):
         envs.step(acts(1, 88))
+    envs.close()
+
+
+def learn_frozen_lake(envs, steps):
+    """Tabular Q-learning; returns what was learnt."""
+    rng, values = np.random.default_rng(5), np.zeros((16, 4))
+    states, _ = envs.reset(seed=3)
+    for _ in range(steps):
+        explored = rng.random(len(states)) < 0.9
+        actions = np.where(explored, rng.integers(4, size=len(states)), values[states].argmax(1))
+        following, rewards, terminated, _, _ = envs.step(actions)
+        for row, (state, action) in enumerate(zip(states, actions, strict=True)):
+            target = rewards[row] + 0.95 * (~terminated[row]) * values[following[row]].max()
+            values[state, action] += 0.2 * (target - values[state, action])
+        states = following
+    return values
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["", "one of which is lost"])
+def test_what_is_learnt_on_nodes_is_what_is_learnt_in_one_process(kill):
+    make = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
+    nodes = LocalNodes(2)
+    options = {"backend": ea.RemoteBackend(nodes, lease=1.0, heartbeat=0.2), "on_failure": "replay"}
+    envs, reference = ActorVectorEnv([make] * 4, envs_per_actor=2, **options), SyncVectorEnv([make] * 4)
+    expected = learn_frozen_lake(reference, 800)
+    reference.close()
+    assert expected.max() > 0.5, "the goal was found"
+    envs.reset()  # the nodes are there
+    killer = threading.Timer(0.1, nodes.agents["local-0"].kill)
+    if kill:
+        killer.start()
+    assert np.array_equal(learn_frozen_lake(envs, 800), expected)
+    assert {actor.node for actor in envs.actors} == ({"local-1"} if kill else {"local-0", "local-1"})
     envs.close()
 
 

@@ -25,6 +25,7 @@ import pytest
 from helpers import SOON, is_gone, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.remote import LocalNodes
 
 pytest.importorskip("mlagents_envs")
 with warnings.catch_warnings():
@@ -139,6 +140,13 @@ def run(manager, rounds):
     while any(workers_of(steps).count(worker.worker_id) < rounds for worker in manager.env_workers):
         steps += manager.get_steps()
     return steps
+
+
+def test_any_backend(make):
+    manager = make(backend=ea.RemoteBackend(LocalNodes(2)))
+    manager.reset()
+    assert {*workers_of(run(manager, 2))} == {0, 1}
+    assert sorted(worker.actor.node for worker in manager.env_workers) == ["local-0", "local-1"]
 
 
 def check_pairs(step):

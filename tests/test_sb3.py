@@ -35,6 +35,7 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
 )
 
 from envactors.integrations.sb3 import ActorVecEnv  # noqa: E402
+from envactors.remote import LocalNodes  # noqa: E402
 
 torch.set_num_threads(1)  # its threads would count as left behind
 
@@ -109,6 +110,11 @@ def test_an_unknown_start_method_is_a_value_error(monkeypatch):
     monkeypatch.setenv("DEFAULT_START_METHOD", "by default")
     with pytest.raises(ValueError, match="'by default'"):
         ActorVecEnv(tellers(1))
+
+
+def test_a_backend_excludes_a_start_method():
+    with pytest.raises(ValueError, match="expected one of them"):
+        ActorVecEnv([cartpole], "fork", backend="thread")
 
 
 def test_step_async_returns_at_once_and_step_wait_waits(make, tmp_path):
@@ -530,6 +536,20 @@ def test_training_through_kills_is_bit_for_bit_the_same(make):
     result, kills = train_with_kills(make, 0.1, train)
     assert kills > 0
     assert result == train(DummyVecEnv([cartpole] * 8))
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["", "one of which is lost"])
+def test_training_on_nodes_is_bit_for_bit_the_same(make, kill):
+    train = functools.partial(ppo, steps=2048, n_steps=64, batch_size=128)
+    nodes = LocalNodes(2)
+    backend = ea.RemoteBackend(nodes, lease=1.0, heartbeat=0.2)
+    envs = make([cartpole] * 4, backend=backend, on_failure="replay", envs_per_actor=2)
+    envs.reset()  # the nodes are there
+    if kill:
+        threading.Timer(0.1, nodes.agents["local-0"].kill).start()
+    result = train(envs)
+    assert len(backend.nodes) == 2 - kill
+    assert result == train(DummyVecEnv([cartpole] * 4))
 
 
 @pytest.mark.soak

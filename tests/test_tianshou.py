@@ -20,6 +20,7 @@ from gymenvs import Complaint, Named, Teller  # noqa: E402
 from tianshou.env import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs  # noqa: E402
 
 from envactors.integrations.tianshou import ActorEnvWorker, ActorVectorEnv  # noqa: E402
+from envactors.remote import LocalNodes  # noqa: E402
 
 torch.set_num_threads(1)  # its threads would count as left behind
 
@@ -69,6 +70,12 @@ def test_the_same_as_in_one_process(make, kind):
             assert ours.reset(over)[0].shape == theirs.reset(over)[0].shape
             assert np.array_equal(ours.reset(over, seed=ended)[0], theirs.reset(over, seed=ended)[0])
     assert ended > 3
+
+
+def test_any_backend(make):
+    envs = make([cartpole] * 2, backend=ea.RemoteBackend(LocalNodes(2)))
+    assert envs.reset(seed=4)[0].shape == (2, 4)
+    assert sorted(worker.actor.node for worker in envs.workers) == ["local-0", "local-1"]
 
 
 def test_seed(make):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import DEFAULT, THREAD_CAPS
 from envactors.errors import ActorError, VectorStepError
@@ -60,6 +61,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         deadlines: Deadlines; by default only closing has one (5 s).
         restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
             ALF; otherwise up to 3 in 600 s.
+        backend: Backend of the actors; excludes ``start_method``, and ``start_serially`` is not for it.
 
     Attributes:
         envs: One `ActorEnvironment` per env that is not a spare env.
@@ -84,7 +86,10 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         on_failure: OnFailure = "raise",
         deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
+        backend: Backend | str | None = None,
     ) -> None:
+        if start_method is not None and backend is not None:
+            raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
         super().__init__()
         threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
@@ -103,7 +108,8 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                 deadlines=deadlines,
                 restart=restart or RestartPolicy(max_restarts=0 if on_failure == "raise" else 3),
                 env_vars=None if threads is None else dict.fromkeys(THREAD_CAPS, str(threads)),
-                backend=ProcessBackend(
+                backend=backend
+                or ProcessBackend(
                     DEFAULT if start_method is None else start_method,  # type: ignore[arg-type] # checked there
                     max_starting=1 if start_serially else None,
                 ),

@@ -48,9 +48,10 @@ class AsyncActorEnvManager(Envs):
     observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
     ``"fork"``).
 
-    Two entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
+    Three entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
     ``"renew"``: it gives an abnormal timestep with the exception as ``info["failure"]``, and the env's next reset runs
-    in a new process) and ``restart`` (limits of the replacement of lost processes under ``"renew"``).
+    in a new process), ``restart`` (limits of the replacement of lost processes under ``"renew"``) and ``backend``
+    (backend of the actors, instead of a ``context``).
 
     Raises:
         AssertionError: An entry is invalid. All refused calls raise this type.
@@ -74,6 +75,7 @@ class AsyncActorEnvManager(Envs):
         "reset_inplace": False,
         "on_failure": "raise",
         "restart": RestartPolicy(max_restarts=3),
+        "backend": None,
     }
 
     @classmethod

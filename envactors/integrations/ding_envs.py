@@ -209,6 +209,9 @@ class Envs(BaseEnvManager):
         return None if self._connect_timeout is None else max(self._connect_timeout, 60.0)
 
     def _backend(self) -> str | Backend:
+        backend: str | Backend | None = self._cfg["backend"]
+        if backend is not None:
+            return backend
         context = self._cfg["context"]
         return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
 

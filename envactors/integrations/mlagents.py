@@ -19,6 +19,7 @@ from typing import Any
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process, launch
 from envactors.actor.states import ActorState
+from envactors.backends.base import Backend
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
 from envactors.integrations.env_adapters_mlagents import UnityEnvAdapter
 from envactors.options import Deadlines, RestartPolicy, check_timeout
@@ -103,6 +104,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes. None: those of ``run_options.env_settings``; without them
             once in any 60 seconds and 10 times in the life of a worker, as in ML-Agents.
+        backend: Backend of the actors.
 
     Attributes:
         env_workers: The workers.
@@ -122,6 +124,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
+        backend: Backend | str = "process",
     ) -> None:
         super().__init__()
         engine, policy = _settings(run_options)
@@ -132,7 +135,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
                 [functools.partial(UnityEnvAdapter, env_factory, i, engine)],
                 name=f"worker-{i}",
                 first=i,
-                backend="process",
+                backend=backend,
                 deadlines=deadlines,
                 restart=restart or policy,
                 env_vars=None,

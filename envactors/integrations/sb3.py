@@ -53,6 +53,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones.
+        backend: Backend of the actors; excludes ``start_method``.
 
     Attributes:
         actors: Handles of the actors.
@@ -60,7 +61,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         closed: True after `close`.
 
     Raises:
-        ValueError: The start method is unknown.
+        ValueError: The start method is unknown, or there is a backend too.
         ActorStartError: An env could not be created.
         SpaceMismatchError: The envs' spaces differ.
     """
@@ -75,7 +76,10 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
+        backend: Backend | str | None = None,
     ) -> None:
+        if start_method is not None and backend is not None:
+            raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
         self.waiting = False
         self.closed = False
         env_fns = list(env_fns)
@@ -87,7 +91,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             deadlines=deadlines,
             restart=restart,
             standbys=standbys,
-            backend=_backend(start_method, env_fns),
+            backend=_backend(start_method, env_fns) if backend is None else backend,
         )
         try:
             first = self._envs[0]

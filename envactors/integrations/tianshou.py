@@ -14,6 +14,7 @@ from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, spawn
+from envactors.backends.base import Backend
 from envactors.integrations.env_adapters import TianshouEnvAdapter
 from envactors.options import Deadlines, RestartPolicy
 
@@ -35,6 +36,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         env_fn: Makes the env; called only in the worker.
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
+        backend: Backend of the actor.
         actor: Actor of the env, if `start` has made it already.
 
     Attributes:
@@ -50,16 +52,20 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        backend: Backend | str = "process",
         actor: ActorHandle | None = None,
     ) -> None:
-        self.actor = self.start(env_fn, deadlines, restart) if actor is None else actor
+        self.actor = self.start(env_fn, deadlines, restart, backend) if actor is None else actor
         self.future: ActorFuture | None = None
         super().__init__(env_fn)
 
     @staticmethod
-    def start(env_fn: Callable[[], Any], deadlines: Deadlines, restart: RestartPolicy) -> ActorHandle:
+    def start(
+        env_fn: Callable[[], Any], deadlines: Deadlines, restart: RestartPolicy, backend: Backend | str
+    ) -> ActorHandle:
         """Start an env's actor in the background and return its handle."""
-        return spawn(functools.partial(TianshouEnvAdapter, env_fn), deadlines=deadlines, restart=restart)
+        factory = functools.partial(TianshouEnvAdapter, env_fn)
+        return spawn(factory, deadlines=deadlines, restart=restart, backend=backend)
 
     def get_env_attr(self, key: str) -> Any:
         """Return an attribute of the env, also one that wrappers hide, or None if it has none."""
@@ -136,6 +142,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         timeout: Seconds that a step waits for them; it returns at least one result.
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
+        backend: Backend of the actors.
 
     Raises:
         ActorStartError: An env could not be created.
@@ -149,8 +156,9 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        backend: Backend | str = "process",
     ) -> None:
-        actors = iter([ActorEnvWorker.start(env_fn, deadlines, restart) for env_fn in env_fns])
+        actors = iter([ActorEnvWorker.start(env_fn, deadlines, restart, backend) for env_fn in env_fns])
         super().__init__(env_fns, lambda env_fn: ActorEnvWorker(env_fn, actor=next(actors)), wait_num, timeout)
 
     def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # tianshou's name
