@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.backends.base import Backend
 from envactors.testing import EchoEnv
 from envactors.vector import inputs
 
@@ -14,8 +15,8 @@ from envactors.vector import inputs
 @given(st.integers(1, 100), st.integers(1, 64))
 def test_envs_are_spread_evenly_over_the_cores(num_envs, cores):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "usable_cores", lambda: cores)
-        groups, _ = inputs.group_envs(list(range(num_envs)), "auto", None)
+        patch.setattr(Backend, "count_cores", lambda _: cores)
+        groups, _ = inputs.group_envs(list(range(num_envs)), "auto", None, ea.ProcessBackend())
     sizes = [len(group) for group in groups]
     assert [env for group in groups for env in group] == list(range(num_envs))
     assert len(sizes) == min(num_envs, cores)
@@ -29,7 +30,7 @@ def test_quotas_of_containers_count(monkeypatch):
 
 
 def test_uneven_actors_step_and_renew(monkeypatch):
-    monkeypatch.setattr(inputs, "usable_cores", lambda: 2)
+    monkeypatch.setattr(Backend, "count_cores", lambda _: 2)
     with ea.VectorEnv([EchoEnv] * 5, envs_per_actor="auto", on_failure="renew", standbys=1) as envs:
         assert len(envs.actors) == 2
         envs.reset(seed=0)
@@ -45,6 +46,6 @@ def test_anything_else_is_refused(value):
 
 
 def test_recycling_needs_an_actor_per_env(monkeypatch):
-    monkeypatch.setattr(inputs, "usable_cores", lambda: 2)
+    monkeypatch.setattr(Backend, "count_cores", lambda _: 2)
     with pytest.raises(ea.VectorInputError, match="recycle with 2 envs per actor"):
         ea.VectorEnv([EchoEnv] * 4, envs_per_actor="auto", recycle=ea.RecyclePolicy(max_steps=5))

@@ -165,6 +165,21 @@ def test_a_plain_cluster_runs_in_ten_lines(tmp_path):
     assert (done.stdout, done.returncode) == ("['0', '0', '1', '1'] (4,)\n", 0), done.stderr
 
 
+def test_as_many_actors_as_the_cluster_has_threads(client):
+    with ea.VectorEnv([EchoEnv] * 5, envs_per_actor="auto", backend=DaskBackend(client)) as envs:
+        assert envs.reset(seed=0)[0].shape == (5, 4)
+        assert len({actor.node for actor in envs.actors}) == len(envs.actors) == 2
+
+
+def test_a_cluster_without_workers_has_no_cores_to_count():
+    with (
+        local_cluster(n_workers=0, security=None) as cluster,
+        distributed.Client(cluster) as client,
+        pytest.raises(ValueError, match=r"no workers yet: wait with client.wait_for_workers"),
+    ):
+        ea.VectorEnv([EchoEnv] * 5, envs_per_actor="auto", backend=DaskBackend(client.scheduler.address))
+
+
 def test_a_cluster_of_threads_has_nodes_too():
     with (
         local_cluster(processes=False, security=None, n_workers=1) as cluster,

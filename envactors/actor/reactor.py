@@ -67,11 +67,9 @@ class Reactor:
         self._reply_handlers: dict[int, Callable[[int], None]] = {
             self._nudge.fileno(): lambda _mask: self._nudge.clear(),
         }
-        # What is called when a doorbell rings, and the lock that guards this.
+        # What is called when a doorbell rings, and the lock that guards changes of this and of `_others`.
         self._bells: dict[Doorbell, list[Callable[[], None]]] = {}
-        self._bells_lock = threading.RLock()
-        # Guards changes of `_others`.
-        self._others_lock = threading.RLock()
+        self._watch_lock = threading.RLock()
         # Raised by `unwatch`: the descriptor's number may be reused, so that events polled before are stale.
         self._generation = 0
         self._ring_nudge = self._nudge.ring  # bound once: it is assigned in every wait
@@ -131,7 +129,7 @@ class Reactor:
 
     def watch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
         """Call ``on_ring()`` in the thread that reads replies when a doorbell rings, which others may watch, too."""
-        with self._bells_lock:
+        with self._watch_lock:
             callbacks = self._bells.setdefault(bell, [])
             callbacks.append(on_ring)
             if len(callbacks) == 1:
@@ -139,7 +137,7 @@ class Reactor:
 
     def unwatch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
         """Stop what `watch_bell` has begun."""
-        with self._bells_lock:
+        with self._watch_lock:
             callbacks = self._bells[bell]
             callbacks.remove(on_ring)
             if not callbacks:
@@ -163,13 +161,13 @@ class Reactor:
 
     def watch_timers(self, timed: Timed) -> None:
         """Watch the deadlines of one more object."""
-        with self._others_lock:
+        with self._watch_lock:
             self._others = (*self._others, timed)
         self._bell.ring()
 
     def unwatch_timers(self, timed: Timed) -> None:
         """Stop what `watch_timers` has begun."""
-        with self._others_lock:
+        with self._watch_lock:
             self._others = tuple(one for one in self._others if one is not timed)
 
     def note_timer(self, when: float) -> None:

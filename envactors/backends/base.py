@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.system.cpus import usable_cores
 from envactors.system.processes import resident_memory
 from envactors.wire.channel import FrameChannel
 from envactors.wire.control_page import ControlPage
@@ -173,6 +174,14 @@ class Backend(Protocol):
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, free everything that the backend has started."""
+
+    def count_cores(self) -> int:
+        """Return how many cores there are for its workers.
+
+        Raises:
+            ValueError: None are known yet.
+        """
+        return usable_cores()
 
     def corked(self) -> AbstractContextManager[object]:
         """Return a context at whose end everything is written that was sent in it, if that saves writes."""

@@ -104,11 +104,24 @@ class DaskNodes(Launcher):
         """Start the agents; see `envactors.remote.launching.Launcher`."""
         self._session = _ClusterSession(self._client, self._insecure, options, nodes)
 
+    def count_cores(self) -> int:
+        """Return how many threads the Dask workers have; see `envactors.remote.launching.Launcher`."""
+        with _connected(self._client) as client:
+            cores: int = sum(client.nthreads().values())
+        if not cores:
+            raise ValueError("the Dask cluster has no workers yet: wait with client.wait_for_workers(n) first")
+        return cores
+
     def stop(self) -> None:
         """End the agents; see `envactors.remote.launching.Launcher`."""
         session, self._session = self._session, None
         if session is not None:
             session.stop()
+
+
+def _connected(client: Client | str) -> contextlib.AbstractContextManager[Client]:
+    """Return a context of a client, which is closed at its end if only the address was given."""
+    return Client(client, set_as_default=False) if isinstance(client, str) else contextlib.nullcontext(client)
 
 
 class _ClusterSession:
@@ -143,9 +156,7 @@ class _ClusterSession:
         name = self._client if isinstance(self._client, str) else "the Dask cluster"
         try:
             with contextlib.ExitStack() as stack:
-                client = self._client
-                if isinstance(client, str):
-                    client = stack.enter_context(Client(client, set_as_default=False))
+                client = stack.enter_context(_connected(self._client))
                 name = client.scheduler.address
                 stack.callback(self._leave, client)
                 self._join(client)

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from envactors.actor.handle import call_or_get
+from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.errors import (
@@ -33,7 +34,6 @@ from envactors.integrations.gymnasium_batches import Actions, Observations
 from envactors.integrations.gymnasium_pending import Pending
 from envactors.integrations.gymnasium_spaces import agree, check_mode, check_shareable, unequal
 from envactors.options import Deadlines, RestartPolicy
-from envactors.system.cpus import usable_cores
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
@@ -125,7 +125,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             self._envs = VectorEnv(
                 env_fns,
-                envs_per_actor=_limited(envs_per_actor, max_concurrency, self.num_envs),
+                envs_per_actor=_limited(envs_per_actor, max_concurrency, self.num_envs, backend),
                 autoreset=_AUTORESETS[self.autoreset_mode],
                 on_failure=on_failure,
                 deadlines=deadlines,
@@ -410,7 +410,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 def _limited(
-    envs_per_actor: int | Literal["auto"], max_concurrency: int | None, num_envs: int
+    envs_per_actor: int | Literal["auto"], max_concurrency: int | None, num_envs: int, backend: str | Backend | None
 ) -> int | Literal["auto"]:
     """Return the number of envs per process with which at most ``max_concurrency`` run at once."""
     if max_concurrency is None:
@@ -420,7 +420,8 @@ def _limited(
     if max_concurrency < 1:
         raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
     if envs_per_actor == "auto":
-        return "auto" if usable_cores() <= max_concurrency else -(-num_envs // int(max_concurrency))
+        cores = resolve(backend or "process").count_cores()
+        return "auto" if cores <= max_concurrency else -(-num_envs // int(max_concurrency))
     return max(envs_per_actor, -(-num_envs // int(max_concurrency)))
 
 

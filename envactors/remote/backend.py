@@ -132,6 +132,10 @@ class RemoteBackend(Backend):
         session.end()
         self.launcher.stop()
 
+    def count_cores(self) -> int:
+        """Return how many cores the nodes have; see `envactors.backends.base.Backend.count_cores`."""
+        return self.launcher.count_cores()
+
     @contextlib.contextmanager
     def corked(self) -> Iterator[None]:
         """Return a context at whose end everything is written that was sent in it: one write per node."""

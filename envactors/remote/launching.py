@@ -63,6 +63,13 @@ class Launcher(Protocol):
     def start(self, options: AgentOptions, nodes: NodeRegistry) -> None:
         """Start the agents, and go on telling of nodes that join, until `stop`; must not block for long."""
 
+    def count_cores(self) -> int:
+        """Return how many cores the nodes have together.
+
+        Raises:
+            ValueError: There are no nodes yet.
+        """
+
     def stop(self) -> None:
         """End what `start` has begun; agents that have a caller end by themselves."""
 

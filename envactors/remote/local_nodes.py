@@ -10,6 +10,7 @@ from collections.abc import Callable
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, NodeRegistry
 from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.system.cpus import usable_cores
 
 # How many loopback addresses are used.
 _ADDRESSES = 250
@@ -74,6 +75,10 @@ class LocalNodes(Launcher):
                 nodes.add_node(NodeAddress(name, host, port, secret, epoch))
 
         threading.Thread(target=wait_for_port, name=f"envactors-{name}", daemon=True).start()
+
+    def count_cores(self) -> int:
+        """Return how many cores this machine has for all nodes; see `envactors.remote.launching.Launcher`."""
+        return usable_cores()
 
     def stop(self) -> None:
         """End the agents; see `envactors.remote.launching.Launcher`."""

@@ -108,7 +108,7 @@ class VectorEnv:
         inputs.check_policies(autoreset, on_failure, max_journal)
         inputs.check_counts(0, standbys=standbys)
         inputs.check_flags(shared_memory=shared_memory, copy=copy)
-        groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars)
+        groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline

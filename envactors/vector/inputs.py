@@ -12,7 +12,6 @@ import numpy as np
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.options import RecyclePolicy
-from envactors.system.cpus import usable_cores
 from envactors.vector.failure_policy import Autoreset, OnFailure
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
@@ -54,17 +53,18 @@ def check_policies(autoreset: object, on_failure: object, max_journal: object) -
 
 
 def group_envs(
-    factories: list[Callable[[], Any]], envs_per_actor: int | Literal["auto"], env_vars: EnvVars
+    factories: list[Callable[[], Any]], envs_per_actor: int | Literal["auto"], env_vars: EnvVars, backend: Backend
 ) -> tuple[list[list[Callable[[], Any]]], Sequence[Mapping[str, str] | None]]:
     """Return the factories of each actor, and its environment variables (or None).
 
     Raises:
         VectorInputError: No factories, no such number of envs, or another number of mappings than of actors.
+        ValueError: The number of cores is asked for, and not known yet.
     """
     if not factories:
         raise VectorInputError("no factories: expected one callable per env, and at least one")
     if envs_per_actor == "auto":
-        actors = min(len(factories), usable_cores())
+        actors = min(len(factories), backend.count_cores())
         bounds = [-(-len(factories) * actor // actors) for actor in range(actors + 1)]  # larger groups first
     elif is_count(envs_per_actor) and envs_per_actor > 0:
         bounds = [*range(0, len(factories), envs_per_actor), len(factories)]
