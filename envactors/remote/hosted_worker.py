@@ -9,12 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from envactors.arrays.slab import Slab
 from envactors.backends.base import Stream
 from envactors.backends.process import ProcessWorker
 from envactors.remote.link import Link
 from envactors.remote.records import ExitNotice, ProgressReport, Record, RecordKind
-from envactors.remote.rows import apply_requests, pack_results
+from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
 from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
@@ -35,7 +34,7 @@ class HostedWorker:
     Args:
         number: Its number on the link.
         worker: The worker.
-        slab: Returns the slab that its steps may go through; None without one.
+        rows: Returns the rows that its steps may go through; None without any.
         link: The link to the caller.
         watches: Watches its descriptors.
         on_exit: Called after its end was told.
@@ -48,7 +47,7 @@ class HostedWorker:
         self,
         number: int,
         worker: ProcessWorker,
-        slab: Callable[[], Slab | None],
+        rows: Callable[[], MirroredRows | None],
         link: Link,
         watches: Watches,
         on_exit: Callable[[HostedWorker], None],
@@ -57,7 +56,7 @@ class HostedWorker:
         self.starting = True
         self._worker = worker
         self._page, self._channel = worker.page, worker.channel
-        self._slab = slab
+        self._rows = rows
         self._link = link
         self._watches = watches
         self._on_exit = on_exit
@@ -130,9 +129,9 @@ class HostedWorker:
                 self._watches.want_write(self._channel.fileno(), True)
 
     def _post_rows(self, record: Record) -> None:
-        slab, stream = self._slab(), bool(record.frame_kind)
-        assert slab is not None, "the layout comes before the first rows"
-        rows = apply_requests(slab, record.payload)
+        mirrored, stream = self._rows(), bool(record.frame_kind)
+        assert mirrored is not None, "the layout comes before the first rows"
+        rows = mirrored.apply_requests(record.payload)
         self._last_call = record.call_id
         self._steps.append((record.call_id, stream, rows))
         if stream:
@@ -144,13 +143,13 @@ class HostedWorker:
 
     def send_results(self, *, all_complete: bool = False) -> None:
         """Send the results that are of use: those of finished steps, and single ones of those that stream."""
-        slab, counters = self._slab(), self._page.counters
-        if slab is None or not self._steps:
+        mirrored, counters = self._rows(), self._page.counters
+        if mirrored is None or not self._steps:
             return
         finished, ready = counters[FINISHED], []
         for call_id, stream, rows in self._steps:
             if finished >= call_id or stream or all_complete:
-                complete = [row for row in rows if slab.completed[row] == slab.requested[row]]
+                complete = mirrored.complete(rows)
                 ready += complete
                 rows[:] = [row for row in rows if row not in complete]
         over = finished >= self._steps[0][0]
@@ -159,7 +158,7 @@ class HostedWorker:
         if ready or over:  # the end of a step that streams comes after its results
             while counters[OVERFLOWS] > self._overflows and self._read_frames():
                 pass  # what belongs to the rows comes before them
-            payload = pack_results(slab, ready) if ready else b""
+            payload = mirrored.pack_results(ready) if ready else b""
             record = Record(RecordKind.RESULTS, self.number, payload, incarnation=self._overflows, call_id=finished)
             self._link.send(record)
 
@@ -212,10 +211,9 @@ class HostedWorker:
         while not self._at_end and self._read_frames():
             pass
         self.send_results(all_complete=True)
-        slab = self._slab()
         for _, _, rows in self._steps:
-            assert slab is not None, "it was posted rows"
-            slab.requested[rows] = slab.completed[rows]  # the next worker must not take it for its own
+            if (mirrored := self._rows()) is not None:
+                mirrored.take_back(rows)  # the next worker must not take it for its own
         worker, watches = self._worker, self._watches
         watches.remove(self._channel.fileno())
         watches.remove(worker.sentinel)

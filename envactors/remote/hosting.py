@@ -8,12 +8,12 @@ from collections import deque
 from typing import Any
 
 from envactors.actor.callbacks import CallbackExecutor
-from envactors.arrays.slab import Slab
 from envactors.backends.base import LaunchRefusedError
 from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
 from envactors.remote.hosted_worker import HostedWorker, send_exit
 from envactors.remote.link import Link
 from envactors.remote.records import ExitNotice, LaunchOrder, Record, RecordKind
+from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
 from envactors.system.polling import Doorbell
 
@@ -50,9 +50,9 @@ class Hosting:
         self._launched: deque[tuple[int, LaunchOrder, ProcessWorker | Exception]] = deque()
         self._bell = Doorbell()
         watches.add(self._bell.fileno(), lambda _mask: self._take_launched())
-        # By number: the memories of vectors, and their slabs once they are known.
+        # By number: the memories of vectors, and their rows once they are known.
         self._memories: dict[int, MappedMemory] = {}
-        self._slabs: dict[int, Slab] = {}
+        self._rows: dict[int, MirroredRows] = {}
 
     # From the caller -------------------------------------------------------------------------------------
 
@@ -71,11 +71,12 @@ class Hosting:
 
     def _on_memory(self, number: int, layout: bytes | bytearray | memoryview) -> None:
         if not layout:
-            self._slabs.pop(number, None)
+            self._rows.pop(number, None)
             if (memory := self._memories.pop(number, None)) is not None:
                 memory.close()
-        elif number not in self._slabs:
-            self._slabs[number], _ = self._memory(number).create(pickle.loads(layout))
+        elif number not in self._rows:
+            slab, _ = self._memory(number).create(pickle.loads(layout))
+            self._rows[number] = MirroredRows(slab)
 
     def _memory(self, number: int) -> MappedMemory:
         if number not in self._memories:
@@ -129,8 +130,8 @@ class Hosting:
                 for_good = isinstance(outcome, LaunchRefusedError)
                 send_exit(self._link, number, ExitNotice(None, refusal=str(outcome), for_good=for_good))
                 continue
-            slab = functools.partial(self._slabs.get, order.memory)
-            worker = HostedWorker(number, outcome, slab, self._link, self._watches, self._forget)
+            rows = functools.partial(self._rows.get, order.memory)
+            worker = HostedWorker(number, outcome, rows, self._link, self._watches, self._forget)
             self.workers[number] = worker
             worker.set_lease(self._lease)
             worker.introduce()

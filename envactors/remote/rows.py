@@ -9,8 +9,8 @@ from __future__ import annotations
 import mmap
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,160 +18,151 @@ import numpy.typing as npt
 from envactors.arrays.slab import Layout, Slab
 from envactors.wire.info_codec import INLINE_INFO, RECORDED, InfoReader
 
-_HEAD = struct.Struct("<QQ")
-_ALIGNMENT = 16
-# What selects rows: the envs of an actor stand in a row, and a slice is copied in a third of the time.
-_Index: TypeAlias = "slice | npt.NDArray[np.int64]"
+# The first row of a run, how many there are, and the half that their observations are in.
+_HEAD = struct.Struct("<III")
+# How many runs are kept; an actor whose results come together has one.
+_MOST_RUNS = 512
 
 
-def _select(rows: Sequence[int]) -> _Index:
-    first, count = rows[0], len(rows)
-    if rows[-1] - first == count - 1 and all(row == first + i for i, row in enumerate(rows)):
-        return slice(first, first + count)
-    return np.array(rows, np.int64)
-
-
-class RowWriter:
-    """Writes rows of arrays into one buffer.
-
-    Args:
-        rows: The indices of the rows.
-    """
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.index = _select(rows)
-        self._rows = rows
-        self._pieces: list[tuple[npt.NDArray[Any], int]] = []
-        # A slice is said in the head alone.
-        self._size = _HEAD.size + (0 if isinstance(self.index, slice) else 8 * len(rows))
-
-    def add(self, array: npt.NDArray[Any]) -> None:
-        """Add the rows of an array."""
-        start = -(-self._size // _ALIGNMENT) * _ALIGNMENT
-        self._pieces.append((array, start))
-        self._size = start + len(self._rows) * (array.nbytes // len(array))
-
-    def finish(self, tail: Sequence[memoryview] = ()) -> bytearray:
-        """Return the buffer, with some bytes behind the arrays."""
-        buffer = bytearray(self._size + sum(map(len, tail)))
-        count, index = len(self._rows), self.index
-        if isinstance(index, slice):
-            _HEAD.pack_into(buffer, 0, count, 1 + self._rows[0])
-        else:
-            _HEAD.pack_into(buffer, 0, count, 0)
-            np.frombuffer(buffer, np.int64, count, _HEAD.size)[:] = index
-        for array, start in self._pieces:
-            out: npt.NDArray[Any] = np.ndarray((count, *array.shape[1:]), array.dtype, buffer, start)
-            out[...] = array[index]
-        end = self._size
-        for part in tail:
-            buffer[end : end + len(part)] = part
-            end += len(part)
-        return buffer
-
-
-class RowsReader:
-    """Reads what a `RowWriter` has written.
+class Run(NamedTuple):
+    """The memory of some rows that follow each other, of all arrays.
 
     Attributes:
-        rows: The indices of the rows.
-        index: What selects them.
+        request: What they are asked, array by array.
+        result: What they have answered, array by array, but for what comes in halves.
+        halves: The rest of it, for either half.
+        completed_bytes: The numbers of their results.
+        requested: The numbers of their requests, as an array.
+        completed: The numbers of their results, as an array.
+        when: When their results were completed.
     """
 
-    def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
-        self._buffer = memoryview(buffer)
-        self._count, first = _HEAD.unpack_from(self._buffer)
-        self._at = _HEAD.size
-        self.index: _Index
-        if first:
-            self.rows = list(range(first - 1, first - 1 + self._count))
-            self.index = slice(first - 1, first - 1 + self._count)
-        else:
-            self.index = np.frombuffer(self._buffer, np.int64, self._count, self._at)
-            self.rows = [int(row) for row in self.index]
-            self._at += 8 * self._count
+    request: list[memoryview]
+    result: list[memoryview]
+    halves: tuple[list[memoryview], list[memoryview]]
+    completed_bytes: memoryview
+    requested: npt.NDArray[np.int64]
+    completed: npt.NDArray[np.int64]
+    when: npt.NDArray[np.float64]
 
-    def next(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the rows of the next array, which has the dtype and row shape of this one."""
-        start = -(-self._at // _ALIGNMENT) * _ALIGNMENT
-        self._at = start + self._count * (array.nbytes // len(array))
-        rows: npt.NDArray[Any] = np.ndarray((self._count, *array.shape[1:]), array.dtype, self._buffer, start)
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+class MirroredRows:
+    """The rows of one slab, which travel as runs: with the memory of each array as it is.
+
+    Args:
+        slab: The slab.
+    """
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self._requested, self._completed = slab.requested.data, slab.completed.data
+        self._encodings = slab.info_encoding.data
+        self._sizes = slab.inline_info_sizes.data
+        self._runs: dict[tuple[int, int], Run] = {}
+
+    def _run(self, first: int, count: int) -> Run:
+        run = self._runs.get((first, count))
+        if run is None:
+            if len(self._runs) >= _MOST_RUNS:
+                self._runs.clear()
+            run = self._runs[first, count] = self._make_run(slice(first, first + count))
+        return run
+
+    def _make_run(self, rows: slice) -> Run:
+        slab = self.slab
+        request = [_bytes_of(array[rows]) for array in (slab.requested, slab.ops, *slab.actions)]
+        arrays: list[npt.NDArray[Any]] = [slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated]
+        stacked: list[npt.NDArray[Any]] = [array for array in (slab.checks, *slab.observations) if array is not None]
+        return Run(
+            request,
+            [_bytes_of(array[rows]) for array in (*arrays, slab.rewards)],
+            ([_bytes_of(array[0, rows]) for array in stacked], [_bytes_of(array[1, rows]) for array in stacked]),
+            _bytes_of(slab.completed[rows]),
+            slab.requested[rows],
+            slab.completed[rows],
+            slab.when[rows],
+        )
+
+    def _split(self, rows: Sequence[int], halves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield the runs of these rows that have their observations in the same half: first row, count, half."""
+        first, half, count = rows[0], halves[0], 0
+        for row, other in zip(rows, halves, strict=True):
+            if row != first + count or other != half:
+                yield first, count, half
+                first, half, count = row, other, 0
+            count += 1
+        yield first, count, half
+
+    def pack_requests(self, rows: Sequence[int]) -> bytes:
+        """Return what these envs are asked."""
+        parts: list[bytes | memoryview] = []
+        for first, count, _ in self._split(rows, [0] * len(rows)):
+            parts.append(_HEAD.pack(first, count, 0))
+            parts += self._run(first, count).request
+        return b"".join(parts)
+
+    def apply_requests(self, payload: bytes | bytearray | memoryview) -> list[int]:
+        """Ask the envs of a node what they were asked by the caller; return which."""
+        view, at, rows = memoryview(payload), 0, list[int]()
+        while at < len(view):
+            first, count, _ = _HEAD.unpack_from(view, at)
+            run = self._run(first, count)
+            at = _read(view, at + _HEAD.size, run.request)
+            # A result that the caller has not had does not count any more.
+            np.subtract(run.requested, 1, out=run.completed)
+            rows += range(first, first + count)
         return rows
 
-    def rest(self) -> memoryview:
-        """Return the bytes behind the arrays."""
-        return self._buffer[self._at :]
+    def complete(self, rows: Sequence[int]) -> list[int]:
+        """Return those of these envs whose results are complete."""
+        requested, completed = self._requested, self._completed
+        return [row for row in rows if completed[row] == requested[row]]
+
+    def take_back(self, rows: Sequence[int]) -> None:
+        """Ask these envs nothing any more."""
+        self.slab.requested[rows] = self.slab.completed[rows]
+
+    def pack_results(self, rows: Sequence[int]) -> bytes:
+        """Return the results of these envs, which are complete."""
+        parts: list[bytes | memoryview] = []
+        completed, encodings = self._completed, self._encodings
+        for first, count, half in self._split(rows, [completed[row] & 1 for row in rows]):
+            run = self._run(first, count)
+            parts += (_HEAD.pack(first, count, half), run.completed_bytes, *run.result, *run.halves[half])
+            for row in range(first, first + count):
+                if encodings[row] in (RECORDED, INLINE_INFO):
+                    parts.append(self.slab.inline_info(row))
+        return b"".join(parts)
+
+    def apply_results(self, payload: bytes | bytearray | memoryview) -> None:
+        """Take over results in the caller's slab; their numbers are written last."""
+        view, at = memoryview(payload), 0
+        encodings, sizes, rooms = self._encodings, self._sizes, self.slab.inline_info_rooms
+        while at < len(view):
+            first, count, half = _HEAD.unpack_from(view, at)
+            run = self._run(first, count)
+            numbers = view[at + _HEAD.size : at + _HEAD.size + 8 * count]
+            at = _read(view, at + _HEAD.size + 8 * count, run.result)
+            at = _read(view, at, run.halves[half])
+            for row in range(first, first + count):
+                if encodings[row] in (RECORDED, INLINE_INFO):
+                    rooms[row][: sizes[row]] = view[at : at + sizes[row]]
+                    at += sizes[row]
+            run.when.fill(time.monotonic())
+            run.completed_bytes[:] = numbers
 
 
-def pack_requests(slab: Slab, rows: Sequence[int]) -> bytearray:
-    """Return what these envs are asked."""
-    writer = RowWriter(rows)
-    arrays: list[npt.NDArray[Any]] = [slab.requested, slab.ops, *slab.actions]
-    for array in arrays:
-        writer.add(array)
-    return writer.finish()
-
-
-def apply_requests(slab: Slab, payload: bytes | bytearray | memoryview) -> list[int]:
-    """Ask the envs of a node what they were asked by the caller; return which."""
-    reader = RowsReader(payload)
-    index, numbers, ops = reader.index, reader.next(slab.requested), reader.next(slab.ops)
-    for array in slab.actions:
-        array[index] = reader.next(array)
-    slab.ops[index] = ops
-    slab.completed[index] = numbers - 1  # a result that the caller has not had does not count any more
-    slab.requested[index] = numbers
-    return reader.rows
-
-
-def pack_results(slab: Slab, rows: Sequence[int]) -> bytearray:
-    """Return the results of these envs, which are complete."""
-    writer = RowWriter(rows)
-    for array in (slab.completed, slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated):
-        writer.add(array)
-    writer.add(slab.rewards)
-    completed = slab.completed.data
-    half = completed[rows[0]] & 1
-    same = all(completed[row] & 1 == half for row in rows)
-    for stacked in (slab.checks, *slab.observations):
-        if stacked is not None:
-            writer.add(stacked[half] if same else _mixed(stacked, rows, slab.completed))
-    encodings = slab.info_encoding.data
-    infos = [slab.inline_info(row) for row in rows if encodings[row] in (RECORDED, INLINE_INFO)]
-    return writer.finish(infos)
-
-
-def _mixed(stacked: npt.NDArray[Any], rows: Sequence[int], numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return an array in which each of the rows is that of its env's own half."""
-    index, whole = np.array(rows, np.int64), stacked[0].copy()
-    whole[index] = stacked[np.bitwise_and(numbers[index], 1), index]
-    return whole  # type: ignore[no-any-return] # an array, like the other
-
-
-def apply_results(slab: Slab, payload: bytes | bytearray | memoryview) -> None:
-    """Take over results in the caller's slab; their numbers are written last."""
-    reader = RowsReader(payload)
-    index, rows = reader.index, reader.rows
-    numbers, encodings, sizes = (
-        reader.next(array) for array in (slab.completed, slab.info_encoding, slab.inline_info_sizes)
-    )
-    for array in (slab.terminated, slab.truncated, slab.rewards):
-        array[index] = reader.next(array)
-    halves = [number & 1 for number in numbers.tolist()]
-    same = halves.count(halves[0]) == len(halves)
-    for stacked in (slab.checks, *slab.observations):
-        if stacked is not None:
-            stacked[(halves[0], index) if same else (halves, rows)] = reader.next(stacked[0])
-    slab.info_encoding[index] = encodings
-    if encodings.any():
-        slab.inline_info_sizes[index] = sizes
-        rest = reader.rest()
-        for row, code, size in zip(rows, encodings.tolist(), sizes.tolist(), strict=True):
-            if code in (RECORDED, INLINE_INFO):
-                slab.inline_info_rooms[row][:size] = rest[:size]
-                rest = rest[size:]
-    slab.when[index] = time.monotonic()
-    slab.completed[index] = numbers
+def _read(view: memoryview, at: int, targets: Sequence[memoryview]) -> int:
+    """Copy what begins at some place into these buffers; return where it ends."""
+    for target in targets:
+        end = at + len(target)
+        target[:] = view[at:end]
+        at = end
+    return at
 
 
 class MirroredMemory:
@@ -183,19 +174,20 @@ class MirroredMemory:
 
     Attributes:
         layout: What it looks like; None until it is known.
-        slab: The slab; None until the layout is known.
+        rows: The rows of the slab; None until the layout is known.
     """
 
     def __init__(self, number: int, announce: Callable[[MirroredMemory], None]) -> None:
         self.number = number
         self.layout: Layout | None = None
-        self.slab: Slab | None = None
+        self.rows: MirroredRows | None = None
         self.is_closed = False
         self._announce = announce
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         self.layout = layout
-        self.slab = slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        self.rows = MirroredRows(slab)
         self._announce(self)
         return slab, InfoReader(slab)
 

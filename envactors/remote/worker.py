@@ -13,7 +13,7 @@ from typing import Protocol
 
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
-from envactors.remote.rows import MirroredMemory, apply_results, pack_requests
+from envactors.remote.rows import MirroredMemory
 from envactors.system.polling import Doorbell
 from envactors.wire.channel import FrameChannel
 from envactors.wire.control_page import FINISHED, METHOD_STEP, OVERFLOWS, PAGE, STEP, STREAM, ControlPage, Progress
@@ -229,9 +229,9 @@ class RemoteWorker(Worker):
 
     def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
         assert self.memory is not None, "it has rows"
-        assert self.memory.slab is not None, "it has rows"
+        assert self.memory.rows is not None, "it has rows"
         self._last_call, self._sent = call_id, time.monotonic()
-        payload = pack_requests(self.memory.slab, rows)
+        payload = self.memory.rows.pack_requests(rows)
         self._send(Record(RecordKind.REQUESTS, self.number, payload, int(stream), call_id=call_id))
 
     def _send(self, record: Record) -> None:
@@ -278,11 +278,11 @@ class RemoteWorker(Worker):
 
     def _take_results(self, record: Record) -> None:
         assert self.memory is not None, "it has rows"
-        assert self.memory.slab is not None, "it has rows"
+        assert self.memory.rows is not None, "it has rows"
         with self._lock:
             if not self.channel.ended:  # else the rows may be another worker's
                 if record.payload:
-                    apply_results(self.memory.slab, record.payload)
+                    self.memory.rows.apply_results(record.payload)
                 self.page.finish_rows(record.call_id, record.incarnation)
 
     def _print(self, code: int, data: bytes) -> None:
