@@ -31,18 +31,14 @@ class Run(NamedTuple):
         request: What they are asked, array by array.
         result: What they have answered, array by array, but for what comes in halves.
         halves: The rest of it, for either half.
-        completed_bytes: The numbers of their results.
-        requested: The numbers of their requests, as an array.
-        completed: The numbers of their results, as an array.
+        numbers: The numbers of their results.
         when: When their results were completed.
     """
 
     request: list[memoryview]
     result: list[memoryview]
     halves: tuple[list[memoryview], list[memoryview]]
-    completed_bytes: memoryview
-    requested: npt.NDArray[np.int64]
-    completed: npt.NDArray[np.int64]
+    numbers: memoryview
     when: npt.NDArray[np.float64]
 
 
@@ -74,16 +70,16 @@ class MirroredRows:
 
     def _make_run(self, rows: slice) -> Run:
         slab = self.slab
-        request = [_bytes_of(array[rows]) for array in (slab.requested, slab.ops, *slab.actions)]
-        arrays: list[npt.NDArray[Any]] = [slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated]
-        stacked: list[npt.NDArray[Any]] = [array for array in (slab.checks, *slab.observations) if array is not None]
+        # The node's results that the caller has not had are forgotten with the next request: the caller says which is
+        # the last that counts.
+        request: list[npt.NDArray[Any]] = [slab.completed, slab.requested, slab.ops, *slab.actions]
+        flags: list[npt.NDArray[Any]] = [slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated]
+        stacked = [array for array in (slab.checks, *slab.observations) if array is not None]
         return Run(
-            request,
-            [_bytes_of(array[rows]) for array in (*arrays, slab.rewards)],
+            [_bytes_of(array[rows]) for array in request],
+            [_bytes_of(array[rows]) for array in (*flags, slab.rewards)],
             ([_bytes_of(array[0, rows]) for array in stacked], [_bytes_of(array[1, rows]) for array in stacked]),
             _bytes_of(slab.completed[rows]),
-            slab.requested[rows],
-            slab.completed[rows],
             slab.when[rows],
         )
 
@@ -112,8 +108,6 @@ class MirroredRows:
             first, count, _ = _HEAD.unpack_from(view, at)
             run = self._run(first, count)
             at = _read(view, at + _HEAD.size, run.request)
-            # A result that the caller has not had does not count any more.
-            np.subtract(run.requested, 1, out=run.completed)
             rows += range(first, first + count)
         return rows
 
@@ -132,7 +126,7 @@ class MirroredRows:
         completed, encodings = self._completed, self._encodings
         for first, count, half in self._split(rows, [completed[row] & 1 for row in rows]):
             run = self._run(first, count)
-            parts += (_HEAD.pack(first, count, half), run.completed_bytes, *run.result, *run.halves[half])
+            parts += (_HEAD.pack(first, count, half), run.numbers, *run.result, *run.halves[half])
             for row in range(first, first + count):
                 if encodings[row] in (RECORDED, INLINE_INFO):
                     parts.append(self.slab.inline_info(row))
@@ -153,7 +147,7 @@ class MirroredRows:
                     rooms[row][: sizes[row]] = view[at : at + sizes[row]]
                     at += sizes[row]
             run.when.fill(time.monotonic())
-            run.completed_bytes[:] = numbers
+            run.numbers[:] = numbers
 
 
 def _read(view: memoryview, at: int, targets: Sequence[memoryview]) -> int:
