@@ -61,10 +61,11 @@ def test_the_tables_of_figures_are_those_of_the_measured_files():
     spec = importlib.util.spec_from_file_location("measure", ROOT / "docs/figures/measure.py")
     measure = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(measure)
-    page = (ROOT / "docs/performance.md").read_text()
+    pages = [(ROOT / "docs" / name).read_text() for name in measure.PAGES]
     tables = [table for _, tables in measure.QUESTIONS.values() for table in tables]
-    assert sorted(re.findall(r"^<!-- figures: (\w+) -->$", page, flags=re.MULTILINE)) == sorted(tables)
-    assert measure.with_tables(page) == page
+    found = re.findall(r"^<!-- figures: (\w+) -->$", "".join(pages), flags=re.MULTILINE)
+    assert sorted(found) == sorted(tables)
+    assert [measure.with_tables(page) for page in pages] == pages
 
 
 def test_every_promise_has_its_number_and_tests_that_there_are():

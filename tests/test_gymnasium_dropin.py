@@ -640,7 +640,7 @@ def learn_frozen_lake(envs, steps):
     return values
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["", "one of which is lost"])
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "one of which is lost"])
 def test_what_is_learnt_on_nodes_is_what_is_learnt_in_one_process(kill):
     make = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
     nodes = LocalNodes(2)

@@ -1,4 +1,4 @@
-"""Measures what docs/performance.md says: ``python docs/figures/measure.py QUESTION ...``.
+"""Measures what the docs say of speed: ``python docs/figures/measure.py QUESTION ...``.
 
 Each question writes a file beside this one and its tables into the page. All sides of a question are measured in one
 run, in turns. Needs the extra ``demo``; envs whose packages are missing are left out.
@@ -19,7 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 HERE = Path(__file__).parent
+PAGES = ("performance.md", "many-machines.md")
 WORKLOADS = "envactors.testing.workloads:"
 ENVS = {
     "does nothing, 4 float32": WORKLOADS + "nothing",
@@ -121,6 +124,58 @@ CALLS = textwrap.dedent("""
         ours.send(None)
         process.join()
         executor.shutdown()
+        print(json.dumps(measured))
+""")
+
+
+# Runs in a fresh process; prints env-steps per second on two nodes and on one machine, and the processor time that a
+# batch takes of the caller, by the numbers of nodes, actors and envs.
+NODES = textwrap.dedent("""
+    import json, sys, time
+    import gymnasium, numpy as np
+    import envactors as ea
+    from envactors.remote import LocalNodes
+    from envactors.testing import workloads
+
+    def rate(envs, seconds=0.7):
+        actions, steps, begun = np.ones(8, np.int64), 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            envs.step(actions)
+            steps += 8
+        return steps / (time.perf_counter() - begun)
+
+    def cost(nodes, actors, count, batches=400):
+        actions = np.ones(count, np.int64)
+        options = {"envs_per_actor": count // actors, "backend": ea.RemoteBackend(LocalNodes(nodes))}
+        with ea.VectorEnv([workloads.nothing] * count, **options) as envs:
+            envs.reset(seed=0)
+            for batch in range(2 * batches):
+                if batch == batches:
+                    begun = time.process_time()
+                envs.step(actions)
+            return 1e6 * (time.process_time() - begun) / batches
+
+    if __name__ == "__main__":
+        rounds, measured = int(sys.argv[1]), {"costs": []}
+        for name in ("nothing", "busy_1ms"):
+            factories = [getattr(workloads, name)] * 8
+            sides = {
+                "two nodes": ea.VectorEnv(factories, envs_per_actor=4, backend=ea.RemoteBackend(LocalNodes(2))),
+                "one machine": ea.VectorEnv(factories, envs_per_actor=4),
+                "AsyncVectorEnv": gymnasium.vector.AsyncVectorEnv(factories, shared_memory=True),
+            }
+            for envs in sides.values():
+                envs.reset(seed=0)
+                rate(envs)
+            measured[name] = {side: [] for side in sides}
+            for _ in range(rounds):
+                for side, envs in sides.items():
+                    measured[name][side].append(rate(envs))
+            for envs in sides.values():
+                envs.close()
+        sizes = [(1, 1, 4), (1, 1, 32), (1, 8, 8), (2, 2, 8), (2, 2, 64), (2, 16, 16), (4, 4, 16), (4, 16, 16)]
+        for size in (*sizes, (4, 16, 64)):
+            measured["costs"].append([*size, sorted(cost(*size) for _ in range(3))[1]])
         print(json.dumps(measured))
 """)
 
@@ -266,12 +321,52 @@ def show_counts(measured: Any) -> str:
     return table([*head, "two processes / loops apart"], rows)
 
 
+def measure_nodes(rounds: int) -> Any:
+    """Steps on two local nodes, and what they cost the caller."""
+    return run_script(NODES, rounds)
+
+
+def show_nodes(measured: Any) -> str:
+    """Return the table of two nodes against one machine."""
+    rows = []
+    for name, said in (("nothing", "does nothing"), ("busy_1ms", "1 ms of fixed work")):
+        far, near, peer = measured[name].values()
+        row = [said, f"{statistics.median(far):,.0f}", ratio(far, peer), ratio(far, near)]
+        rows.append(row)
+    head = ["8 envs, 4 per process", "steps/s on two nodes", "of `AsyncVectorEnv`", "of the process backend"]
+    return table(head, rows)
+
+
+def costs_of_callers(measured: Any) -> list[float]:
+    """Return what a batch takes the caller by itself, per node, per actor and per env (us), fitted to the measured."""
+    *counts, costs = np.transpose(measured["costs"])
+    fitted, *_ = np.linalg.lstsq(np.stack([np.ones_like(costs), *counts], axis=1), costs, rcond=None)
+    return [max(float(one), 0.0) for one in fitted]
+
+
+def show_sizes(measured: Any) -> str:
+    """Return the table of how many envs one caller feeds."""
+    batch, node, actor, env = costs_of_callers(measured)
+    rows, packings = [], (1, 4, 16)
+    for step in (0.1, 1.0, 10.0):
+        row = [f"{step:g} ms"]
+        for packing in packings:
+            waits = 1000 * (0.5 + packing * step)
+            envs = max(0.0, waits - batch) / ((node / 16 + actor) / packing + env)
+            row.append(f"{envs:,.0f} envs, {envs / (2e-6 * waits):,.0f} steps/s")
+        rows.append(row)
+    text = table(["a step takes", *(f"{packing} per actor" for packing in packings)], rows)
+    each = f"{node:.0f} us per node + {actor:.0f} us per actor + {env:.1f} us per env"
+    return f"A batch takes the caller {batch:.0f} us + {each}.\n\n{text}"
+
+
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
     "steps": (measure_steps, {"steps": show_steps, "costs": show_costs}),
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),
+    "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
 }
 
 
@@ -303,8 +398,9 @@ def main() -> None:
             "measured": measure(arguments.rounds),
         }
         (HERE / f"{question}.json").write_text(json.dumps(record, indent=1) + "\n")
-    page = HERE.parent / "performance.md"
-    page.write_text(with_tables(page.read_text()))
+    for name in PAGES:
+        page = HERE.parent / name
+        page.write_text(with_tables(page.read_text()))
 
 
 if __name__ == "__main__":
