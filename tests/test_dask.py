@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import cloudpickle
 import numpy as np
 import psutil
 import pytest
@@ -441,6 +442,25 @@ class FakeWorker(SimpleNamespace):
 def agent_host(worker, **terms):
     defaults = AgentTerms("a topic", "00" * 32, "0", 1.0, 0.2, {}, tls=False, insecure=False)
     return AgentHost(worker, defaults._replace(**terms))
+
+
+def test_a_factory_that_a_node_cannot_import_says_what_to_do(client, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("class Env:\n    def echo(self, value):\n        return value\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here
+
+    said = r"No module named 'only_here'.*on the node.*client\.upload_file"
+    with ea.spawn(only_here.Env, backend=DaskBackend(client)) as actor, pytest.raises(ea.ActorStartError, match=said):
+        actor.echo(1).result(SOON)
+    cloudpickle.register_pickle_by_value(only_here)
+    try:
+        with ea.spawn(only_here.Env, backend=DaskBackend(client)) as actor:
+            assert actor.echo(1).result(SOON) == 1
+    finally:
+        cloudpickle.unregister_pickle_by_value(only_here)
+    client.upload_file(str(tmp_path / "only_here.py"))
+    with ea.spawn(only_here.Env, backend=DaskBackend(client)) as actor:
+        assert actor.echo(2).result(SOON) == 2
 
 
 def test_without_tls_agents_listen_at_loopback_only_unless_told_otherwise(capfd):
