@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from envactors.actor.handle import spawn as spawn
     from envactors.actor.pool import ActorPool as ActorPool
     from envactors.actor.states import ActorState as ActorState
+    from envactors.actor.states import ActorStats as ActorStats
     from envactors.arrays.specs import ArraySpec as ArraySpec
     from envactors.backends.local import InlineBackend as InlineBackend
     from envactors.backends.local import ThreadBackend as ThreadBackend
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from envactors.vector.facade import VectorEnv as VectorEnv
     from envactors.vector.results import Batch as Batch
     from envactors.vector.results import EnvStep as EnvStep
+    from envactors.vector.statistics import VectorStats as VectorStats
     from envactors.worker.context import ActorContext as ActorContext
     from envactors.worker.context import current_actor as current_actor
 
@@ -57,7 +59,7 @@ _HOMES = {
     "envactors.actor.future": "ActorFuture",
     "envactors.actor.handle": "spawn",
     "envactors.actor.pool": "ActorPool",
-    "envactors.actor.states": "ActorState",
+    "envactors.actor.states": "ActorState ActorStats",
     "envactors.arrays.specs": "ArraySpec",
     "envactors.backends.local": "InlineBackend ThreadBackend",
     "envactors.backends.process": "ProcessBackend",
@@ -71,6 +73,7 @@ _HOMES = {
     "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",
     "envactors.vector.results": "Batch EnvStep",
+    "envactors.vector.statistics": "VectorStats",
     "envactors.worker.context": "ActorContext current_actor",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -204,7 +204,7 @@ def test_waiting_with_a_timeout_ends_the_waiting_only(actor, tmp_path):
     assert later.result(SOON) == "later"
     assert future.result(SOON) == str(gate)
     assert actor.incarnation == 0
-    assert actor.stats().stale_replies == 0
+    assert actor.stats().stale == 0
 
 
 def test_cancel_takes_a_queued_call_out_and_leaves_a_running_one(actor, tmp_path):

@@ -94,7 +94,7 @@ def test_waiting_too_long_mixes_nothing_up():
         os.kill(pid, signal.SIGCONT)
         assert sorted(envs.recv().obs[:, 2].tolist()) == [1, 2, 3]
         assert envs.step([4, 5, 6])[0][:, 2].tolist() == [4, 5, 6]
-        assert envs.stats().actors[0].stale_replies == 0
+        assert envs.stats().actors[0].stale == 0
 
 
 def test_exceptions_and_what_cannot_travel_fail_their_own_call():

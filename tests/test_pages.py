@@ -16,7 +16,7 @@ from envactors.backends import pages
 from envactors.backends.pages import PagePool
 from envactors.system.descriptors import count_descriptors
 from envactors.testing import EchoEnv
-from envactors.wire.control_page import FINISHED, POSTED
+from envactors.wire.control_page import FINISHED, PAGE, POSTED
 
 
 @pytest.fixture
@@ -24,28 +24,50 @@ def small_files(monkeypatch):
     monkeypatch.setattr(pages, "_PAGES", 4)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 5), max_size=40))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40))
 def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(small_files, choices):
-    """Each choice gives one of the pages back, or takes another one."""
+    """Each choice gives one of the pages back, or takes another one, for so many envs."""
     before, pool, taken = count_descriptors(), PagePool(), []
-    for choice in choices:
+    for mark, (choice, envs) in enumerate(choices, 1):
         if choice < len(taken):
-            pool.give_back(taken.pop(choice).number)
+            pool.give_back(taken.pop(choice)[0])
             continue
-        slot = pool.take()
-        assert slot.number not in {other.number for other in taken}
-        assert slot.number <= len(taken)  # the lowest that is free, so that few pages take memory
-        assert not any(slot.page.counters)
-        slot.page.counters[POSTED], slot.page.counters[FINISHED] = slot.number + 1, 7
-        taken.append(slot)
-        assert [other.page.counters[POSTED] for other in taken] == [other.number + 1 for other in taken]
-    numbers = [slot.number for slot in taken]
+        slot = pool.take(envs)
+        counters = slot.page.counters
+        assert not any(counters[: PAGE // 8])
+        counters[POSTED], counters[FINISHED] = mark, 7
+        slot.count_durations()
+        assert not any(counters[PAGE // 8 :]), "those of another worker do not count"
+        slot.page.durations.add(envs - 1, True, float(mark))
+        taken.append((slot, envs, mark))
+        for other, its_envs, its_mark in taken:
+            assert other.page.counters[POSTED] == its_mark
+            counted = other.page.durations.read(its_envs - 1, True).durations()
+            assert (counted.count, counted.total) == (1, its_mark)
+        places = {(id(other.file), page) for other, _, _ in taken for page in pages_of(other.place)}
+        assert len(places) == sum(other.place.length for other, _, _ in taken), "no page is two workers'"
+    slots = [slot for slot, _, _ in taken]
     taken.clear()
-    slot = None
-    for number in numbers:
-        pool.give_back(number)
+    slot = other = counters = None
+    while slots:
+        pool.give_back(slots.pop())
     assert count_descriptors() == before
+
+
+def pages_of(place):
+    return range(place.first, place.first + place.length)
+
+
+def test_places_that_were_given_back_are_taken_again():
+    pool = PagePool()
+    kept, first = pool.take(3), pool.take(3)
+    pool.give_back(first)
+    for _ in range(100):
+        again = pool.take(3)
+        assert again.place == first.place
+        pool.give_back(again)
+    pool.give_back(kept)
 
 
 def test_an_actor_takes_four_descriptors():

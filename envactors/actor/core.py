@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import LAUNCHING, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError
+from envactors.wire.control_page import TIMED
+from envactors.wire.durations import Durations, StepTimes
 
 
 class ActorCore:
@@ -59,12 +62,41 @@ class ActorCore:
         limit = first_look(config.deadlines)
         self.step_limit = limit if limit != float("inf") and config.backend.kills else None
         self.completed = self.failed = self.restarts = self.stale = 0
+        # How long the last start took, in seconds; None before the first.
+        self.started_in: float | None = None
+        # What the envs took in the processes before this one; None until that is asked for.
+        self._times: StepTimes | None = None
 
     @property
     def pid(self) -> int | None:
         """The process id, None while there is no process."""
         process = self.process
         return None if process is None else process.pid
+
+    def use(self, process: ActorProcess) -> None:
+        """Make it the present process."""
+        self.process = process
+        if self._times is not None:
+            with contextlib.suppress(OSError):  # without memory it is not timed
+                process.worker.count_durations()
+
+    def let_go(self, process: ActorProcess) -> None:
+        """Keep what its envs took: the process is about to be reaped."""
+        if self._times is not None and process.page.counters[TIMED]:
+            self._times.add(process.page.durations)
+
+    def durations(self) -> list[tuple[Durations, Durations]]:
+        """Return how long each env's steps and resets have taken since the first call of this, which begins to count.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        page = None if self.process is None else self.process.page
+        if self._times is None:
+            if self.process is not None:
+                self.process.worker.count_durations()
+            self._times = StepTimes(len(self.config.start.factories))
+        return self._times.durations(page.durations if page is not None and page.counters[TIMED] else None)
 
     def kill_inconsistent(self) -> None:
         """Kill the process after an error in the middle of a change: what it was told is unknown."""

@@ -12,6 +12,7 @@ from typing import Any
 from envactors import backends
 from envactors.actor.config import ActorConfig
 from envactors.actor.future import ActorFuture
+from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.process import ActorProcess
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
@@ -135,7 +136,23 @@ class ActorView(Caller):
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's life."""
-        return self._supervisor.stats()
+        return read_stats(self._supervisor)
+
+    def stacks(self, timeout: float = 1.0) -> str:
+        """Return the stacks of the worker's threads now; the env is not touched, whatever it is at.
+
+        Args:
+            timeout: How long to wait for them, in seconds.
+
+        Returns:
+            The stacks as `faulthandler` writes them; if none come, one line that says why.
+
+        Raises:
+            ValueError: ``timeout`` is negative.
+        """
+        check_timeout(timeout, "stacks(timeout=...)")
+        self._supervisor.check_owner()
+        return read_stacks(self._supervisor, timeout)
 
     def options(self, *, timeout: float | None = None, retries: int = 0) -> Caller:
         """Return the same methods with a deadline of their own, and leave to run again on a new incarnation.

@@ -78,7 +78,7 @@ class Lifecycle:
         if self._uncertain is not None:
             return  # `_on_certain_end` begins again
         if spare is not None:
-            core.process = spare
+            core.use(spare)
             spare.move(config.name, self)
             limit = config.deadlines.start
             grace = _ADOPTION_GRACE if limit is None else min(_ADOPTION_GRACE, limit)
@@ -144,10 +144,11 @@ class Lifecycle:
             if worker is None:
                 self._after_exit(ExitReport(refusal=refusal))
                 return
-            core.process = ActorProcess(worker, config.name, core.reactor, self)
+            process = ActorProcess(worker, config.name, core.reactor, self)
+            core.use(process)
             if core.phase is LAUNCHING:
                 message = config.start._replace(attach=core.recovery.attach)
-                core.process.introduce(Kind.START, message, core.incarnation)
+                process.introduce(Kind.START, message, core.incarnation)
             else:
                 worker.kill()
 
@@ -165,7 +166,7 @@ class Lifecycle:
         imports = loads(frame.payload)
         if imports and core.config.backend.pickles:
             core.reactor.printing.submit(lambda: advise_preload(core.config.name, imports))
-        core.phase, core.started = LIVE, True
+        core.phase, core.started, core.started_in = LIVE, True, time.monotonic() - self._launched
         self._launcher.finish(self.launch)
         renewals = [entry for entry in core.table.interrupt() if isinstance(entry, CallRequest)]
         for renewal in renewals:
@@ -211,6 +212,7 @@ class Lifecycle:
                 return
             # It goes on until its call ends, and nobody waits for it.
             core.process = None
+            core.let_go(process)
             self._after_exit(process.drain_and_reap()[1])
         elif not coming:
             self._after_exit(ExitReport())
@@ -245,8 +247,10 @@ class Lifecycle:
 
     def on_exit(self, process: ActorProcess) -> None:
         """Act on the end of a process."""
-        with self._core.change:
-            if self._core.process is process:
+        core = self._core
+        with core.change:
+            if core.process is process:
+                core.let_go(process)
                 frames, report = process.drain_and_reap()
                 for frame in frames:
                     self.calls.on_frame(frame)

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
-from envactors.backends.base import ExitStatus, NodeLoss, Worker
+from envactors.backends.base import ExitStatus, NodeLoss, Stacks, Worker
 from envactors.system.polling import READABLE, WRITABLE, is_disconnect
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.control_page import ASLEEP
@@ -72,6 +72,8 @@ class ActorProcess:
         self.at_end = False
         self.on_ring: Callable[[], None] | None = None
         self.overflows = 0
+        # The stacks that were asked for because of a deadline.
+        self._stacks: Stacks | None = None
         self._owner = owner
         self._reactor = reactor
         self._channel = worker.channel
@@ -94,6 +96,10 @@ class ActorProcess:
         self._owner = owner
         for output in self._outputs:
             output.name = name
+
+    def ask_stacks(self) -> None:
+        """Have what comes of its stacks reported when it ends."""
+        self._stacks = self.worker.ask_stacks()
 
     def introduce(self, kind: Kind, message: Start | Adopt, incarnation: int) -> None:
         """Send the first message: whose the process is."""
@@ -171,7 +177,7 @@ class ActorProcess:
         reactor.unwatch(worker.sentinel)
         reactor.unwatch_channel(self._channel.fileno())
         tail = "".join(output.tail for output in self._outputs if output.stream == "stderr")
-        stacks = worker.stacks()
+        stacks = "" if self._stacks is None else self._stacks.read()
         return frames, ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss)
 
     def _read_output(self, output: Output, _mask: int) -> None:

@@ -21,23 +21,39 @@ class ActorState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ActorStats:
-    """Counts over an actor's life.
+    """Counts over an actor's life, and how it stands.
 
     Attributes:
         completed: Calls that returned or raised.
         failed: Calls that a death, a deadline or an abort ended.
         restarts: Processes that replaced a lost one.
-        stale_replies: Replies that matched no running call and were dropped.
+        stale: Replies that matched no running call and were dropped.
         queued: Calls that wait now.
         last_failure: The last process's death or the last failed start, None if there was none.
+        state: What it is doing.
+        pid: The process id, None while there is no process.
+        node: The name of the other machine that it runs on; None for this one.
+        incarnation: 0 for the first process, one more for each further one.
+        method: The method that runs; None if none does.
+        elapsed: How long that has run, in seconds; 0.0 if none does.
+        rss: Resident memory, in bytes; 0 while there is no process.
+        started_in: How long the last start took, in seconds; None before the first.
     """
 
     completed: int
     failed: int
     restarts: int
-    stale_replies: int
+    stale: int
     queued: int
     last_failure: ActorError | None
+    state: ActorState
+    pid: int | None
+    node: str | None
+    incarnation: int
+    method: str | None
+    elapsed: float
+    rss: int
+    started_in: float | None
 
 
 class Phase(enum.Enum):

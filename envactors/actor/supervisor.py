@@ -22,7 +22,7 @@ from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.requests import CallRequest, Entry
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, ActorStats, EndReason
+from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
 from envactors.errors import ActorClosedError
 from envactors.system.cpus import spin_until_all
 from envactors.system.polling import LONGEST_WAIT, READABLE
@@ -87,13 +87,6 @@ class Supervisor:
             if phase in (LAUNCHING, BACKOFF) or renews:
                 return ActorState.RENEWING
             return ActorState.BUSY if running else ActorState.IDLE
-
-    def stats(self) -> ActorStats:
-        core = self.core
-        with core.change:
-            self.calls.steps.wake_waiters()
-            queued, last = len(core.table.queue), self.lifecycle.tracker.last
-            return ActorStats(core.completed, core.failed, core.restarts, core.stale, queued, last)
 
     def check_owner(self) -> None:
         """Refuse to go on in a process that inherited the actor by a fork.
@@ -359,5 +352,5 @@ class Supervisor:
                 return
         core.phase, core.reason = ENDING, EndReason.TIMEOUT
         if process is not None:
-            process.worker.ask_stacks()
+            process.ask_stacks()
             core.timers.set("kill", now + _STACKS_GRACE)

@@ -35,6 +35,16 @@ class LaunchRefusedError(OSError):
     """A worker that cannot be started, however often it is tried."""
 
 
+class Stacks(Protocol):
+    """The stacks of a worker's threads, which were asked for."""
+
+    def read(self) -> str:
+        """Return what has come so far."""
+
+    def wait(self, seconds: float) -> str:
+        """Wait for them, so long at most, and return them, or a line that says why there are none."""
+
+
 class RowMemory(Protocol):
     """The memory of a vector's slab: created once by the parent, opened by each of the workers."""
 
@@ -81,12 +91,15 @@ class Worker(Protocol):
     def kill(self) -> None:
         """End it now or, if the backend cannot kill, after the call that it runs."""
 
-    def ask_stacks(self) -> None:
-        """Request the stacks of its threads; the answer takes a moment, or never comes."""
+    def count_durations(self) -> None:
+        """Have it count how long steps and resets take, from zero, on its page.
 
-    def stacks(self) -> str:
-        """Return the stacks that it has reported so far."""
-        return ""
+        Raises:
+            OSError: There is not enough memory.
+        """
+
+    def ask_stacks(self) -> Stacks:
+        """Ask for the stacks of its threads."""
 
     def work(self) -> bool:
         """Run the posted requests in the calling thread, if the backend is in line; return whether any were run."""

@@ -25,6 +25,7 @@ from envactors.backends.reaping import REAPER, end_helper
 from envactors.backends.starting import THREAD_CAPS, start_python
 from envactors.system.polling import packet_pair, wait_readable
 from envactors.system.processes import Process
+from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors
 from envactors.worker.fork_server import EXIT_REPORT, Answer, WorkerSetup
 
@@ -86,7 +87,7 @@ class ForkServer:
         # Not in `stop`: the ends of workers that outlive the server are still asked for.
         os.close(self._exits)
 
-    def fork(self, descriptors: Descriptors, page: int, environment: Mapping[str, str]) -> Process:
+    def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:
         """Fork a worker with these descriptors, the page at this place, and this environment.
 
         Raises:
@@ -182,7 +183,9 @@ class ForkServers:
         for server in unused:
             server.stop()
 
-    def fork(self, settings: Settings, descriptors: Descriptors, page: int, environment: dict[str, str]) -> Process:
+    def fork(
+        self, settings: Settings, descriptors: Descriptors, page: PagePlace, environment: dict[str, str]
+    ) -> Process:
         """Fork a worker from the server of these settings, which is started if there is none; in one thread at a time.
 
         Raises:

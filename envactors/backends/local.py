@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from envactors.arrays.slab import Layout, Slab
-from envactors.backends.base import Backend, ExitStatus, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, Stacks, Stream, Worker
 from envactors.system.polling import Doorbell, Poller
-from envactors.wire.control_page import PAGE, POSTED, ControlPage
+from envactors.wire.control_page import PAGE, POSTED, TIMED, ControlPage
+from envactors.wire.durations import room_for
 from envactors.wire.info_codec import InfoReader, InfoWriter
 from envactors.wire.messages import Frame
 from envactors.worker import context
@@ -52,8 +55,8 @@ class LocalBackend(Backend):
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None, envs: int = 1) -> LocalWorker:
         """Make a worker; see `envactors.backends.base.Backend.launch`."""
-        del env_vars, envs
-        return self._worker(name, memory)
+        del env_vars
+        return self._worker(name, memory, envs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -98,20 +101,38 @@ class LocalChannel:
         return frames
 
 
+class LocalStacks(Stacks):
+    """The stack of the thread that a worker runs in now."""
+
+    def __init__(self, worker: LocalWorker) -> None:
+        self._worker = worker
+
+    def read(self) -> str:
+        frame = sys._current_frames().get(self._worker.thread or 0)  # noqa: SLF001 # documented, for such tools
+        return "it runs nothing\n" if frame is None else "".join(traceback.format_stack(frame))
+
+    def wait(self, seconds: float) -> str:
+        del seconds
+        return self.read()
+
+
 class LocalWorker(Worker):
     """The base of `ThreadWorker` and `InlineWorker`; see `envactors.backends.base.Worker`.
 
     Args:
         memory: The memory that steps may go through, or None.
+        envs: How many envs it will have.
         rings: Whether caller and worker ring for each other's frames.
     """
 
-    def __init__(self, memory: LocalMemory | None, *, rings: bool) -> None:
+    def __init__(self, memory: LocalMemory | None, envs: int, *, rings: bool) -> None:
         self.pid = os.getpid()
+        # The id of the thread that runs requests.
+        self.thread: int | None = None
         self.outputs: list[tuple[Stream, int]] = []
         to_worker, to_parent, self._replied = Doorbell(), Doorbell(), Doorbell()
         to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the bell
-        self.page = ControlPage(bytearray(PAGE), to_worker, to_parent)
+        self.page = ControlPage(bytearray(PAGE + room_for(envs)), to_worker, to_parent)
         # Rung when the worker has ended.
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
@@ -127,8 +148,11 @@ class LocalWorker(Worker):
         self._requests.clear()
         self.page.to_worker.ring()
 
-    def ask_stacks(self) -> None:
-        """Do nothing: no deadline is enforced that would need them."""
+    def count_durations(self) -> None:
+        self.page.counters[TIMED] = True
+
+    def ask_stacks(self) -> LocalStacks:
+        return LocalStacks(self)
 
     def reap(self) -> ExitStatus:
         for bell in (self.page.to_parent, self._replied, self._ended):
@@ -139,12 +163,12 @@ class LocalWorker(Worker):
 class ThreadWorker(LocalWorker):
     """One worker thread; see `envactors.backends.base.Worker`. It ends after the call that it runs."""
 
-    def __init__(self, name: str, memory: LocalMemory | None) -> None:
-        super().__init__(memory, rings=True)
+    def __init__(self, name: str, memory: LocalMemory | None, envs: int) -> None:
+        super().__init__(memory, envs, rings=True)
         threading.Thread(target=self._run, name=f"envactors-worker-{name}", daemon=True).start()
 
     def _run(self) -> None:
-        server, counters = self._server, self.page.counters
+        server, counters, self.thread = self._server, self.page.counters, threading.get_ident()
         context.of_thread.set(server.host.running)
         try:
             with contextlib.closing(self.page.to_worker) as bell, contextlib.closing(Poller()) as poller:
@@ -164,9 +188,9 @@ class ThreadWorker(LocalWorker):
 class InlineWorker(LocalWorker):
     """A worker that runs in `work`; see `envactors.backends.base.Worker`."""
 
-    def __init__(self, name: str, memory: LocalMemory | None) -> None:
+    def __init__(self, name: str, memory: LocalMemory | None, envs: int) -> None:
         del name
-        super().__init__(memory, rings=False)
+        super().__init__(memory, envs, rings=False)
         self._run_lock = threading.Lock()
 
     def work(self) -> bool:
@@ -176,7 +200,7 @@ class InlineWorker(LocalWorker):
         while (counters[POSTED] != server.handled or self._requests) and not server.closed:
             if not self._run_lock.acquire(blocking=False):
                 return False
-            before = context.of_thread.set(server.host.running)
+            before, self.thread = context.of_thread.set(server.host.running), threading.get_ident()
             try:
                 server.run_posted()
             except BlockingIOError:
@@ -185,6 +209,7 @@ class InlineWorker(LocalWorker):
                 server.closed = True  # the parent has abandoned this worker
             finally:
                 context.of_thread.reset(before)
+                self.thread = None
                 self._run_lock.release()
             if server.closed:
                 self._ended.ring()

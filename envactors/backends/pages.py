@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
-from envactors.wire.control_page import PAGE, ControlPage
+from envactors.wire.control_page import PAGE, TIMED, ControlPage, PagePlace
+from envactors.wire.durations import room_for
 
 # How many pages a file has; they take memory only once they are used.
-_PAGES = 1 << 10
+_PAGES = 1 << 12
 _BELLS = 32
 
 
@@ -24,16 +25,28 @@ class PageSlot(NamedTuple):
     """The place of one worker.
 
     Attributes:
-        number: The number of its page.
         page: Its control page, with its doorbells.
-        file: The descriptor of the file that has the page.
-        place: Where the page is in that file, in pages.
+        file: The file that has the page.
+        place: Where the page is in that file.
+        bell: The number of its doorbells.
+        memory: The page, and what follows it.
     """
 
-    number: int
     page: ControlPage
-    file: int
-    place: int
+    file: SharedFile
+    place: PagePlace
+    bell: int
+    memory: memoryview
+
+    def count_durations(self) -> None:
+        """Have its worker count how long steps and resets take, from zero.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        self.file.reserve(self.place.first * PAGE, self.place.length * PAGE)
+        self.memory[PAGE:] = bytes(len(self.memory) - PAGE)
+        self.page.counters[TIMED] = True
 
 
 class PagePool:
@@ -47,11 +60,13 @@ class PagePool:
     def _forget(self) -> None:
         # The files with the pages, mapped.
         self._files: list[tuple[SharedFile, memoryview]] = []
-        # (to the worker, to the parent)
+        # (to the worker, to the parent), and how many workers have them.
         self._bells: list[tuple[Doorbell, Doorbell]] = []
-        # The numbers below `_highest` that nobody has.
-        self._free: list[int] = []
-        self._highest = 0
+        self._uses = [0] * _BELLS
+        # The places that were given back, by their length: (index of the file, first page).
+        self._free: dict[int, list[tuple[int, int]]] = {}
+        # The first page of the last file that nobody has had.
+        self._next = 0
 
     def _reset_after_fork(self) -> None:
         # The parent's stay open: closing a bell would take it out of the parent's pollers, and a worker that was forked
@@ -60,34 +75,44 @@ class PagePool:
         self._of_parent = self._files, self._bells
         self._forget()
 
-    def take(self) -> PageSlot:
-        """Return an empty page that nobody else has.
+    def take(self, envs: int = 1) -> PageSlot:
+        """Return an empty page that nobody else has, with room for the durations of so many envs behind it.
 
         Raises:
             OSError: There is not enough memory, or there are no more descriptors.
         """
+        length = 1 - (-room_for(envs) // PAGE)
         with self._lock:
             if not self._bells:
                 self._bells = [(Doorbell(), Doorbell()) for _ in range(_BELLS)]
-            number = self._free[0] if self._free else self._highest
-            which, place = divmod(number, _PAGES)
-            if which == len(self._files):
-                file = SharedFile("envactors-pages")
-                self._files.append((file, memoryview(file.map(_PAGES * PAGE))))
+            free = self._free.setdefault(length, [])
+            if not free:
+                free.append(self._next_place(length))
+            which, first = free[0]
             file, memory = self._files[which]
-            file.reserve(place * PAGE, PAGE)
-            if self._free:
-                heapq.heappop(self._free)
-            self._highest = max(self._highest, number + 1)
-            own = memory[place * PAGE : (place + 1) * PAGE]
-            own[:] = bytes(PAGE)
-            return PageSlot(number, ControlPage(own, *self._bells[number % _BELLS]), file.fileno(), place)
+            file.reserve(first * PAGE, PAGE)
+            heapq.heappop(free)
+            own = memory[first * PAGE : (first + length) * PAGE]
+            own[:PAGE] = bytes(PAGE)
+            bell = min(range(_BELLS), key=self._uses.__getitem__)
+            self._uses[bell] += 1
+            return PageSlot(ControlPage(own, *self._bells[bell]), file, PagePlace(first, length), bell, own)
 
-    def give_back(self, number: int) -> None:
+    def _next_place(self, length: int) -> tuple[int, int]:
+        if not self._files or self._next + length > len(self._files[-1][1]) // PAGE:
+            file = SharedFile("envactors-pages")
+            self._files.append((file, memoryview(file.map(max(_PAGES, length) * PAGE))))
+            self._next = 0
+        self._next += length
+        return len(self._files) - 1, self._next - length
+
+    def give_back(self, slot: PageSlot) -> None:
         """Take a page back whose worker has ended."""
         with self._lock:
-            heapq.heappush(self._free, number)
-            if len(self._free) < self._highest:
+            self._uses[slot.bell] -= 1
+            which = next(index for index, (file, _) in enumerate(self._files) if file is slot.file)
+            heapq.heappush(self._free[slot.place.length], (which, slot.place.first))
+            if any(self._uses):
                 return
             for bell in (bell for bells in self._bells for bell in bells):
                 bell.close()

@@ -16,12 +16,14 @@ from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.backends.fork_server import FORK_SERVERS, Settings
 from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
+from envactors.backends.stacks import ProcessStacks
 from envactors.system.cpus import cores
-from envactors.system.memory import SharedFile, open_file_of
-from envactors.system.processes import SIGKILL, STACKS_SIGNAL, Process, fixed_layout
+from envactors.system.memory import SharedFile
+from envactors.system.processes import SIGKILL, Process, fixed_layout
 from envactors.wire.channel import Channel
+from envactors.wire.control_page import PagePlace
 from envactors.wire.info_codec import InfoReader
-from envactors.worker.bootstrap import STACKS_FILE, Descriptors
+from envactors.worker.bootstrap import Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
@@ -109,12 +111,11 @@ class ProcessBackend(Backend):
         self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None, envs: int = 1
     ) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
-        del envs
         DESCRIPTOR_LIMIT.make_room()
         number, mark = REAPER.enlist()
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark}
         slab = None if memory is None else memory.fileno()
-        return ProcessWorker(number, slab, functools.partial(self._start, name, env_vars, environment))
+        return ProcessWorker(number, slab, envs, functools.partial(self._start, name, env_vars, environment))
 
     def _start(
         self,
@@ -122,7 +123,7 @@ class ProcessBackend(Backend):
         env_vars: Mapping[str, str],
         environment: dict[str, str],
         descriptors: Descriptors,
-        page: int,
+        page: PagePlace,
     ) -> Process:
         if self.start_method == "fork":
             return starting.fork_caller(descriptors, page, environment)
@@ -154,27 +155,28 @@ class ProcessWorker(Worker):
     Args:
         number: Its number as the reaper knows it.
         slab: The descriptor of the memory that steps may go through, or None.
+        envs: How many envs it will have.
         start: Starts the process with the descriptors that it inherits and the place of its page.
 
     Raises:
         OSError: The system could not start it.
     """
 
-    def __init__(self, number: int, slab: int | None, start: Callable[[Descriptors, int], Process]) -> None:
+    def __init__(
+        self, number: int, slab: int | None, envs: int, start: Callable[[Descriptors, PagePlace], Process]
+    ) -> None:
         self._number = number
-        # The file that it writes its stacks to, once they were asked for.
-        self._stacks: list[int] = []
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, their_sock = socket.socketpair()
             ours.enter_context(sock)
             theirs.enter_context(their_sock)
             (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
-            slot = PAGES.take()
-            ours.callback(PAGES.give_back, slot.number)
+            self._slot = slot = PAGES.take(envs)
+            ours.callback(PAGES.give_back, slot)
             self.page = slot.page
             to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.fileno()
-            theirs_fds = Descriptors(their_sock.fileno(), out_w, err_w, slot.file, to_worker, to_parent, slab)
+            theirs_fds = Descriptors(their_sock.fileno(), out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab)
             self._process = start(theirs_fds, slot.place)
             REAPER.watch(number, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories
@@ -186,15 +188,11 @@ class ProcessWorker(Worker):
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)
 
-    def ask_stacks(self) -> None:
-        fd = open_file_of(self.pid, STACKS_FILE)
-        if fd is not None:  # else env code has closed it, or hides its process
-            self._stacks.append(fd)
-            self._descriptors.callback(os.close, fd)
-            self._process.send_signal(STACKS_SIGNAL)
+    def count_durations(self) -> None:
+        self._slot.count_durations()
 
-    def stacks(self) -> str:
-        return "".join(os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace") for fd in self._stacks[:1])
+    def ask_stacks(self) -> ProcessStacks:
+        return ProcessStacks(self._process)
 
     def reap(self) -> ExitStatus:
         REAPER.dismiss(self._number)  # ends the processes that env code has started

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Literal, TypeAlias
 
 from envactors.system.processes import SIGKILL, Process, await_exit, open_sentinel
+from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
@@ -49,7 +50,7 @@ Layout: TypeAlias = AbstractContextManager[bool]
 
 
 def start_by_loky(
-    name: str, descriptors: Descriptors, page: int, environment: dict[str, str], layout: Layout
+    name: str, descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout
 ) -> Process:
     """Start a fresh interpreter by loky's process context."""
     from multiprocessing import resource_tracker
@@ -70,7 +71,9 @@ def start_by_loky(
     return _watched(process.pid, lambda: process.exitcode)
 
 
-def start_interpreter(descriptors: Descriptors, page: int, environment: dict[str, str], layout: Layout) -> Process:
+def start_interpreter(
+    descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout
+) -> Process:
     """Start a fresh interpreter."""
     with layout as fixed:
         boot = {"descriptors": descriptors, "page": page, "parent_pid": os.getpid(), "fixed_layout": fixed}
@@ -78,7 +81,7 @@ def start_interpreter(descriptors: Descriptors, page: int, environment: dict[str
     return _watched(process.pid, process.poll)
 
 
-def fork_caller(descriptors: Descriptors, page: int, environment: dict[str, str]) -> Process:
+def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str, str]) -> Process:
     """Fork the caller."""
     parent_pid = os.getpid()
     with warnings.catch_warnings():

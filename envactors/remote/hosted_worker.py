@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
+import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 
-from envactors.backends.base import Stream
+from envactors.backends.base import Stacks, Stream
 from envactors.backends.process import ProcessWorker
 from envactors.remote.link import Link
 from envactors.remote.records import ExitNotice, ProgressReport, Record, RecordKind
@@ -19,12 +22,14 @@ from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
 from envactors.wire import bundle
 from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS
+from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
 from envactors.wire.messages import Frame, Kind
 
 # How much may wait to be sent before no more output of workers is read, in bytes.
 MOST_OUTPUT = 1 << 20
 _OUTPUT_CHUNK = 1 << 16
+# How long a worker may take to write its stacks, in seconds: less than the second that callers wait by default.
+_STACKS_PATIENCE = 0.8
 STREAM_CODES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
 
@@ -117,7 +122,16 @@ class HostedWorker:
         elif record.kind == RecordKind.KILL:
             self._worker.kill()
         elif record.kind == RecordKind.ASK_STACKS:
-            self._worker.ask_stacks()
+            answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), record.call_id)
+            threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
+        elif record.kind == RecordKind.COUNT_DURATIONS:
+            with contextlib.suppress(OSError):  # without memory it is not timed
+                self._worker.count_durations()
+
+    def _send_stacks(self, stacks: Stacks, number: int) -> None:
+        text = stacks.wait(_STACKS_PATIENCE).encode(errors="replace")
+        with contextlib.suppress(OSError):  # the caller has gone
+            self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
 
     def _forward(self, frame: Frame) -> None:
         self._last_call = frame.call_id
@@ -138,6 +152,12 @@ class HostedWorker:
             self._page.ring_at(1)
             self._page.ring_at_end(record.call_id)
         self._page.post_step(record.call_id, ASLEEP, stream, rows)
+
+    def send_durations(self) -> None:
+        """Send how long its steps and resets took, if that is counted."""
+        if self._page.counters[TIMED]:
+            payload = zlib.compress(self._page.durations.snapshot(), 1)
+            self._link.send(Record(RecordKind.DURATIONS, self.number, payload))
 
     # To the caller ---------------------------------------------------------------------------------------
 
@@ -220,8 +240,9 @@ class HostedWorker:
         for stream, fd in worker.outputs:
             watches.remove(fd)
             self._read_output(stream, fd)
-        progress, stacks = self.progress(), worker.stacks()
-        send_exit(self._link, self.number, ExitNotice(progress, *worker.reap(), stacks=stacks))
+        self.send_durations()
+        progress = self.progress()
+        send_exit(self._link, self.number, ExitNotice(progress, *worker.reap()))
         self._on_exit(self)
 
 

@@ -114,7 +114,7 @@ class Hosting:
         """Start a worker; in the launcher's thread."""
         outcome: ProcessWorker | Exception
         try:
-            outcome = self._backend.launch(order.name, order.env_vars, memory)
+            outcome = self._backend.launch(order.name, order.env_vars, memory, order.envs)
         except Exception as error:
             outcome = error
         self._launched.append((number, order, outcome))

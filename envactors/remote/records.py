@@ -32,11 +32,12 @@ class RecordKind(enum.IntEnum):
 
     LAUNCH = 1  # start a worker: `LaunchOrder`, pickled
     KILL = 2
-    ASK_STACKS = 3
+    ASK_STACKS = 3  # a number for the answer, as the call id
     ECHO = 4  # the newest stamp that has come, as the call id
     END = 5  # end all workers, and the agent
     MEMORY = 6  # the layout of a memory, pickled, its number as the call id; without a payload it is forgotten
     REQUESTS = 7  # rows of requests, the call id of their step; the kind of frame is 1 if results stream
+    COUNT_DURATIONS = 8
 
     FRAME = 10  # either way: a frame of a worker's channel
 
@@ -47,6 +48,8 @@ class RecordKind(enum.IntEnum):
     EXIT = 20  # `ExitNotice`, pickled; nothing more comes of the worker
     # Rows of results, or none; the call id is that of the last finished step, the incarnation the count of overflows.
     RESULTS = 21
+    STACKS = 23  # the answer to `ASK_STACKS` of this number: text
+    DURATIONS = 22  # how long steps and resets took, compressed; from `COUNT_DURATIONS` on with each heartbeat
 
 
 class Record(NamedTuple):
@@ -149,11 +152,13 @@ class LaunchOrder(NamedTuple):
         name: The actor's name.
         env_vars: Environment variables to set before anything is imported.
         memory: The number of the memory that steps may go through, 0 for none.
+        envs: How many envs it will have.
     """
 
     name: str
     env_vars: dict[str, str]
     memory: int = 0
+    envs: int = 1
 
 
 class ProgressReport(NamedTuple):
@@ -185,7 +190,6 @@ class ExitNotice(NamedTuple):
         progress: What it was at; None if it never was.
         exitcode: Its exit code.
         signal: The signal that ended it; both None if that is not known.
-        stacks: The stacks that it has written.
         refusal: Why it could not be started; empty if it was.
         for_good: Whether no other start can succeed either.
     """
@@ -193,6 +197,5 @@ class ExitNotice(NamedTuple):
     progress: ProgressReport | None
     exitcode: int | None = None
     signal: int | None = None
-    stacks: str = ""
     refusal: str = ""
     for_good: bool = False

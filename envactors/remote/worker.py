@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+from weakref import WeakValueDictionary
 
-from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
+from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stacks, Stream, Worker
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
 from envactors.system.polling import Doorbell
 from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import FINISHED, METHOD_STEP, OVERFLOWS, PAGE, STEP, STREAM, ControlPage, Progress
+from envactors.wire.control_page import (
+    FINISHED,
+    METHOD_STEP,
+    OVERFLOWS,
+    PAGE,
+    STEP,
+    STREAM,
+    TIMED,
+    ControlPage,
+    Progress,
+)
+from envactors.wire.durations import room_for
 from envactors.wire.messages import Frame
 
 # An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
@@ -24,6 +38,8 @@ _FRESH = 0.25
 # How much output is kept for a reader that does not read, in bytes.
 _MOST_OUTPUT = 1 << 20
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+# Of requests for stacks.
+_numbers = itertools.count(1)
 
 
 class Host(Protocol):
@@ -46,11 +62,13 @@ class MirroredPage(ControlPage):
     """A control page of which the caller sees what the agent reports.
 
     Args:
+        envs: How many envs its worker has.
         post: Sends the rows of a batch step: (call id, whether results stream, rows).
     """
 
-    def __init__(self, post: Callable[[int, bool, Sequence[int]], None]) -> None:
-        super().__init__(bytearray(PAGE), Doorbell(-1), Doorbell())  # the worker is reached through the link
+    def __init__(self, envs: int, post: Callable[[int, bool, Sequence[int]], None]) -> None:
+        # The worker is reached through the link.
+        super().__init__(bytearray(PAGE + room_for(envs)), Doorbell(-1), Doorbell())
         self._post = post
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
         self._reported = time.monotonic()
@@ -130,6 +148,31 @@ class RemoteChannel(FrameChannel):
         self._bell.close()
 
 
+class RemoteStacks(Stacks):
+    """The stacks of a worker of another machine.
+
+    Args:
+        host: Its node.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._has_come = threading.Event()
+        self._text = ""
+
+    def set(self, text: str) -> None:
+        """Say what has come."""
+        self._text = text
+        self._has_come.set()
+
+    def read(self) -> str:
+        return self._text
+
+    def wait(self, seconds: float) -> str:
+        self._has_come.wait(seconds)
+        return self._text or f"no stacks came within {seconds:g} s: node {self._host.name!r} does not answer\n"
+
+
 class RemoteWorker(Worker):
     """One worker of another machine; see `envactors.backends.base.Worker`. It is placed after it was launched.
 
@@ -154,10 +197,10 @@ class RemoteWorker(Worker):
         self.number = number
         self.envs = envs
         self.memory = memory
-        self.order = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.number)
+        self.order = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.number, envs)
         self.pid = 0
         self.is_over = False
-        self.page: MirroredPage = MirroredPage(self._send_rows)
+        self.page: MirroredPage = MirroredPage(envs, self._send_rows)
         self.channel = RemoteChannel(self._send_frame)
         self._lock = threading.RLock()
         self._host = queue
@@ -167,7 +210,9 @@ class RemoteWorker(Worker):
         self._last_call, self._sent = 0, 0.0
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
-        self._status, self._stacks = ExitStatus(None, None), ""
+        self._status = ExitStatus(None, None)
+        # What was asked for and may still be held by whoever has asked, by number.
+        self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
         self._when_over: list[Callable[[], None]] = []
         self._writers: dict[int, int] = {}
         self._waiting_output: dict[int, bytes] = {}
@@ -194,11 +239,15 @@ class RemoteWorker(Worker):
             host = self._host
         host.kill(self)
 
-    def ask_stacks(self) -> None:
-        self._send(Record(RecordKind.ASK_STACKS, self.number))
+    def count_durations(self) -> None:
+        self.page.counters[TIMED] = True
+        self._send(Record(RecordKind.COUNT_DURATIONS, self.number))
 
-    def stacks(self) -> str:
-        return self._stacks
+    def ask_stacks(self) -> RemoteStacks:
+        number, stacks = next(_numbers), RemoteStacks(self._host)
+        self._stacks[number] = stacks
+        self._send(Record(RecordKind.ASK_STACKS, self.number, call_id=number))
+        return stacks
 
     def resident_memory(self) -> int:
         return self.page.rss
@@ -259,6 +308,11 @@ class RemoteWorker(Worker):
             self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))
         elif record.kind == RecordKind.RESULTS:
             self._take_results(record)
+        elif record.kind == RecordKind.STACKS:
+            if (stacks := self._stacks.get(record.call_id)) is not None:
+                stacks.set(bytes(record.payload).decode(errors="replace"))
+        elif record.kind == RecordKind.DURATIONS:
+            self.page.durations.restore(zlib.decompress(record.payload))
         elif record.kind == RecordKind.OUTPUT:
             self._print(record.frame_kind, bytes(record.payload))
         elif record.kind == RecordKind.LAUNCHED:
@@ -272,7 +326,7 @@ class RemoteWorker(Worker):
         if notice.refusal:
             where = f"{notice.refusal} (node {self.node!r})"
             self.refusal = LaunchRefusedError(where) if notice.for_good else OSError(where)
-        self._status, self._stacks = ExitStatus(notice.exitcode, notice.signal), notice.stacks
+        self._status = ExitStatus(notice.exitcode, notice.signal)
         self.end()
         self.set_over()
 

@@ -104,6 +104,22 @@ def count_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
+def describe_state(pid: int) -> str:
+    """Return a few words on why a process may not answer."""
+    try:
+        # The name before it, in parentheses, may contain anything.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        state = "X"
+    return {
+        "T": "is stopped (by SIGSTOP, Ctrl-Z or a debugger)",
+        "t": "is stopped (by a debugger)",
+        "D": "waits in the kernel and cannot be interrupted",
+        "Z": "has ended",
+        "X": "has ended",
+    }.get(state, "does not answer")
+
+
 def resident_memory(pid: int) -> int:
     """Return how many bytes of memory a process occupies; 0 if it has ended."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, ActorView
+from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.actor.process import ActorProcess
 from envactors.arrays.slab import Layout, Slab
 from envactors.arrays.specs import ArraySpec, batches_alike, leaves
@@ -56,6 +56,16 @@ class VectorActors:
             standby = self.launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)
             givers.append(standby._supervisor.lifecycle.give_process)
             self.standbys.append(standby)
+
+    def close(self, timeout: float | None) -> bool:
+        """Close all of them; return whether nothing is left, so that the memory is closed too."""
+        actors = [*self.actors, *self.standbys]
+        close_all(actors, timeout)
+        if not all(actor._supervisor.closed.is_set() for actor in actors):
+            return False
+        if self.memory is not None:
+            self.memory.close()  # until now another process may have been on its way that was to have it
+        return True
 
 
 def describe_envs(envs: Sequence[EnvState]) -> Description:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from envactors import backends
 from envactors.actor import engine
-from envactors.actor.handle import ActorView, close_all, launch
+from envactors.actor.handle import ActorView, launch
 from envactors.actor.signal_deferral import defer_signals
 from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
@@ -22,8 +22,9 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
-from envactors.vector.results import Batch, Batcher, LastResults, RowReader, VectorStats
+from envactors.vector.results import Batch, Batcher, LastResults, RowReader
 from envactors.vector.shm_step import SharedMemoryStepper
+from envactors.vector.statistics import CallerClock, VectorStats, collect_stats
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
@@ -112,8 +113,9 @@ class VectorEnv:
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
-        # The step that `step_async` has started.
+        # The step that `step_async` has started; what measures where time goes, from the first `stats` on.
         self._started: PreparedStep | None = None
+        self._clock: CallerClock | None = None
         memory = backend.make_memory() if shared_memory else None
         kept = max_journal if on_failure == "replay" else None
         launch_alike = functools.partial(
@@ -167,9 +169,9 @@ class VectorEnv:
         return self._envs[operator.index(env_id)].handle
 
     def stats(self) -> VectorStats:
-        """Return counts over the vector env's life."""
-        steps, episodes = self._episodes.steps.tolist(), self._episodes.episodes.tolist()
-        return VectorStats(steps, episodes, [actor.stats() for actor in self.actors])
+        """Return counts over the vector env's life; the first call begins to take times."""
+        self._clock = self._clock or CallerClock()
+        return collect_stats(self._clock, self._episodes, self.actors, inline=self._inline)
 
     def reset(
         self,
@@ -229,15 +231,21 @@ class VectorEnv:
             self._check_open()
         ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-        if stepper is None:
-            transitions.start_steps(ids, actions, self.action_spec, stream=False)
-            return collector.gather(ids, timeout, deadline, "step")[1:6]
-        with defer_signals:  # once for both: deferring takes a system call per signal, there and back
-            started = stepper.start(ids, actions, stream=False)
-            result = stepper.finish_at_once(started)
-        if result is None:
-            result = stepper.finish(started, deadline)
-        return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
+        if (clock := self._clock) is not None:
+            clock.enter()
+        try:
+            if stepper is None:
+                transitions.start_steps(ids, actions, self.action_spec, stream=False)
+                return collector.gather(ids, timeout, deadline, "step")[1:6]
+            with defer_signals:  # once for both: deferring takes a system call per signal, there and back
+                started = stepper.start(ids, actions, stream=False)
+                result = stepper.finish_at_once(started)
+            if result is None:
+                result = stepper.finish(started, deadline)
+            return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
+        finally:
+            if clock is not None:
+                clock.leave(batches=int(env_ids is None))
 
     def step_async(self, actions: Any) -> None:
         """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
@@ -258,8 +266,12 @@ class VectorEnv:
         self._check_open()
         deadline = deadline_after(timeout, "step_wait(timeout=...)")
         started, self._started = self._started, None
-        result = None if started is None or stepper is None else stepper.finish(started, deadline)
-        return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
+
+        def wait() -> Any:
+            result = None if started is None or stepper is None else stepper.finish(started, deadline)
+            return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
+
+        return wait() if self._clock is None else self._clock.time(wait, batches=1)
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps and return at once; `recv` hands the results out. Arguments and errors as for `step`."""
@@ -298,7 +310,9 @@ class VectorEnv:
         inputs.check_limits(min_envs, max_envs)
         if not self._pending.receivable:
             raise NothingPendingError("recv with nothing under way: send actions first")
-        return collector.receive(min_envs, max_envs, deadline)
+        if self._clock is None:
+            return collector.receive(min_envs, max_envs, deadline)
+        return self._clock.time(lambda: collector.receive(min_envs, max_envs, deadline))
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of envs side by side.
@@ -348,11 +362,7 @@ class VectorEnv:
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed = True
-        actors = [*self.actors, *self._built.standbys]
-        close_all(actors, timeout)
-        if all(actor._supervisor.closed.is_set() for actor in actors):
-            if self._built.memory is not None:
-                self._built.memory.close()  # until now another process may have been on its way that was to have it
+        if self._built.close(timeout):
             # What refers to the memory; a thread that still waits holds what it needs.
             self._stepper = self._transitions = self._collector = None  # type: ignore[assignment]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.states import ActorStats
 from envactors.arrays.slab import Slab
 from envactors.arrays.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
 from envactors.errors import SpaceMismatchError
@@ -58,21 +56,6 @@ class Batch(NamedTuple):
     truncated: npt.NDArray[np.bool_]
     infos: list[dict[str, Any]]
     incarnations: npt.NDArray[np.int64]
-
-
-@dataclasses.dataclass(frozen=True)
-class VectorStats:
-    """Counts over a vector env's life.
-
-    Attributes:
-        steps: Steps of each env.
-        episodes: Episodes that ended, of each env.
-        actors: The counts of each actor.
-    """
-
-    steps: list[int]
-    episodes: list[int]
-    actors: list[ActorStats]
 
 
 # What came beside the rows of a result: its info, and the leaves of its observation that are no arrays.

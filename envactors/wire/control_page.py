@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from envactors.system.cpus import yield_cpu
 from envactors.system.polling import Doorbell
+from envactors.wire.durations import DurationCounters
 
 PAGE: Final = mmap.PAGESIZE
 
@@ -43,6 +44,8 @@ WATCHED: Final = 6
 # Until when the worker may begin requests, a time of `envactors.system.clocks.boot_clock` read and written through
 # `ControlPage.times`; 0 for ever. Only workers of other machines have a lease.
 LEASE: Final = 7
+# Whether the worker counts how long steps and resets take, behind the page.
+TIMED: Final = 8
 
 # Written by the worker, in cache lines of its own.
 # The call id of the request that runs, or ran last; written before any code of the env runs.
@@ -77,6 +80,13 @@ def wait_cpu(wait: int) -> int | None:
     return (wait >> 1) - 1 if wait >> 1 else None
 
 
+class PagePlace(NamedTuple):
+    """Where a worker's page is in its file, and how long it is with what follows it, in pages."""
+
+    first: int
+    length: int
+
+
 class Progress(NamedTuple):
     """What a worker runs, read from its control page.
 
@@ -102,11 +112,13 @@ class ControlPage:
     """The control page of one worker, in memory that the parent and the worker share.
 
     Args:
-        memory: At least `PAGE` bytes, zeros at first.
+        memory: At least `PAGE` bytes, zeros at first; for the durations `envactors.wire.durations.room_for` more.
         to_worker: Rung by the parent.
         to_parent: Rung by the worker.
 
     Attributes:
+        durations: How long steps and resets took; they follow the page.
+        is_timing: In the worker: whether what runs now is counted there.
         counters: The memory as integers of 64 bits; the indices are the names above.
         times: The same memory as floats: times of `time.monotonic`, in seconds.
     """
@@ -116,6 +128,8 @@ class ControlPage:
         self.times = memoryview(memory).cast("d")
         self.to_worker = to_worker
         self.to_parent = to_parent
+        self.durations = DurationCounters(self.counters, self.times, PAGE // 8)
+        self.is_timing = False
         # Acquired for its memory barrier only: what was written before is seen by who reads after an acquire of theirs.
         self._barrier = threading.Lock()
 
@@ -186,6 +200,12 @@ class ControlPage:
         self.times[SINCE] = time.monotonic()
         self.counters[METHOD] = method
         self.counters[ENV_INDEX] = env
+
+    def count_duration(self) -> None:
+        """Count the step or reset that has run since it was recorded."""
+        counters = self.counters
+        reset = counters[METHOD] == METHOD_RESET
+        self.durations.add(counters[ENV_INDEX], reset, time.monotonic() - self.times[SINCE])
 
     def finish_step(self, call_id: int) -> None:
         """Record that a batch step has finished, and ring if anybody waits for that rather than for its results."""

@@ -18,7 +18,7 @@ from envactors.system.memory import SharedFile, map_file
 from envactors.system.polling import Doorbell
 from envactors.system.processes import STACKS_SIGNAL, detach, restore_random_layout
 from envactors.wire.channel import Channel
-from envactors.wire.control_page import PAGE, ControlPage
+from envactors.wire.control_page import PAGE, ControlPage, PagePlace
 from envactors.wire.info_codec import InfoWriter
 from envactors.worker import context
 from envactors.worker.main import Server
@@ -53,7 +53,7 @@ def _unpickle_descriptors(*passed: Any) -> Descriptors:
     return Descriptors(*(descriptor.detach() for descriptor in passed))
 
 
-def run(descriptors: Descriptors, page: int, parent_pid: int, fixed_layout: bool = False) -> NoReturn:
+def run(descriptors: Descriptors, page: PagePlace, parent_pid: int, fixed_layout: bool = False) -> NoReturn:
     """Run a worker in this process, a fresh interpreter, until its parent ends it.
 
     Args:
@@ -68,13 +68,13 @@ def run(descriptors: Descriptors, page: int, parent_pid: int, fixed_layout: bool
         detach(parent_pid)
         if fixed_layout:
             restore_random_layout()
-        _serve(Descriptors(*descriptors), page)  # a list for an interpreter that was started directly
+        _serve(Descriptors(*descriptors), PagePlace(*page))  # lists for an interpreter that was started directly
 
     _exit_after(work)
 
 
 def run_forked(
-    descriptors: Descriptors, page: int, parent_pid: int | None, changes: Mapping[str, str | None]
+    descriptors: Descriptors, page: PagePlace, parent_pid: int | None, changes: Mapping[str, str | None]
 ) -> NoReturn:
     """Run a worker in this process, which was forked for it, until its parent ends it.
 
@@ -113,14 +113,14 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(descriptors: Descriptors, place: int) -> None:
+def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
     stacks = SharedFile(STACKS_FILE)
     faulthandler.register(STACKS_SIGNAL, file=stacks.fileno(), all_threads=True)
-    memory = map_file(descriptors.pages, PAGE, place * PAGE)
+    memory = map_file(descriptors.pages, place.length * PAGE, place.first * PAGE)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:

@@ -21,6 +21,7 @@ import time
 from typing import Final, NamedTuple, NoReturn
 
 from envactors.system.processes import count_threads, detach, open_sentinel
+from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run_forked
 
 # A worker's number and its exit code, minus the signal's number.
@@ -40,7 +41,7 @@ class WorkerSetup(NamedTuple):
         directory: The working directory; empty if it was removed.
     """
 
-    page: int
+    page: PagePlace
     changes: dict[str, str | None]
     path: list[str]
     argv: list[str]

@@ -29,6 +29,7 @@ from envactors.wire.control_page import (
     OVERFLOWS,
     SINCE,
     STREAM,
+    TIMED,
     ControlPage,
 )
 from envactors.wire.info_codec import InfoWriter
@@ -168,6 +169,7 @@ class StepRunner:
     ) -> None:
         page, guard, forks, thread = self._page, self._guard, self._forks, threading.get_ident()
         counters, times, now = page.counters, page.times, time.monotonic
+        page.is_timing = timed = counters[TIMED] != 0
         for request in due:
             hosted = request.hosted
             # Inlined from `ControlPage.start_request`: calling it would take twice as long.
@@ -183,6 +185,8 @@ class StepRunner:
                     transition = hosted.step(request.action(), request.autoreset, request.root_seed)
             except BaseException as error:
                 failed_with = error
+            if timed:
+                page.count_duration()
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child came back here: it must not write a result
             if guard is None:
@@ -197,6 +201,7 @@ class StepRunner:
                     guard.writer = None
             if after_each is not None:
                 after_each(request)
+        page.is_timing = False
 
     def _send_overflow(self, index: int, payload: bytes | bytearray) -> None:
         self._send(Kind.OVERFLOW, bundle.pack([(index, payload)]))

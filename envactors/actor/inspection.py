@@ -1,0 +1,52 @@
+"""How an actor stands, for whoever looks at it: the env and its worker notice nothing."""
+
+from __future__ import annotations
+
+import time
+
+from envactors.actor.requests import CallRequest
+from envactors.actor.states import ActorStats
+from envactors.actor.supervisor import Supervisor
+from envactors.wire.control_page import METHOD_RESET
+from envactors.wire.durations import Durations
+
+
+def read_stats(actor: Supervisor) -> ActorStats:
+    """Return counts over the actor's life, and what it is doing."""
+    core = actor.core
+    with core.change:
+        state, process = actor.state, core.process
+        queued, last = len(core.table.queue), actor.lifecycle.tracker.last
+        counts = core.completed, core.failed, core.restarts, core.stale, queued, last, state, core.pid
+        node = None if process is None else process.worker.node
+        rss = 0 if process is None else process.worker.resident_memory()
+        return ActorStats(*counts, node, core.incarnation, *_under_way(actor), rss, core.started_in)
+
+
+def _under_way(actor: Supervisor) -> tuple[str | None, float]:
+    """Return the method that runs, and for how long, in seconds."""
+    running, process = actor.core.table.running, actor.core.process
+    if not running or process is None:
+        return None, 0.0
+    entry, progress, now = running[0], process.page.progress(), time.monotonic()
+    if isinstance(entry, CallRequest):
+        return entry.method, now - entry.started
+    if progress.call_id != entry.call_id:  # it was not begun yet
+        return next((request.method for request in entry.parts), "step"), now - entry.started
+    return "reset" if progress.method == METHOD_RESET else "step", now - progress.since
+
+
+def read_durations(actor: Supervisor) -> list[tuple[Durations, Durations]]:
+    """Return how long each env's steps and resets have taken; see `envactors.actor.core.ActorCore.durations`."""
+    with actor.core.lock:
+        return actor.core.durations()
+
+
+def read_stacks(actor: Supervisor, timeout: float) -> str:
+    """Return the stacks of the worker's threads, or a line that says why there are none."""
+    with actor.core.lock:
+        process = actor.core.process
+        asked = None if process is None or process.at_end else process.worker.ask_stacks()
+    if asked is None:
+        return f"actor {actor.config.name!r} has no process now: it is {actor.state.value}\n"
+    return asked.wait(timeout)

@@ -1,0 +1,121 @@
+"""What a vector env counts, and where its time goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from envactors.actor.handle import ActorHandle
+from envactors.actor.inspection import read_durations
+from envactors.actor.states import ActorStats
+from envactors.vector.episodes import Episodes
+from envactors.wire.durations import Durations
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorStats:
+    """Counts over a vector env's life. Times are taken from the first `VectorEnv.stats` on, in seconds.
+
+    Attributes:
+        steps: Steps of each env.
+        episodes: Episodes that ended, of each env.
+        actors: The counts of each actor.
+        batches: How many full-batch steps were timed.
+        wait_seconds: How long they took, and the waits of ``recv``.
+        caller_seconds: How long the caller took between them.
+        step_seconds: How long each env's steps took, as measured where it runs.
+        reset_seconds: How long its resets took, those within steps included.
+    """
+
+    steps: list[int]
+    episodes: list[int]
+    actors: list[ActorStats]
+    batches: int = 0
+    wait_seconds: float = 0.0
+    caller_seconds: float = 0.0
+    step_seconds: list[Durations] = dataclasses.field(default_factory=list)
+    reset_seconds: list[Durations] = dataclasses.field(default_factory=list)
+    # How many envs run one after the other.
+    _in_turns: Sequence[int] = ()
+
+    def __str__(self) -> str:
+        whole = self.wait_seconds + self.caller_seconds
+        if not whole:
+            return f"{sum(self.steps)} steps, {sum(self.episodes)} episodes; nothing was timed yet"
+        # Actors run side by side: the busiest one is what was waited for.
+        first, busiest = 0, 0.0
+        for count in self._in_turns:
+            rows = range(first, first + count)
+            busiest = max(busiest, sum(self.step_seconds[i].total + self.reset_seconds[i].total for i in rows))
+            first += count
+        envs = min(busiest, self.wait_seconds)
+        shares = ("envs", envs), ("caller", self.caller_seconds), ("envactors", self.wait_seconds - envs)
+        slowest = max(range(len(self.step_seconds)), key=lambda i: self.step_seconds[i].total)
+        p99 = 1000 * self.step_seconds[slowest].p99
+        parts = ", ".join(f"{name} {100 * seconds / whole:.0f} %" for name, seconds in shares)
+        return f"{parts}; slowest env {slowest} (p99 {p99:.3g} ms)"
+
+
+class CallerClock:
+    """Measures how long a caller waits for its envs, and how long it does other things between that.
+
+    Attributes:
+        batches: How many full-batch steps there were.
+        wait_seconds: How long it has waited.
+        caller_seconds: How long it has done other things.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.wait_seconds = self.caller_seconds = 0.0
+        # When it began to wait or stopped last; 0 before it did.
+        self._since = 0.0
+
+    def enter(self) -> None:
+        """The caller waits from now on."""
+        now = time.monotonic()
+        if self._since:
+            self.caller_seconds += now - self._since
+        self._since = now
+
+    def leave(self, batches: int) -> None:
+        """The caller goes on, with so many full batches more."""
+        now = time.monotonic()
+        self.wait_seconds += now - self._since
+        self._since = now
+        self.batches += batches
+
+    def time(self, wait: Callable[[], T], batches: int = 0) -> T:
+        """Call a function that waits."""
+        self.enter()
+        try:
+            return wait()
+        finally:
+            self.leave(batches)
+
+
+def collect_stats(
+    clock: CallerClock, episodes: Episodes, actors: Sequence[ActorHandle], *, inline: bool
+) -> VectorStats:
+    """Return what was counted; the first time, begin to take times where the envs run.
+
+    Raises:
+        OSError: There is not enough memory.
+    """
+    times = [read_durations(actor._supervisor) for actor in actors]
+    steps, resets = zip(*(pair for actor in times for pair in actor), strict=True)
+    return VectorStats(
+        episodes.steps.tolist(),
+        episodes.episodes.tolist(),
+        [actor.stats() for actor in actors],
+        clock.batches,
+        clock.wait_seconds,
+        clock.caller_seconds,
+        list(steps),
+        list(resets),
+        [len(steps)] if inline else [len(actor) for actor in times],
+    )
