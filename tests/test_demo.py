@@ -92,6 +92,7 @@ def test_it_learns_on_nodes_one_of_which_is_lost(learnt):
     far = run("demo", "--seed", QUICK_SEED, "--generations", "4", "--nodes", "2", *PATIENTLY, timeout=190)
     assert CURVE.findall(far.stdout) == CURVE.findall(learnt.stdout)[:4]
     assert "Nodes lost: 1. Results lost: 0." in far.stdout
+    assert re.search(r"^Where the time went: envs \d+ %, caller \d+ %, envactors \d+ %; ", far.stdout, re.MULTILINE)
     assert "node local-0, " in far.stderr
     assert "is lost with" in far.stderr
 

@@ -173,7 +173,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         if rollouts.lost == 0:
             mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
         over = time.monotonic()
-        restarts = sum(actor.restarts for actor in envs.stats().actors)
+        stats = envs.stats()
     return Summary(
         mean_return=mean_return,
         episodes=EVALUATION_EPISODES,
@@ -185,7 +185,8 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         start_seconds=ready - started,
         seconds=over - ready,
         faults=injector.injected(),
-        restarts=restarts,
+        where=str(stats),
+        restarts=sum(actor.restarts for actor in stats.actors),
         repeated=rollouts.repeated,
         lost=rollouts.lost,
         nodes_lost=injector.nodes_lost if arguments.nodes else None,

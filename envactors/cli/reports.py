@@ -100,6 +100,7 @@ class Summary:
         steps: Steps of all episodes.
         start_seconds: Time that the actors took to start.
         seconds: Duration of everything after the start.
+        where: Where the time went, in a line.
         faults: Number of injected faults, by kind.
         restarts: Number of processes that replaced a lost one.
         repeated: Number of episodes that a failure interrupted and that were played again.
@@ -116,6 +117,7 @@ class Summary:
     steps: int
     start_seconds: float
     seconds: float
+    where: str
     faults: Mapping[str, int]
     restarts: int
     repeated: int
@@ -145,7 +147,7 @@ class Summary:
             f"Faults injected: {fault_counts(self.faults)}. Renewals: {self.restarts}. Episodes broken off and played "
             f"again: {self.repeated}. {nodes}Results lost: {self.lost}."
         )
-        lines = [quality, work, trouble]
+        lines = [quality, work, f"Where the time went: {self.where}.", trouble]
         if self.stopped_by is not None:
             lines.append(f"Learning was ended by the {self.stopped_by}, not because the policy was good enough.")
         return lines
