@@ -57,7 +57,7 @@ def learnt():
 
 def test_it_learns_and_says_so_in_plain_lines(learnt):
     assert (learnt.returncode, learnt.stderr) == (0, "")
-    title, *generations, verdict, work, _ = learnt.stdout.splitlines()
+    title, *generations, verdict, work, where, _ = learnt.stdout.splitlines()
     assert title == f"CartPole-v1 on 8 actors, seed {QUICK_SEED}"
     assert [int(CURVE.match(line)[1]) for line in generations] == list(range(1, len(generations) + 1))
     means = [float(CURVE.match(line)[2]) for line in generations]
@@ -68,6 +68,7 @@ def test_it_learns_and_says_so_in_plain_lines(learnt):
     )
     assert float(reached[1]) >= 475
     assert re.match(r"8 actors made [\d,]+ steps in [\d.]+ s, [\d,]+ steps/s, for \d+ generations", work)
+    assert re.match(r"Where the time went: envs \d+ %, caller \d+ %, envactors \d+ %; slowest env \d \(p99 ", where)
 
 
 def test_it_learns_through_faults_of_every_kind(learnt):
