@@ -36,6 +36,8 @@ from envactors.testing.report import ReportBuilder
 COMMAND = Path(sys.executable).with_name("envactors")
 KINDS = {kind.value for kind in FaultKind}
 ALL_KINDS = len(KINDS)
+# How many of the processes that sleep beyond a deadline may wake in time, on a busy machine: all of them.
+MAY_PASS = 1
 DEADLINE = 1.0  # a busy machine passes half of that by itself
 
 pytestmark = pytest.mark.timeout(120)
@@ -68,7 +70,7 @@ def test_a_run_with_all_kinds_of_fault(envs_per_actor):
     assert report.ok, "\n".join(report.problems) or report
     assert set(report.faults.values()) == {2}
     # The process that is killed in the factory is one that took the place of another.
-    assert report.renewals >= report.injected
+    assert report.renewals >= report.injected - MAY_PASS * report.faults["sleep"]
     assert report.failures >= report.injected // 2
     assert report.delivered > 3 * report.injected
     assert DEADLINE < report.longest_stall < DEADLINE + 2.0 + 5.0
@@ -128,7 +130,7 @@ def test_a_replaying_run_leaves_no_trace(factory):
     )
     assert report.ok, "\n".join(report.problems) or report
     assert report.failures == 0
-    assert report.renewals >= ALL_KINDS - 1  # the process that sleeps may wake in time on a busy machine
+    assert report.renewals >= ALL_KINDS - MAY_PASS
 
 
 @pytest.mark.soak
@@ -494,7 +496,7 @@ def test_the_command(tmp_path):
     for name in ("lost", "duplicated", "mixed up", "torn", "stalls", "leaks"):
         assert counts[name] == "0"
     assert int(counts["results delivered"].replace(",", "")) == report["delivered"]
-    assert int(counts["renewals"]) == report["renewals"] >= 20
+    assert int(counts["renewals"]) == report["renewals"] >= 20 - MAY_PASS * report["faults"]["sleep"]
 
 
 def test_the_command_fails_where_something_is_wrong(monkeypatch, capsys):

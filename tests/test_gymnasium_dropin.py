@@ -644,7 +644,7 @@ def learn_frozen_lake(envs, steps):
 def test_what_is_learnt_on_nodes_is_what_is_learnt_in_one_process(kill):
     make = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
     nodes = LocalNodes(2)
-    options = {"backend": ea.RemoteBackend(nodes, lease=1.0, heartbeat=0.2), "on_failure": "replay"}
+    options = {"backend": ea.RemoteBackend(nodes, lease=2.0, heartbeat=0.2), "on_failure": "replay"}
     envs, reference = ActorVectorEnv([make] * 4, envs_per_actor=2, **options), SyncVectorEnv([make] * 4)
     expected = learn_frozen_lake(reference, 800)
     reference.close()

@@ -31,6 +31,12 @@ def launcher():
 
 @pytest.fixture
 def backend(launcher):
+    return ea.RemoteBackend(launcher)
+
+
+@pytest.fixture
+def hasty(launcher):
+    """A backend that gives nodes up soon, also those that are only busy."""
     return ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
 
 
@@ -66,10 +72,10 @@ def test_actors_are_spread_evenly_within_the_limit(launcher):
             ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=0.5)).add(1).result(SOON)
 
 
-def test_a_lost_agent_is_a_lost_node_and_the_other_goes_on(backend, launcher):
+def test_a_lost_agent_is_a_lost_node_and_the_other_goes_on(hasty, launcher):
     policy = ea.RestartPolicy(max_restarts=3)
     with contextlib.ExitStack() as stack:
-        actors = [stack.enter_context(ea.spawn(Counter, backend=backend, restart=policy)) for _ in range(2)]
+        actors = [stack.enter_context(ea.spawn(Counter, backend=hasty, restart=policy)) for _ in range(2)]
         for actor in actors:
             actor.add(1).result(SOON)
         lost, other = actors
@@ -93,8 +99,8 @@ def test_a_lost_agent_is_a_lost_node_and_the_other_goes_on(backend, launcher):
         assert alive == []
 
 
-def test_a_stopped_agent_is_lost_after_the_lease_and_its_keeper_ends_the_workers(backend, launcher):
-    with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+def test_a_stopped_agent_is_lost_after_the_lease_and_its_keeper_ends_the_workers(hasty, launcher):
+    with ea.spawn(Counter, backend=hasty, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         agent = agents_of(launcher)[actor.node]
         workers = agent.children(recursive=True)

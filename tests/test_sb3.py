@@ -542,7 +542,7 @@ def test_training_through_kills_is_bit_for_bit_the_same(make):
 def test_training_on_nodes_is_bit_for_bit_the_same(make, kill):
     train = functools.partial(ppo, steps=2048, n_steps=64, batch_size=128)
     nodes = LocalNodes(2)
-    backend = ea.RemoteBackend(nodes, lease=1.0, heartbeat=0.2)
+    backend = ea.RemoteBackend(nodes, lease=2.0, heartbeat=0.2)
     envs = make([cartpole] * 4, backend=backend, on_failure="replay", envs_per_actor=2)
     envs.reset()  # the nodes are there
     if kill:

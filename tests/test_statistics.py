@@ -149,7 +149,7 @@ def test_a_standby_that_is_taken_is_timed():
 
 
 def test_steps_on_nodes_are_timed_there():
-    backend = ea.RemoteBackend(LocalNodes(2), lease=2.0, heartbeat=0.1)
+    backend = ea.RemoteBackend(LocalNodes(2), heartbeat=0.1)
     with ea.VectorEnv([lambda i=i: Paced(i) for i in range(4)], envs_per_actor=2, backend=backend) as envs:
         envs.stats()
         envs.reset(seed=0)
