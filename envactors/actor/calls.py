@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.core import ActorCore
+from envactors.actor.env_records import handle_record
 from envactors.actor.exit_decision import ExitDecision, Fate, Running
 from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.requests import Answer, CallRequest, Entry, Request
@@ -110,6 +111,9 @@ class Calls:
     def on_frame(self, frame: Frame) -> None:
         """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
         core = self._core
+        if frame.kind == Kind.LOGGED:
+            core.reactor.printing.submit(functools.partial(handle_record, frame.payload))
+            return
         entry = core.table.find_running(frame.call_id)
         if frame.incarnation != core.incarnation:
             core.stale += 1

@@ -11,6 +11,7 @@ from typing import Any
 
 from envactors import backends
 from envactors.actor.config import ActorConfig
+from envactors.actor.env_records import levels_of_loggers
 from envactors.actor.future import ActorFuture
 from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.process import ActorProcess
@@ -262,7 +263,7 @@ def launch(
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
-    start = Start(name, first, pickled, registry.collect(), journal=max_journal is not None)
+    start = Start(name, first, pickled, registry.collect(), journal=max_journal is not None, levels=levels_of_loggers())
     variables = _checked_env_vars(env_vars)
     config = ActorConfig(
         name, resolved, start, deadlines, restart, variables, memory, max_journal, standbys, is_standby

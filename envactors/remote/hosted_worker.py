@@ -206,7 +206,7 @@ class HostedWorker:
             self._watches.remove(self._channel.fileno())
             return False
         for kind, incarnation, call_id, payload in frames:
-            self.starting &= kind == Kind.ENV_MADE
+            self.starting &= kind in (Kind.ENV_MADE, Kind.LOGGED)
             self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
             self._link.send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
         return True

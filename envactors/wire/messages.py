@@ -48,6 +48,8 @@ class Kind(enum.IntEnum):
     OVERFLOW = 19
     # Sent during START while there are more envs to make: how many are made, and so whose factory runs.
     ENV_MADE = 20
+    # At any time, of any thread: what env code logs, as the attributes of a log record.
+    LOGGED = 21
 
 
 class Frame(NamedTuple):
@@ -70,7 +72,7 @@ class Start(NamedTuple):
     """Make the envs.
 
     ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
-    checksum over all observations since its last seeded reset.
+    checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Start(NamedTuple):
     registrations: tuple[list[bytes], list[bytes]]
     attach: Attach | None = None
     journal: bool = False
+    levels: dict[str, int] = {}  # noqa: RUF012 # never changed
 
 
 class Adopt(NamedTuple):

@@ -21,6 +21,7 @@ from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage, PagePlace
 from envactors.wire.info_codec import InfoWriter
 from envactors.worker import context
+from envactors.worker.log_records import FrameSender, forward_records
 from envactors.worker.main import Server
 
 # The file that a worker writes its stacks to, by which its parent finds it.
@@ -126,7 +127,9 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)
         rows = None if descriptors.slab is None else functools.partial(_open_rows, descriptors.slab)
-        server = Server(Channel(sock), page, rows)
+        channel = Channel(sock)
+        server = Server(channel, page, rows, send=FrameSender(channel).send)
+        forward_records(server.send_record)
         context.of_process = server.host.running
         server.serve()
 

@@ -19,6 +19,7 @@ from envactors.wire.pickling import dumps, loads, pack_failure
 from envactors.wire.steps import OutcomePacker, unpack_steps
 from envactors.worker import context
 from envactors.worker.host import Host
+from envactors.worker.log_records import set_levels
 from envactors.worker.step_runner import StepRunner, WriteGuard
 
 # Opens the slab of a layout.
@@ -38,6 +39,7 @@ class Server:
         page: The worker's control page.
         open_rows: Opens the slab; None if steps never go through shared memory.
         guard: Of a worker that cannot be killed: tells it that it was abandoned.
+        send: Sends frames, if not the channel itself: of a worker whose log records are forwarded.
 
     Attributes:
         handled: The value of `POSTED` up to which all requests were run, or are about to be.
@@ -51,11 +53,14 @@ class Server:
         page: ControlPage,
         open_rows: OpenRows | None = None,
         guard: WriteGuard | None = None,
+        send: Callable[[Frame], None] | None = None,
     ) -> None:
         self.handled = 0
         self.closed = False
         self.host = host = Host(page)
         self._channel = channel
+        self._send = channel.send if send is None else send
+        self._is_forwarding = send is not None
         self._page = page
         self._counters = page.counters
         self._open_rows = open_rows
@@ -163,11 +168,17 @@ class Server:
         return reply
 
     def _reply(self, kind: Kind, payload: Any) -> None:
-        self._channel.send(Frame(kind, self._incarnation, self._call_id, payload))
+        self._send(Frame(kind, self._incarnation, self._call_id, payload))
+
+    def send_record(self, payload: bytes) -> None:
+        """Send what env code has logged; in any thread."""
+        self._reply(Kind.LOGGED, payload)
 
     # Handlers, one per kind of request --------------------------------------------------------------------
 
     def _start(self, message: Start) -> dict[str, float]:
+        if self._is_forwarding:
+            set_levels(message.levels)
         imports = self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps(made)))
         self._attach(message.attach)
         return imports

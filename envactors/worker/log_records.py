@@ -1,0 +1,103 @@
+"""What env code logs: it goes to the caller's logging, through the channel, instead of to this process's stderr."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from envactors.wire.channel import FrameChannel
+from envactors.wire.messages import Frame
+from envactors.worker.context import current_actor
+
+# The attributes of a record that travel as they are.
+_FIELDS = (
+    *("name", "levelno", "levelname", "created", "msecs", "relativeCreated", "process", "thread", "threadName"),
+    *("pathname", "filename", "module", "lineno", "funcName", "stack_info"),
+)
+_FORMATTER = logging.Formatter()
+
+
+class FrameSender:
+    """Sends the frames of several threads over one channel, one after the other.
+
+    Args:
+        channel: The channel; it blocks.
+    """
+
+    def __init__(self, channel: FrameChannel) -> None:
+        self._channel = channel
+        self._waiting: deque[Frame] = deque()
+        self._lock = threading.RLock()
+        self._is_sending = False
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame.
+
+        Raises:
+            OSError: The other end is closed.
+        """
+        self._waiting.append(frame)
+        with self._lock:
+            if self._is_sending:
+                return  # in a signal handler: what it has interrupted goes on with this frame
+            self._is_sending = True
+            try:
+                while self._waiting:
+                    self._channel.send(self._waiting.popleft())
+            finally:
+                self._is_sending = False
+
+
+class RecordForwarder(logging.Handler):
+    """Sends log records to the caller.
+
+    Args:
+        send: Sends a pickled record.
+    """
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._pid = os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.getpid() != self._pid:  # env code has forked, and the channel is its parent's
+            if logging.lastResort is not None:
+                logging.lastResort.handle(record)
+            return
+        try:
+            self._send(pickle.dumps(_fields_of(record)))
+        except OSError:
+            pass  # the caller has ended
+        except Exception:
+            self.handleError(record)
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, object]:
+    fields = {name: getattr(record, name) for name in _FIELDS}
+    fields["msg"] = record.getMessage()
+    fields["exc_text"] = record.exc_text
+    if record.exc_info and not record.exc_text:
+        fields["exc_text"] = _FORMATTER.formatException(record.exc_info)
+    who = current_actor()
+    if who is not None:
+        fields.update(actor=who.name, env_id=who.index, incarnation=who.incarnation)
+    return fields
+
+
+def forward_records(send: Callable[[bytes], None]) -> None:
+    """Have all that is logged in this process sent; handlers that were inherited by a fork are the caller's."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+    logging.root.handlers[:] = [RecordForwarder(send)]
+
+
+def set_levels(levels: Mapping[str, int]) -> None:
+    """Set the levels of loggers, by name, as the caller has: what is below them costs nothing."""
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

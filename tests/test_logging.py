@@ -1,0 +1,166 @@
+"""What env code logs reaches the caller's logging, once, wherever the env runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import pytest
+from helpers import SOON, Counter, wait_until
+
+import envactors as ea
+from envactors.remote import LocalNodes
+from envactors.testing import EchoEnv
+
+NAME = "some.env"
+
+
+class Logger(Counter):
+    """Logs on command, as envs do."""
+
+    def log(self, level, message, *args):
+        logging.getLogger(NAME).log(level, message, *args)
+
+    def log_error(self):
+        try:
+            raise LookupError("no such level")
+        except LookupError:
+            logging.getLogger(NAME).exception("it went wrong")
+
+    def level(self, name):
+        return logging.getLogger(name).getEffectiveLevel()
+
+    def log_much(self, count):
+        threads = [threading.Thread(target=self._log_numbers, args=(number, count)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(count):
+            self.add(1)
+            self._log_numbers("main", 1, number)
+        for thread in threads:
+            thread.join()
+        return count
+
+    def _log_numbers(self, who, count, first=0):
+        for number in range(first, first + count):
+            logging.getLogger(NAME).warning("%s %d", who, number)
+
+    def log_in_a_signal_handler(self):
+        def handle(*_):
+            logging.getLogger(NAME).warning("handled")
+
+        signal.signal(signal.SIGUSR1, handle)
+        for _ in range(50):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            logging.getLogger(NAME).warning("x" * 100_000)
+
+    def fork_and_log(self):
+        pid = os.fork()
+        if pid == 0:
+            logging.getLogger(NAME).warning("of a child")
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def die(self):
+        logging.getLogger(NAME).warning("the last words")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(params=["forkserver", "fork", "spawn", "node"])
+def actor(request):
+    backend = ea.RemoteBackend(LocalNodes(1)) if request.param == "node" else ea.ProcessBackend(request.param)
+    with ea.spawn(Logger, name="loud", backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+        actor.add(1).result(SOON)
+        yield actor
+
+
+def messages(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == NAME]
+
+
+def test_records_come_under_their_own_names_with_the_actors(actor, caplog, capfd):
+    actor.log(logging.WARNING, "careful: %s", [1, 2]).result(SOON)
+    actor.log_error().result(SOON)
+    wait_until(lambda: len(messages(caplog)) == 2)
+    careful, wrong = (record for record in caplog.records if record.name == NAME)
+    assert (careful.levelno, careful.getMessage(), careful.exc_text) == (logging.WARNING, "careful: [1, 2]", None)
+    assert (careful.actor, careful.env_id, careful.incarnation) == ("loud", 0, 0)
+    assert (careful.funcName, careful.process) == ("log", actor.pid)
+    assert wrong.getMessage() == "it went wrong"
+    assert "LookupError: no such level" in wrong.exc_text
+    assert "careful" not in "".join(capfd.readouterr()), "it is no line of output, too"
+
+
+def test_what_is_below_the_callers_level_is_not_sent(caplog):
+    caplog.set_level(logging.ERROR, NAME)
+    logging.getLogger("some.other").setLevel(logging.DEBUG)
+    try:
+        with ea.spawn(Logger) as actor:
+            assert actor.level(NAME).result(SOON) == logging.ERROR
+            assert actor.level("some.other").result(SOON) == logging.DEBUG
+            assert actor.level("any").result(SOON) == logging.root.level
+            actor.log(logging.WARNING, "too little").result(SOON)
+            actor.log(logging.ERROR, "enough").result(SOON)
+            wait_until(lambda: messages(caplog) == ["enough"])
+    finally:
+        logging.getLogger("some.other").setLevel(logging.NOTSET)
+
+
+def test_threads_and_results_do_not_mix_up(actor, caplog):
+    assert actor.log_much(200).result(SOON) == 200
+    wait_until(lambda: len(messages(caplog)) == 5 * 200)
+    for who in (*range(4), "main"):
+        numbers = [int(text.split()[1]) for text in messages(caplog) if text.split()[0] == str(who)]
+        assert numbers == list(range(200))
+    assert actor.add(0).result(SOON) == 201
+
+
+def test_what_a_signal_handler_logs_comes_too(caplog):
+    with ea.spawn(Logger) as actor:
+        actor.log_in_a_signal_handler().result(SOON)
+        wait_until(lambda: len(messages(caplog)) == 100)
+        assert messages(caplog).count("handled") == 50
+        assert actor.add(1).result(SOON) == 1
+
+
+def test_a_child_of_the_env_prints(caplog, capfd):
+    with ea.spawn(Logger, name="parent") as actor:
+        actor.fork_and_log().result(SOON)
+        assert actor.add(1).result(SOON) == 1
+    assert "[parent] of a child" in capfd.readouterr().err
+    assert messages(caplog) == []
+
+
+def test_the_last_words_of_a_process_come(actor, caplog):
+    with pytest.raises(ea.ActorDiedError):
+        actor.die().result(SOON)
+    wait_until(lambda: messages(caplog) == ["the last words"])
+
+
+def test_in_threads_and_in_line_it_is_the_callers_logging(caplog):
+    for backend in ("thread", "inline"):
+        with ea.spawn(Logger, backend=backend) as actor:
+            actor.log(logging.WARNING, backend).result(SOON)
+    assert messages(caplog) == ["thread", "inline"]
+
+
+class Chatty(EchoEnv):
+    def step(self, action):
+        logging.getLogger(NAME).warning("step %d of env %d", self.steps, self.env_id)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_steps_log_while_they_run(shared_memory, caplog):
+    factories = [lambda i=i: Chatty(i) for i in range(4)]
+    with ea.VectorEnv(factories, envs_per_actor=2, shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        for turn in range(20):
+            obs, *_ = envs.step([turn] * 4)
+            assert obs[:, 1].tolist() == [turn + 1] * 4
+        wait_until(lambda: len(messages(caplog)) == 80)
+    records = [record for record in caplog.records if record.name == NAME]
+    assert all(record.getMessage().endswith(f"of env {record.env_id}") for record in records)
+    assert {record.actor for record in records} == {"envs-0-1", "envs-2-3"}
