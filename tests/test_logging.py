@@ -164,3 +164,37 @@ def test_steps_log_while_they_run(shared_memory, caplog):
     records = [record for record in caplog.records if record.name == NAME]
     assert all(record.getMessage().endswith(f"of env {record.env_id}") for record in records)
     assert {record.actor for record in records} == {"envs-0-1", "envs-2-3"}
+
+
+def test_starts_losses_and_renewals_are_told(caplog):
+    caplog.set_level(logging.INFO, "envactors")
+    policy = ea.RestartPolicy(max_restarts=1, backoff=0.0)
+    with ea.spawn(Logger, name="told", restart=policy) as actor:
+        actor.add(1).result(SOON)
+        assert actor.renew().result(SOON) == 1
+        for _ in range(2):
+            with pytest.raises(ea.ActorError):
+                actor.die().result(SOON)
+        wait_until(lambda: actor.state is ea.ActorState.DEAD)
+    told = [record for record in caplog.records if record.name == "envactors.actors"]
+    assert [(record.levelname, record.incarnation, record.getMessage().split(",")[0][:40]) for record in told] == [
+        ("INFO", 0, told[0].getMessage().split(",")[0][:40]),
+        ("INFO", 0, "actor 'told' gets another process"),
+        ("INFO", 1, told[2].getMessage().split(",")[0][:40]),
+        ("WARNING", 1, "actor 'told' (env 0"),
+        ("INFO", 2, told[4].getMessage().split(",")[0][:40]),
+        ("WARNING", 2, "actor 'told' (env 0"),
+    ]
+    assert {(record.actor, record.env_id) for record in told} == {("told", 0)}
+    for start in told[0], told[2], told[4]:
+        assert start.getMessage().startswith("actor 'told' has started in ")
+    assert "(SIGKILL) in die" in told[3].getMessage()
+
+
+def test_without_any_logging_set_up_losses_print_nothing(capfd):
+    with ea.VectorEnv([EchoEnv] * 2, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        os.kill(envs[0].pid, signal.SIGKILL)
+        wait_until(lambda: envs[0].incarnation == 1)
+        envs.step([1, 2])
+    assert capfd.readouterr().err == ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import threading
 from collections.abc import Callable
 
@@ -19,6 +21,10 @@ from envactors.actor.timers import Timers
 from envactors.errors import ActorError
 from envactors.wire.control_page import TIMED
 from envactors.wire.durations import Durations, StepTimes
+
+# What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
+_log = logging.getLogger("envactors.actors")
+_log.addHandler(logging.NullHandler())
 
 
 class ActorCore:
@@ -97,6 +103,19 @@ class ActorCore:
                 self.process.worker.count_durations()
             self._times = StepTimes(len(self.config.start.factories))
         return self._times.durations(page.durations if page is not None and page.counters[TIMED] else None)
+
+    def tell(self, level: int, text: str, *args: object) -> None:
+        """Log something about the actor, once its lock is released."""
+        if _log.isEnabledFor(level):
+            where = {"actor": self.config.name, "incarnation": self.incarnation, "env_id": self.config.first_index}
+            self.deferred.add(functools.partial(_log.log, level, text, *args, extra=where))
+
+    def tell_end(self, reason: EndReason | None, error: ActorError) -> None:
+        """Log the end of a process."""
+        if reason in (EndReason.ABORT, EndReason.RENEW):
+            self.tell(logging.INFO, "actor %r gets another process, as was asked", self.config.name)
+        else:
+            self.tell(logging.WARNING, "%s", str(error).partition("\n")[0])
 
     def kill_inconsistent(self) -> None:
         """Kill the process after an error in the middle of a change: what it was told is unknown."""

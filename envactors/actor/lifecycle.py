@@ -62,8 +62,7 @@ class Lifecycle:
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
         self._failure: Frame | None = None
-        # A worker of another machine that counts as ended, and whose code may still run: until it is certain that it
-        # does not, no other process takes its place.
+        # A far worker that counts as ended while its code may still run: no other process takes its place until then.
         self._uncertain: Worker | None = None
         # What an env raised for which the present process is being discarded.
         self._discarded_for: ActorError | None = None
@@ -144,8 +143,7 @@ class Lifecycle:
             if worker is None:
                 self._after_exit(ExitReport(refusal=refusal))
                 return
-            process = ActorProcess(worker, config.name, core.reactor, self)
-            core.use(process)
+            core.use(process := ActorProcess(worker, config.name, core.reactor, self))
             if core.phase is LAUNCHING:
                 message = config.start._replace(attach=core.recovery.attach)
                 process.introduce(Kind.START, message, core.incarnation)
@@ -167,6 +165,7 @@ class Lifecycle:
         if imports and core.config.backend.pickles:
             core.reactor.printing.submit(lambda: advise_preload(core.config.name, imports))
         core.phase, core.started, core.started_in = LIVE, True, time.monotonic() - self._launched
+        core.tell(logging.INFO, "actor %r has started in %.3g s, pid %s", core.config.name, core.started_in, core.pid)
         self._launcher.finish(self.launch)
         renewals = [entry for entry in core.table.interrupt() if isinstance(entry, CallRequest)]
         for renewal in renewals:
@@ -247,10 +246,9 @@ class Lifecycle:
 
     def on_exit(self, process: ActorProcess) -> None:
         """Act on the end of a process."""
-        core = self._core
-        with core.change:
-            if core.process is process:
-                core.let_go(process)
+        with self._core.change:
+            if self._core.process is process:
+                self._core.let_go(process)
                 frames, report = process.drain_and_reap()
                 for frame in frames:
                     self.calls.on_frame(frame)
@@ -284,6 +282,7 @@ class Lifecycle:
         if decision.next is Next.CLOSED:
             self._finish(running, report, aborted=decision.aborted)
         else:
+            core.tell_end(reason, error)
             if running is not None:
                 blamed = error if discarded_for is None else self.calls.loss_error(running)
                 self.calls.settle_running(decision, running, blamed)
