@@ -1,4 +1,4 @@
-"""How an actor stands, for whoever looks at it: the env and its worker notice nothing."""
+"""How an actor stands, read from outside: the env and its worker notice nothing."""
 
 from __future__ import annotations
 

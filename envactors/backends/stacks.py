@@ -14,7 +14,7 @@ from envactors.system.processes import STACKS_SIGNAL, Process, describe_state
 from envactors.worker.bootstrap import STACKS_FILE
 
 # How long nothing may have come until the stacks are complete, in seconds.
-_QUIET = 0.02
+_SETTLED = 0.02
 _POLL = 0.004
 
 
@@ -42,9 +42,9 @@ class ProcessStacks(Stacks):
         return os.pread(self._fd, os.fstat(self._fd).st_size - self._start, self._start).decode(errors="replace")
 
     def wait(self, seconds: float) -> str:
-        end, text, quiet = time.monotonic() + seconds, "", 0.0
-        while not (text and quiet >= _QUIET) and time.monotonic() < end:
+        end, text, unchanged = time.monotonic() + seconds, "", 0.0
+        while not (text and unchanged >= _SETTLED) and time.monotonic() < end:
             time.sleep(_POLL)
             before, text = text, self.read()
-            quiet = quiet + _POLL if text == before else 0.0
+            unchanged = unchanged + _POLL if text == before else 0.0
         return text or f"no stacks came within {seconds:g} s: process {self._pid} {describe_state(self._pid)}\n"

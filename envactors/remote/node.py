@@ -79,7 +79,7 @@ class Node(Timed):
         self.workers[worker.number] = worker
         worker.place(self)
         if self.is_lost:  # since it was chosen, by another thread, which need not have seen the worker
-            self._loop.post(lambda: self._lose(worker))
+            self._loop.post(lambda: self._end_lost(worker))
 
     def send(self, record: Record) -> None:
         """Send a record; if that fails the node is lost."""
@@ -190,7 +190,7 @@ class Node(Timed):
         workers = tuple(self.workers.values())
         _log.warning("node %s, %s, is lost with %d workers", self.name, reason, len(workers))
         for worker in workers:
-            self._lose(worker)
+            self._end_lost(worker)
         self._kills.clear()
         self._on_change(self)
         self._loop.note_timer(time.monotonic())
@@ -205,7 +205,7 @@ class Node(Timed):
         self._link.close()
         return True
 
-    def _lose(self, worker: RemoteWorker) -> None:
+    def _end_lost(self, worker: RemoteWorker) -> None:
         if worker.loss is None and self._loss is not None:
             worker.on_node_lost(self._loss)
         if self.is_over:

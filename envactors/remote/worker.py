@@ -211,7 +211,7 @@ class RemoteWorker(Worker):
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
         self._status = ExitStatus(None, None)
-        # What was asked for and may still be held by whoever has asked, by number.
+        # The requests whose callers may still wait, by number.
         self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
         self._when_over: list[Callable[[], None]] = []
         self._writers: dict[int, int] = {}
