@@ -26,6 +26,8 @@ from envactors.wire.steps import pack_steps
 
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
 EXIT_GRACE = 1.0
+# Before Python 3.12 looking up a member of an enum takes as long as a function call.
+_LOGGED = Kind.LOGGED
 
 
 class Calls:
@@ -111,7 +113,7 @@ class Calls:
     def on_frame(self, frame: Frame) -> None:
         """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
         core = self._core
-        if frame.kind == Kind.LOGGED:
+        if frame.kind == _LOGGED:
             core.reactor.printing.submit(functools.partial(handle_record, frame.payload))
             return
         entry = core.table.find_running(frame.call_id)

@@ -30,6 +30,7 @@ class FrameSender:
 
     def __init__(self, channel: FrameChannel) -> None:
         self._channel = channel
+        # What this thread has sent in the middle of sending.
         self._waiting: deque[Frame] = deque()
         self._lock = threading.RLock()
         self._is_sending = False
@@ -40,12 +41,13 @@ class FrameSender:
         Raises:
             OSError: The other end is closed.
         """
-        self._waiting.append(frame)
         with self._lock:
-            if self._is_sending:
-                return  # in a signal handler: what it has interrupted goes on with this frame
+            if self._is_sending:  # in a signal handler: what it has interrupted goes on with this frame
+                self._waiting.append(frame)
+                return
             self._is_sending = True
             try:
+                self._channel.send(frame)
                 while self._waiting:
                     self._channel.send(self._waiting.popleft())
             finally:
