@@ -166,7 +166,7 @@ def test_deadlines_are_warned_of_where_steps_go_through_rows(backend):
         envs.step(np.ones((1, 2), np.float32))
 
 
-@pytest.mark.parametrize("make", [lambda: ThreadWorker("given up", None), lambda: InlineWorker("given up", None)])
+@pytest.mark.parametrize("make", [lambda: ThreadWorker("given up", None, 1), lambda: InlineWorker("given up", None, 1)])
 def test_an_abandoned_worker_rings_no_bell_that_is_closed(make):
     """The descriptor's number may be another file's by then."""
     other, worker = os.eventfd(0, os.EFD_NONBLOCK), make()

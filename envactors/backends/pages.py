@@ -17,7 +17,7 @@ from envactors.wire.control_page import PAGE, TIMED, ControlPage, PagePlace
 from envactors.wire.durations import room_for
 
 # How many pages a file has; they take memory only once they are used.
-_PAGES = 1 << 12
+_PAGES = 1 << 10
 _BELLS = 32
 
 
