@@ -124,3 +124,11 @@ def test_many_threads_may_ask_while_processes_are_lost():
         assert obs[:, 2].tolist() == [5, 6]
     known = "most recent call first", "has ended", "has no process now", "does not answer"
     assert [text for text in said if not any(word in text for word in known)] == []
+
+
+def test_a_process_that_is_starting_has_stacks_once_it_can():
+    for _ in range(5):
+        with ea.spawn(Counter, backend=ea.ProcessBackend("spawn")) as actor:
+            wait_until(lambda actor=actor: actor.pid is not None)
+            assert "most recent call first" in actor.stacks(SOON)
+            assert actor.add(1).result(SOON) == 1

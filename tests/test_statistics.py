@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envactors as ea
+from envactors.actor.core import StateChange
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.wire.control_page import TIMED
@@ -228,3 +229,21 @@ def test_a_step_under_way_is_named():
         assert isinstance(ea.VectorStats, type)
         assert envs.stats().actors[0].method is None
         envs.recv()
+
+
+def test_no_change_of_an_actor_begins_within_another(monkeypatch):
+    # What follows from the inner one would run while the lock of the outer one is held, and callbacks take other locks.
+    begin = StateChange.__enter__
+
+    def checked(change):
+        assert not change._core.lock._is_owned()
+        begin(change)
+
+    monkeypatch.setattr(StateChange, "__enter__", checked)
+    with ea.VectorEnv([lambda: FaultyEnv(EchoEnv())] * 2, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs[1].arm("crash").result(SOON)
+        envs.send([1, 1])
+        wait_until(lambda: envs.stats().actors[1].restarts == 1)
+        assert envs.recv().truncated.sum() == 1
+        assert "has no process" in envs[1].stacks() or envs[1].pid

@@ -15,7 +15,7 @@ def read_stats(actor: Supervisor) -> ActorStats:
     """Return counts over the actor's life, and what it is doing."""
     core = actor.core
     with core.change:
-        state, process = actor.state, core.process
+        state, process = actor.current_state(), core.process
         queued, last = len(core.table.queue), actor.lifecycle.tracker.last
         counts = core.completed, core.failed, core.restarts, core.stale, queued, last, state, core.pid
         node = None if process is None else process.worker.node

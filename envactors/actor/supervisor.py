@@ -73,20 +73,24 @@ class Supervisor:
 
     @property
     def state(self) -> ActorState:
+        with self.core.change:
+            return self.current_state()
+
+    def current_state(self) -> ActorState:
+        """Return what it is doing; within a change, which must not have another one in it."""
         core = self.core
-        with core.change:
-            self.calls.steps.wake_waiters()
-            phase, running = core.phase, core.table.running
-            if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
-                return ActorState.CLOSED
-            if phase is DEAD:
-                return ActorState.DEAD
-            if phase is LAUNCHING and core.incarnation == 0:
-                return ActorState.STARTING
-            renews = any(isinstance(entry, CallRequest) and entry.kind is None for entry in running)
-            if phase in (LAUNCHING, BACKOFF) or renews:
-                return ActorState.RENEWING
-            return ActorState.BUSY if running else ActorState.IDLE
+        self.calls.steps.wake_waiters()
+        phase, running = core.phase, core.table.running
+        if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
+            return ActorState.CLOSED
+        if phase is DEAD:
+            return ActorState.DEAD
+        if phase is LAUNCHING and core.incarnation == 0:
+            return ActorState.STARTING
+        renews = any(isinstance(entry, CallRequest) and entry.kind is None for entry in running)
+        if phase in (LAUNCHING, BACKOFF) or renews:
+            return ActorState.RENEWING
+        return ActorState.BUSY if running else ActorState.IDLE
 
     def check_owner(self) -> None:
         """Refuse to go on in a process that inherited the actor by a fork.

@@ -6,6 +6,7 @@ import faulthandler
 import functools
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -119,6 +120,7 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
+    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # the parent sends it once the file is there
     stacks = SharedFile(STACKS_FILE)
     faulthandler.register(STACKS_SIGNAL, file=stacks.fileno(), all_threads=True)
     memory = map_file(descriptors.pages, place.length * PAGE, place.first * PAGE)
