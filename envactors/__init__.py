@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from envactors.errors import VectorInputError as VectorInputError
     from envactors.errors import VectorStepError as VectorStepError
     from envactors.errors import VectorTimeoutError as VectorTimeoutError
+    from envactors.observe.monitor import monitor as monitor
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
@@ -68,6 +69,7 @@ _HOMES = {
         "EnvActorsError NodeLostError NothingPendingError RemoteTraceback RestartsExhaustedError SerializationError "
         "SpaceMismatchError VectorEnvError VectorInputError VectorStepError VectorTimeoutError"
     ),
+    "envactors.observe.monitor": "monitor",
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
     "envactors.remote.backend": "RemoteBackend",
     "envactors.tuning.tuner": "Tuning tune",

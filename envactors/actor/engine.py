@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import signal
 import threading
@@ -17,6 +18,8 @@ from envactors.backends.base import Timed
 # How long the workers may take to close when the interpreter exits, in seconds: it must exit within five seconds even
 # if workers hang.
 _EXIT_PATIENCE = 3.0
+# What is imported and begun with the first actor if a variable of the environment asks for it.
+_OBSERVERS = {"ENVACTORS_MONITOR": "envactors.observe.monitor"}
 # How long to wait for the engine's threads, in seconds: a callback that never returns occupies its thread for ever.
 _JOIN_PATIENCE = 1.0
 
@@ -139,6 +142,7 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
         assemble: Called with the engine first: from then on the reactor's thread may ask the actor for its timers.
     """
     global _engine
+    _begin_observing()
     with _lock:
         if _engine is None:
             _engine = Engine()
@@ -146,6 +150,17 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
             atexit.register(_close_all)
         assemble(_engine)
         _engine.members.add(member)
+
+
+def _begin_observing() -> None:
+    for variable in _OBSERVERS.keys() & os.environ.keys():
+        importlib.import_module(_OBSERVERS.pop(variable)).begin_by_environment()
+
+
+def members() -> list[Member]:
+    """Return the actors of this process that have not ended."""
+    with _lock:
+        return [] if _engine is None else list(_engine.members)
 
 
 def _close_all() -> None:

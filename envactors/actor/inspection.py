@@ -50,3 +50,9 @@ def read_stacks(actor: Supervisor, timeout: float) -> str:
     if asked is None:
         return f"actor {actor.config.name!r} has no process now: it is {actor.state.value}\n"
     return asked.wait(timeout)
+
+
+def read_output(actor: Supervisor) -> dict[str, str]:
+    """Return the last lines of each output stream of the present process, by stream; nothing if there is none."""
+    with actor.core.lock:
+        return {} if actor.core.process is None else actor.core.process.last_output

@@ -97,6 +97,11 @@ class ActorProcess:
         for output in self._outputs:
             output.name = name
 
+    @property
+    def last_output(self) -> dict[str, str]:
+        """The last lines of each output stream."""
+        return {output.stream: output.tail for output in self._outputs}
+
     def ask_stacks(self) -> None:
         """Have what comes of its stacks reported when it ends."""
         self._stacks = self.worker.ask_stacks()

@@ -24,7 +24,7 @@ from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
 from envactors.vector.results import Batch, Batcher, LastResults, RowReader
 from envactors.vector.shm_step import SharedMemoryStepper
-from envactors.vector.statistics import CallerClock, VectorStats, collect_stats
+from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
@@ -113,9 +113,7 @@ class VectorEnv:
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
-        # The step that `step_async` has started; what measures where time goes, from the first `stats` on.
-        self._started: PreparedStep | None = None
-        self._clock: CallerClock | None = None
+        self._started: PreparedStep | None = None  # by `step_async`
         memory = backend.make_memory() if shared_memory else None
         kept = max_journal if on_failure == "replay" else None
         launch_alike = functools.partial(
@@ -143,6 +141,7 @@ class VectorEnv:
         self.reward_spec: Spec = description.reward
         self._pending = pending = Pending(len(envs))
         self._episodes = episodes = Episodes(envs, autoreset, recycle)
+        self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
         self._batcher = Batcher(description.observation, description.reward)
         shared = share_rows(self._built, description, same_step=autoreset == "same_step")
         reader = None if shared is None else RowReader(shared[0], copy=copy)
@@ -170,8 +169,7 @@ class VectorEnv:
 
     def stats(self) -> VectorStats:
         """Return counts over the vector env's life; the first call begins to take times."""
-        self._clock = self._clock or CallerClock()
-        return collect_stats(self._clock, self._episodes, self.actors, inline=self._inline)
+        return self._statistics.collect()
 
     def reset(
         self,
@@ -231,7 +229,7 @@ class VectorEnv:
             self._check_open()
         ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-        if (clock := self._clock) is not None:
+        if (clock := self._statistics.clock) is not None:
             clock.enter()
         try:
             if stepper is None:
@@ -271,7 +269,8 @@ class VectorEnv:
             result = None if started is None or stepper is None else stepper.finish(started, deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
-        return wait() if self._clock is None else self._clock.time(wait, batches=1)
+        clock = self._statistics.clock
+        return wait() if clock is None else clock.time(wait, batches=1)
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps and return at once; `recv` hands the results out. Arguments and errors as for `step`."""
@@ -310,9 +309,9 @@ class VectorEnv:
         inputs.check_limits(min_envs, max_envs)
         if not self._pending.receivable:
             raise NothingPendingError("recv with nothing under way: send actions first")
-        if self._clock is None:
+        if (clock := self._statistics.clock) is None:
             return collector.receive(min_envs, max_envs, deadline)
-        return self._clock.time(lambda: collector.receive(min_envs, max_envs, deadline))
+        return clock.time(lambda: collector.receive(min_envs, max_envs, deadline))
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of envs side by side.

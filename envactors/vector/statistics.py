@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+from weakref import WeakSet
 
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inspection import read_durations
@@ -98,24 +100,54 @@ class CallerClock:
             self.leave(batches)
 
 
-def collect_stats(
-    clock: CallerClock, episodes: Episodes, actors: Sequence[ActorHandle], *, inline: bool
-) -> VectorStats:
-    """Return what was counted; the first time, begin to take times where the envs run.
+class VectorStatistics:
+    """What is counted of one vector env.
 
-    Raises:
-        OSError: There is not enough memory.
+    Args:
+        episodes: The bookkeeper of its episodes.
+        actors: Its actors.
+        inline: Whether they run one after the other.
+
+    Attributes:
+        actors: Its actors.
+        clock: Measures where time goes; None until that is asked for.
     """
-    times = [read_durations(actor._supervisor) for actor in actors]
-    steps, resets = zip(*(pair for actor in times for pair in actor), strict=True)
-    return VectorStats(
-        episodes.steps.tolist(),
-        episodes.episodes.tolist(),
-        [actor.stats() for actor in actors],
-        clock.batches,
-        clock.wait_seconds,
-        clock.caller_seconds,
-        list(steps),
-        list(resets),
-        [len(steps)] if inline else [len(actor) for actor in times],
-    )
+
+    def __init__(self, episodes: Episodes, actors: Sequence[ActorHandle], *, inline: bool) -> None:
+        self.actors = actors
+        self.clock: CallerClock | None = None
+        self._episodes = episodes
+        self._inline = inline
+        with _lock:
+            _vectors.add(self)
+
+    def collect(self) -> VectorStats:
+        """Return what was counted; the first time, begin to take times where the envs run.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        self.clock = clock = self.clock or CallerClock()
+        times = [read_durations(actor._supervisor) for actor in self.actors]
+        steps, resets = zip(*(pair for actor in times for pair in actor), strict=True)
+        return VectorStats(
+            self._episodes.steps.tolist(),
+            self._episodes.episodes.tolist(),
+            [actor.stats() for actor in self.actors],
+            clock.batches,
+            clock.wait_seconds,
+            clock.caller_seconds,
+            list(steps),
+            list(resets),
+            [len(steps)] if self._inline else [len(actor) for actor in times],
+        )
+
+
+_lock = threading.Lock()
+_vectors: WeakSet[VectorStatistics] = WeakSet()
+
+
+def all_statistics() -> list[VectorStatistics]:
+    """Return what is counted of all vector envs of this process."""
+    with _lock:
+        return list(_vectors)

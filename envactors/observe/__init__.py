@@ -1,0 +1,8 @@
+"""Seeing a program from outside, and recording what its actors do.
+
+    program:  monitor ── answers requests ──▶ snapshot, stacks, last output       trace ── writes ──▶ a JSON file
+                 ▲ Unix socket of the user's own
+    terminal: programs ◀── `envactors top`, `envactors stacks`
+
+Nothing in the core imports this package: it reads what is public, or in `envactors.actor.inspection`.
+"""

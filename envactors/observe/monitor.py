@@ -1,0 +1,291 @@
+"""Answers `envactors top` and `envactors stacks` through a Unix socket of the user's own.
+
+A client sends one line of JSON and gets one JSON object back:
+
+    {"get": "snapshot"}                                    the fields of `envactors.observe.snapshot.Snapshot`
+    {"get": "stacks", "name": ..., "key": ..., "timeout": 1.0}    {"actors": [{"name", "key", "stacks"}, ...]}
+    {"get": "output", "name": ..., "key": ...}             {"actors": [{"name", "key", "stdout", "stderr"}, ...]}
+
+Whatever else comes, and whoever else it is, gets nothing. Each client has a thread for at most a few seconds; no thread
+of the program waits for one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from envactors.actor.inspection import read_output, read_stacks
+from envactors.actor.supervisor import Supervisor
+from envactors.observe.programs import is_listening, path_of
+from envactors.observe.snapshot import find_actors, take_snapshot
+
+_log = logging.getLogger("envactors")
+# How long a client may take to say what it wants, and to take the answer, in seconds.
+_PATIENCE = 2.0
+# The longest request, in bytes.
+_MOST_REQUEST = 4096
+# How many clients are served at a time; one more is turned away.
+_MOST_CLIENTS = 16
+# The longest wait for stacks that a client may ask for, in seconds.
+_LONGEST_WAIT = 10.0
+# The longest path of a Unix socket on Linux, in bytes.
+_LONGEST_PATH = 107
+
+
+def monitor(path: str | Path | None = None) -> Monitor:
+    """Let `envactors top` and `envactors stacks` look at this program.
+
+    ``ENVACTORS_MONITOR=1`` in the environment does so from the first actor on, until the program ends.
+
+    Args:
+        path: Of the Unix socket that they connect to, which this user alone may do; None for one that they find by the
+            program's process id.
+
+    Returns:
+        A context manager, whose ``close`` ends it.
+
+    Raises:
+        FileExistsError: There is a file with this path, or another program listens there.
+        PermissionError: The directory for sockets is not this user's alone.
+        ValueError: The path is too long for a socket.
+    """
+    return Monitor(path_of(os.getpid()) if path is None else Path(path))
+
+
+def begin_by_environment() -> None:
+    """Answer until the program ends, as ``ENVACTORS_MONITOR`` asks; what prevents that is logged."""
+    if os.environ.get("ENVACTORS_MONITOR") in ("", "0"):
+        return
+    try:
+        monitor()
+    except OSError as error:
+        _log.warning("ENVACTORS_MONITOR is set, and nobody can look at this program: %s", error)
+
+
+class Monitor:
+    """Answers `envactors top` and `envactors stacks` until it is closed; also a context manager.
+
+    Args:
+        path: The socket's path. Monitors of one process with the same path share the socket.
+
+    Attributes:
+        path: The socket's path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_open = True
+        with _lock:
+            server = _servers.get(path) or Server(path)
+            _servers[path] = server
+            server.uses += 1
+
+    def close(self) -> None:
+        """Stop answering, and remove the socket if no other monitor shares it; may be called again."""
+        with _lock:
+            was_open, self._is_open = self._is_open, False
+            server = _servers.get(self.path)
+            if not was_open or server is None:
+                return
+            server.uses -= 1
+            if server.uses == 0:
+                del _servers[self.path]
+                server.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Monitor at {self.path}{'' if self._is_open else ', closed'}>"
+
+
+class Server:
+    """A socket and the threads that serve it.
+
+    Args:
+        path: The socket's path.
+
+    Attributes:
+        uses: How many monitors share it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.uses = 0
+        self._path = path
+        self._socket = _listen(path)
+        self._inode = path.lstat().st_ino
+        self._lock = threading.Lock()
+        # The connections of the clients that are served now.
+        self._clients: set[socket.socket] = set()
+        self._thread = threading.Thread(target=self._serve, name="envactors-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering, and remove the socket."""
+        self.unlink()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._thread.join()
+        self._socket.close()
+
+    def unlink(self) -> None:
+        """Remove the socket, unless something else has taken its place."""
+        with contextlib.suppress(OSError):
+            if self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+
+    def forget(self) -> None:
+        """Close what a fork has inherited; the socket stays its parent's."""
+        self._socket.close()
+        for client in self._clients:
+            client.close()
+
+    def _serve(self) -> None:
+        threads: list[threading.Thread] = []
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                break  # closed
+            threads = [thread for thread in threads if thread.is_alive()]
+            if len(threads) >= _MOST_CLIENTS or not _is_of_this_user(client):
+                client.close()
+                continue
+            with self._lock:
+                self._clients.add(client)
+            threads.append(threading.Thread(target=self._serve_client, args=(client,), daemon=True))
+            threads[-1].name = "envactors-monitor-client"
+            threads[-1].start()
+        with self._lock:
+            for client in self._clients:
+                with contextlib.suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+
+    def _serve_client(self, client: socket.socket) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                request = _read_request(client)
+                answer = None if request is None else _answer(request)
+                if answer is not None:
+                    client.settimeout(_PATIENCE)
+                    client.sendall(json.dumps(answer).encode())
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+            client.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ValueError(
+            f"the path {str(path)!r} is too long for a Unix socket: expected {_LONGEST_PATH} bytes at most"
+        )
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode) or is_listening(path):
+            raise FileExistsError(f"{path} exists: expected no file there, or a socket that nobody listens to")
+        path.unlink()  # of a program that was killed
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(str(path))
+        path.chmod(0o600)  # nobody can connect before it listens
+        sock.listen(_MOST_CLIENTS)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_of_this_user(client: socket.socket) -> bool:
+    """Return whether the other end is a process of this user; where the system cannot tell, the file's mode must do."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True
+    _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return bool(uid == os.geteuid())
+
+
+def _read_request(client: socket.socket) -> dict[str, Any] | None:
+    """Return what a client asks, None if that is nothing that makes sense."""
+    end, data = time.monotonic() + _PATIENCE, b""
+    while not data.endswith(b"\n"):
+        left = end - time.monotonic()
+        if left <= 0 or len(data) > _MOST_REQUEST:
+            return None
+        client.settimeout(left)
+        chunk = client.recv(_MOST_REQUEST)
+        if not chunk:
+            return None
+        data += chunk
+    try:
+        request = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return request if isinstance(request, dict) else None
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any] | None:
+    what, name, key, timeout = (request.get(field) for field in ("get", "name", "key", "timeout"))
+    if name is not None and not isinstance(name, str):
+        return None
+    if key is not None and not isinstance(key, int):
+        return None
+    if what == "snapshot":
+        return dict(take_snapshot())
+    if what == "output":
+        return {"actors": [{**_identity(actor), **read_output(actor)} for actor in find_actors(name, key)]}
+    if what == "stacks":
+        seconds = min(float(timeout), _LONGEST_WAIT) if isinstance(timeout, (int, float)) else 1.0
+        return {"actors": _stacks(find_actors(name, key), max(0.0, seconds))}
+    return None
+
+
+def _stacks(actors: list[Supervisor], seconds: float) -> list[dict[str, Any]]:
+    """Return the stacks of all, which are asked for side by side."""
+    if not actors:
+        return []
+    with ThreadPoolExecutor(min(len(actors), 32), thread_name_prefix="envactors-monitor-stacks") as threads:
+        texts = threads.map(lambda actor: read_stacks(actor, seconds), actors)
+        return [{**_identity(actor), "stacks": text} for actor, text in zip(actors, texts, strict=True)]
+
+
+def _identity(actor: Supervisor) -> dict[str, Any]:
+    return {"name": actor.config.name, "key": id(actor), "pid": actor.core.pid}
+
+
+_lock = threading.Lock()
+_servers: dict[Path, Server] = {}
+
+
+def _close_all() -> None:
+    with _lock:
+        for server in _servers.values():
+            server.unlink()  # its threads end with the process
+
+
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for server in _servers.values():
+        server.forget()
+    _servers.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_reset_after_fork)
