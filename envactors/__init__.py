@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from envactors.errors import VectorStepError as VectorStepError
     from envactors.errors import VectorTimeoutError as VectorTimeoutError
     from envactors.observe.monitor import monitor as monitor
+    from envactors.observe.trace import trace as trace
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
@@ -70,6 +71,7 @@ _HOMES = {
         "SpaceMismatchError VectorEnvError VectorInputError VectorStepError VectorTimeoutError"
     ),
     "envactors.observe.monitor": "monitor",
+    "envactors.observe.trace": "trace",
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
     "envactors.remote.backend": "RemoteBackend",
     "envactors.tuning.tuner": "Tuning tune",

@@ -141,6 +141,8 @@ class Calls:
             core.timers.cancel("call")
             self._answered = now = time.monotonic()
             self.tuner.record(now - entry.started, now)
+            if isinstance(entry, CallRequest):
+                core.record_span(entry.method, entry.started)
         for answer in answers:
             core.completed += 1
             if not core.recovery.record(answer, frame.incarnation):
@@ -235,6 +237,8 @@ class Calls:
                 core.reactor.wake(entry.waiter)
         if isinstance(current, StepRequest):
             current.timeout = core.config.deadlines.of(current.method)
+        if current is not None and current.started:
+            core.record_span(f"{current.method} (lost)", current.started)
         core.table.queue.extendleft(self.as_entry(request) for request in reversed(waiting))
         core.table.withdraw_all(lambda entry: what_runs(entry) is Running.REPLAY)  # the next process is asked anew
         return current

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 
+from envactors.actor import recording
 from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
@@ -19,7 +21,7 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import LAUNCHING, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError
-from envactors.wire.control_page import TIMED
+from envactors.wire.control_page import COUNTED, TIMED, TRACED
 from envactors.wire.durations import Durations, StepTimes
 
 # What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
@@ -82,14 +84,27 @@ class ActorCore:
     def use(self, process: ActorProcess) -> None:
         """Make it the present process."""
         self.process = process
-        if self._times is not None:
+        if self._times is not None or recording.recorder is not None:
             with contextlib.suppress(OSError):  # without memory it is not timed
-                process.worker.count_durations()
+                self.begin_timing()
+
+    def begin_timing(self) -> None:
+        """Have steps and resets timed from now on, if they are not.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        if self.process is not None:
+            self.process.worker.measure(COUNTED if recording.recorder is None else TRACED)
+        if self._times is None:
+            self._times = StepTimes(len(self.config.start.factories))
 
     def let_go(self, process: ActorProcess) -> None:
         """Keep what its envs took: the process is about to be reaped."""
         if self._times is not None and process.page.counters[TIMED]:
             self._times.add(process.page.durations)
+        if recording.recorder is not None:
+            recording.recorder.on_process_end(self, process)
 
     def durations(self) -> list[tuple[Durations, Durations]]:
         """Return how long each env's steps and resets have taken since the first call of this, which begins to count.
@@ -97,11 +112,10 @@ class ActorCore:
         Raises:
             OSError: There is not enough memory.
         """
-        page = None if self.process is None else self.process.page
         if self._times is None:
-            if self.process is not None:
-                self.process.worker.count_durations()
-            self._times = StepTimes(len(self.config.start.factories))
+            self.begin_timing()
+        assert self._times is not None, "just set"
+        page = None if self.process is None else self.process.page
         return self._times.durations(page.durations if page is not None and page.counters[TIMED] else None)
 
     def tell(self, level: int, text: str, *args: object) -> None:
@@ -109,6 +123,19 @@ class ActorCore:
         if _log.isEnabledFor(level):
             where = {"actor": self.config.name, "incarnation": self.incarnation, "env_id": self.config.first_index}
             self.deferred.add(functools.partial(_log.log, level, text, *args, extra=where))
+        if recording.recorder is not None:
+            recording.recorder.on_notice(self, text % args)
+
+    def record_span(self, name: str, begin: float) -> None:
+        """Have what has ended now recorded, if a trace runs; it began at ``begin`` (`time.monotonic`)."""
+        if recording.recorder is not None:
+            recording.recorder.on_span(self, name, begin, time.monotonic())
+
+    def tell_start(self, launched: float) -> None:
+        """Log that a process has started that was launched at this time (`time.monotonic`)."""
+        self.started_in = time.monotonic() - launched
+        self.record_span("start", launched)
+        self.tell(logging.INFO, "actor %r has started in %.3g s, pid %s", self.config.name, self.started_in, self.pid)
 
     def tell_end(self, reason: EndReason | None, error: ActorError) -> None:
         """Log the end of a process."""

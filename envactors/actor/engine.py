@@ -19,7 +19,7 @@ from envactors.backends.base import Timed
 # if workers hang.
 _EXIT_PATIENCE = 3.0
 # What is imported and begun with the first actor if a variable of the environment asks for it.
-_OBSERVERS = {"ENVACTORS_MONITOR": "envactors.observe.monitor"}
+_OBSERVERS = {"ENVACTORS_MONITOR": "envactors.observe.monitor", "ENVACTORS_TRACE": "envactors.observe.trace"}
 # How long to wait for the engine's threads, in seconds: a callback that never returns occupies its thread for ever.
 _JOIN_PATIENCE = 1.0
 

@@ -164,8 +164,8 @@ class Lifecycle:
         imports = loads(frame.payload)
         if imports and core.config.backend.pickles:
             core.reactor.printing.submit(lambda: advise_preload(core.config.name, imports))
-        core.phase, core.started, core.started_in = LIVE, True, time.monotonic() - self._launched
-        core.tell(logging.INFO, "actor %r has started in %.3g s, pid %s", core.config.name, core.started_in, core.pid)
+        core.phase, core.started = LIVE, True
+        core.tell_start(self._launched)
         self._launcher.finish(self.launch)
         renewals = [entry for entry in core.table.interrupt() if isinstance(entry, CallRequest)]
         for renewal in renewals:

@@ -91,8 +91,11 @@ class Worker(Protocol):
     def kill(self) -> None:
         """End it now or, if the backend cannot kill, after the call that it runs."""
 
-    def count_durations(self) -> None:
-        """Have it count how long steps and resets take, from zero, on its page.
+    def measure(self, level: int) -> None:
+        """Have it time steps and resets on its page from now on.
+
+        Args:
+            level: `envactors.wire.control_page.COUNTED` or ``TRACED``; what was counted before stays.
 
         Raises:
             OSError: There is not enough memory.

@@ -15,8 +15,7 @@ from typing import Any
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import Backend, ExitStatus, Stacks, Stream, Worker
 from envactors.system.polling import Doorbell, Poller
-from envactors.wire.control_page import PAGE, POSTED, TIMED, ControlPage
-from envactors.wire.durations import room_for
+from envactors.wire.control_page import POSTED, TIMED, ControlPage, page_size
 from envactors.wire.info_codec import InfoReader, InfoWriter
 from envactors.wire.messages import Frame
 from envactors.worker import context
@@ -132,7 +131,7 @@ class LocalWorker(Worker):
         self.outputs: list[tuple[Stream, int]] = []
         to_worker, to_parent, self._replied = Doorbell(), Doorbell(), Doorbell()
         to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the bell
-        self.page = ControlPage(bytearray(PAGE + room_for(envs)), to_worker, to_parent)
+        self.page = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
         # Rung when the worker has ended.
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
@@ -148,8 +147,8 @@ class LocalWorker(Worker):
         self._requests.clear()
         self.page.to_worker.ring()
 
-    def count_durations(self) -> None:
-        self.page.counters[TIMED] = True
+    def measure(self, level: int) -> None:
+        self.page.counters[TIMED] = level
 
     def ask_stacks(self) -> LocalStacks:
         return LocalStacks(self)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
-from envactors.wire.control_page import PAGE, TIMED, ControlPage, PagePlace
-from envactors.wire.durations import room_for
+from envactors.wire.control_page import PAGE, TIMED, TRACED, ControlPage, PagePlace, page_size
+from envactors.wire.spans import RING_SIZE
 
 # How many pages a file has; they take memory only once they are used.
 _PAGES = 1 << 10
@@ -38,15 +38,16 @@ class PageSlot(NamedTuple):
     bell: int
     memory: memoryview
 
-    def count_durations(self) -> None:
-        """Have its worker count how long steps and resets take, from zero.
-
-        Raises:
-            OSError: There is not enough memory.
-        """
-        self.file.reserve(self.place.first * PAGE, self.place.length * PAGE)
-        self.memory[PAGE:] = bytes(len(self.memory) - PAGE)
-        self.page.counters[TIMED] = True
+    def measure(self, level: int) -> None:
+        """Have its worker time steps and resets; see `envactors.backends.base.Worker.measure`."""
+        counters, start = self.page.counters, PAGE + RING_SIZE
+        if counters[TIMED] == 0:
+            self.file.reserve(self.place.first * PAGE + start, len(self.memory) - start)
+            self.memory[start:] = bytes(len(self.memory) - start)
+        if level == TRACED != counters[TIMED]:
+            self.file.reserve(self.place.first * PAGE, start)
+            self.page.spans.clear()
+        counters[TIMED] = level
 
 
 class PagePool:
@@ -81,7 +82,7 @@ class PagePool:
         Raises:
             OSError: There is not enough memory, or there are no more descriptors.
         """
-        length = 1 - (-room_for(envs) // PAGE)
+        length = -(-page_size(envs) // PAGE)
         with self._lock:
             if not self._bells:
                 self._bells = [(Doorbell(), Doorbell()) for _ in range(_BELLS)]

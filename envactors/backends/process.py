@@ -188,8 +188,8 @@ class ProcessWorker(Worker):
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)
 
-    def count_durations(self) -> None:
-        self._slot.count_durations()
+    def measure(self, level: int) -> None:
+        self._slot.measure(level)
 
     def ask_stacks(self) -> ProcessStacks:
         return ProcessStacks(self._process)

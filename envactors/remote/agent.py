@@ -108,7 +108,7 @@ class Agent:
         self._link.send(Record(RecordKind.BEAT, call_id=int(boot_clock() * 1e9)))
         self._report(self._hosting.workers.values())
         for worker in self._hosting.workers.values():
-            worker.send_durations()
+            worker.send_measured()
 
     def _report(self, workers: Iterable[HostedWorker]) -> None:
         reports = [tuple(worker.progress()) for worker in workers]

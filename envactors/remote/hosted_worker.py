@@ -22,7 +22,7 @@ from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
 from envactors.wire import bundle
 from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
+from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED, TRACED
 from envactors.wire.messages import Frame, Kind
 
 # How much may wait to be sent before no more output of workers is read, in bytes.
@@ -124,9 +124,9 @@ class HostedWorker:
         elif record.kind == RecordKind.ASK_STACKS:
             answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), record.call_id)
             threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
-        elif record.kind == RecordKind.COUNT_DURATIONS:
+        elif record.kind == RecordKind.MEASURE:
             with contextlib.suppress(OSError):  # without memory it is not timed
-                self._worker.count_durations()
+                self._worker.measure(record.frame_kind)
 
     def _send_stacks(self, stacks: Stacks, number: int) -> None:
         text = stacks.wait(_STACKS_PATIENCE).encode(errors="replace")
@@ -153,11 +153,13 @@ class HostedWorker:
             self._page.ring_at_end(record.call_id)
         self._page.post_step(record.call_id, ASLEEP, stream, rows)
 
-    def send_durations(self) -> None:
-        """Send how long its steps and resets took, if that is counted."""
-        if self._page.counters[TIMED]:
-            payload = zlib.compress(self._page.durations.snapshot(), 1)
-            self._link.send(Record(RecordKind.DURATIONS, self.number, payload))
+    def send_measured(self) -> None:
+        """Send how long its steps and resets took, and when they ran, if that is measured."""
+        page, level = self._page, self._page.counters[TIMED]
+        if level:
+            measured = page.durations.snapshot() + (page.spans.snapshot() if level == TRACED else b"")
+            now, payload = int(time.monotonic() * 1e9), zlib.compress(measured, 1)
+            self._link.send(Record(RecordKind.MEASURED, self.number, payload, level, call_id=now))
 
     # To the caller ---------------------------------------------------------------------------------------
 
@@ -240,7 +242,7 @@ class HostedWorker:
         for stream, fd in worker.outputs:
             watches.remove(fd)
             self._read_output(stream, fd)
-        self.send_durations()
+        self.send_measured()
         progress = self.progress()
         send_exit(self._link, self.number, ExitNotice(progress, *worker.reap()))
         self._on_exit(self)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from envactors.backends.base import EventLoop, NodeLoss, Timed
 from envactors.remote.lease import NodeLease
 from envactors.remote.link import Link
+from envactors.remote.notices import tell_node
 from envactors.remote.records import LinkCorruptError, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.worker import RemoteWorker
 from envactors.system.clocks import boot_clock
 from envactors.system.polling import WRITABLE
 
-_log = logging.getLogger("envactors")
 # How long the agent may take to say that a killed worker has ended, in seconds; then the worker counts as ended.
 _KILL_PATIENCE = 0.7
 
@@ -188,7 +188,7 @@ class Node(Timed):
         if not self._close_link(reason):
             return
         workers = tuple(self.workers.values())
-        _log.warning("node %s, %s, is lost with %d workers", self.name, reason, len(workers))
+        tell_node(logging.WARNING, self.name, "node %s, %s, is lost with %d workers", self.name, reason, len(workers))
         for worker in workers:
             self._end_lost(worker)
         self._kills.clear()

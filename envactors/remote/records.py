@@ -37,7 +37,7 @@ class RecordKind(enum.IntEnum):
     END = 5  # end all workers, and the agent
     MEMORY = 6  # the layout of a memory, pickled, its number as the call id; without a payload it is forgotten
     REQUESTS = 7  # rows of requests, the call id of their step; the kind of frame is 1 if results stream
-    COUNT_DURATIONS = 8
+    MEASURE = 8  # time steps and resets; the level as the kind of frame
 
     FRAME = 10  # either way: a frame of a worker's channel
 
@@ -49,7 +49,9 @@ class RecordKind(enum.IntEnum):
     # Rows of results, or none; the call id is that of the last finished step, the incarnation the count of overflows.
     RESULTS = 21
     STACKS = 23  # the answer to `ASK_STACKS` of this number: text
-    DURATIONS = 22  # how long steps and resets took, compressed; from `COUNT_DURATIONS` on with each heartbeat
+    # How long steps and resets took and, if that is recorded, when, compressed; from `MEASURE` on with each heartbeat.
+    # The call id is the time of the node's clock, in nanoseconds; the kind of frame is the level.
+    MEASURED = 22
 
 
 class Record(NamedTuple):

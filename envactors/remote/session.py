@@ -10,10 +10,10 @@ from envactors.backends.base import EventLoop, Timed
 from envactors.remote.greeting import GreetingError
 from envactors.remote.launching import NodeAddress, NodeRegistry, connect
 from envactors.remote.node import Node
+from envactors.remote.notices import tell_node
 from envactors.remote.records import Record
 from envactors.remote.worker import Host, RemoteWorker
 
-_log = logging.getLogger("envactors")
 # How long the first node waits for the others that are expected, in seconds.
 _JOINING_PATIENCE = 15.0
 
@@ -60,7 +60,7 @@ class Session(Host, NodeRegistry, Timed):
 
     def refuse_node(self, name: str, reason: str) -> None:
         """Note why there is no agent on a node."""
-        _log.warning("node %s cannot be used: %s", name, reason)
+        tell_node(logging.WARNING, name, "node %s cannot be used: %s", name, reason)
         with self._lock:
             self._refusals[name] = reason
         self._count_expected()
@@ -96,7 +96,7 @@ class Session(Host, NodeRegistry, Timed):
                 return
             node = Node(address.name, link, self._lease, self._loop, self._on_change)
             self.nodes = (*self.nodes, node)
-        _log.info("node %s has joined", address.name)
+        tell_node(logging.INFO, address.name, "node %s has joined", address.name)
         self._count_expected()
 
     def _on_change(self, node: Node) -> None:

@@ -23,15 +23,16 @@ from envactors.wire.control_page import (
     FINISHED,
     METHOD_STEP,
     OVERFLOWS,
-    PAGE,
     STEP,
     STREAM,
     TIMED,
+    TRACED,
     ControlPage,
     Progress,
+    page_size,
 )
-from envactors.wire.durations import room_for
 from envactors.wire.messages import Frame
+from envactors.wire.spans import RING_SIZE
 
 # An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
 _FRESH = 0.25
@@ -68,7 +69,8 @@ class MirroredPage(ControlPage):
 
     def __init__(self, envs: int, post: Callable[[int, bool, Sequence[int]], None]) -> None:
         # The worker is reached through the link.
-        super().__init__(bytearray(PAGE + room_for(envs)), Doorbell(-1), Doorbell())
+        super().__init__(bytearray(page_size(envs)), Doorbell(-1), Doorbell())
+        self.clock_lead = float("inf")
         self._post = post
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
         self._reported = time.monotonic()
@@ -76,6 +78,15 @@ class MirroredPage(ControlPage):
     @property
     def rss(self) -> int:
         return self._report.rss
+
+    def take_measured(self, measured: bytes, level: int, sent: float) -> None:
+        """Take over what was measured with this level on the worker's page, and sent when its clock said ``sent``."""
+        ring = measured[len(measured) - RING_SIZE :] if level == TRACED else b""
+        self.durations.restore(measured[: len(measured) - len(ring)])
+        # Of all records the quickest one comes nearest to the truth.
+        self.clock_lead = min(self.clock_lead, time.monotonic() - sent)
+        if ring:
+            self.spans.restore(ring)
 
     def report(self, report: ProgressReport) -> None:
         """Take over what the agent has reported."""
@@ -239,9 +250,10 @@ class RemoteWorker(Worker):
             host = self._host
         host.kill(self)
 
-    def count_durations(self) -> None:
-        self.page.counters[TIMED] = True
-        self._send(Record(RecordKind.COUNT_DURATIONS, self.number))
+    def measure(self, level: int) -> None:
+        if self.page.counters[TIMED] != level:
+            self.page.counters[TIMED] = level
+            self._send(Record(RecordKind.MEASURE, self.number, frame_kind=level))
 
     def ask_stacks(self) -> RemoteStacks:
         number, stacks = next(_numbers), RemoteStacks(self._host)
@@ -311,8 +323,8 @@ class RemoteWorker(Worker):
         elif record.kind == RecordKind.STACKS:
             if (stacks := self._stacks.get(record.call_id)) is not None:
                 stacks.set(bytes(record.payload).decode(errors="replace"))
-        elif record.kind == RecordKind.DURATIONS:
-            self.page.durations.restore(zlib.decompress(record.payload))
+        elif record.kind == RecordKind.MEASURED:
+            self.page.take_measured(zlib.decompress(record.payload), record.frame_kind, record.call_id / 1e9)
         elif record.kind == RecordKind.OUTPUT:
             self._print(record.frame_kind, bytes(record.payload))
         elif record.kind == RecordKind.LAUNCHED:

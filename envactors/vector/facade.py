@@ -200,7 +200,8 @@ class VectorEnv:
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
         transitions.start_resets(ids, seeds, each)
-        batch = collector.gather(ids, timeout, deadline, "reset")
+        clock, wait = self._statistics.clock, functools.partial(collector.gather, ids, timeout, deadline, "reset")
+        batch = wait() if clock is None else clock.time("reset", wait)
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> Any:
@@ -243,7 +244,7 @@ class VectorEnv:
             return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
         finally:
             if clock is not None:
-                clock.leave(batches=int(env_ids is None))
+                clock.leave("step", int(env_ids is None))
 
     def step_async(self, actions: Any) -> None:
         """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
@@ -270,7 +271,7 @@ class VectorEnv:
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
         clock = self._statistics.clock
-        return wait() if clock is None else clock.time(wait, batches=1)
+        return wait() if clock is None else clock.time("step", wait, batches=1)
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps and return at once; `recv` hands the results out. Arguments and errors as for `step`."""
@@ -311,7 +312,7 @@ class VectorEnv:
             raise NothingPendingError("recv with nothing under way: send actions first")
         if (clock := self._statistics.clock) is None:
             return collector.receive(min_envs, max_envs, deadline)
-        return clock.time(lambda: collector.receive(min_envs, max_envs, deadline))
+        return clock.time("recv", lambda: collector.receive(min_envs, max_envs, deadline))
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of envs side by side.

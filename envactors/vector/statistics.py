@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 from weakref import WeakSet
 
+from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inspection import read_durations
 from envactors.actor.states import ActorStats
@@ -69,11 +71,13 @@ class CallerClock:
         batches: How many full-batch steps there were.
         wait_seconds: How long it has waited.
         caller_seconds: How long it has done other things.
+        spans: The methods that have waited, each with when it began and ended; None unless a trace runs.
     """
 
     def __init__(self) -> None:
         self.batches = 0
         self.wait_seconds = self.caller_seconds = 0.0
+        self.spans: deque[tuple[str, float, float]] | None = None
         # When it began to wait or stopped last; 0 before it did.
         self._since = 0.0
 
@@ -84,20 +88,22 @@ class CallerClock:
             self.caller_seconds += now - self._since
         self._since = now
 
-    def leave(self, batches: int) -> None:
-        """The caller goes on, with so many full batches more."""
-        now = time.monotonic()
-        self.wait_seconds += now - self._since
-        self._since = now
+    def leave(self, method: str, batches: int = 0) -> None:
+        """The caller goes on after this method of the vector, with so many full batches more."""
+        begin, self._since = self._since, time.monotonic()
+        if method != "reset":
+            self.wait_seconds += self._since - begin
         self.batches += batches
+        if self.spans is not None:
+            self.spans.append((method, begin, self._since))
 
-    def time(self, wait: Callable[[], T], batches: int = 0) -> T:
-        """Call a function that waits."""
+    def time(self, method: str, wait: Callable[[], T], batches: int = 0) -> T:
+        """Call a function that waits, for a method of the vector."""
         self.enter()
         try:
             return wait()
         finally:
-            self.leave(batches)
+            self.leave(method, batches)
 
 
 class VectorStatistics:
@@ -120,6 +126,13 @@ class VectorStatistics:
         self._inline = inline
         with _lock:
             _vectors.add(self)
+        if recording.recorder is not None:
+            recording.recorder.on_vector(self)
+
+    def begin_timing(self) -> CallerClock:
+        """Measure where the caller's time goes from now on, if that is not measured yet."""
+        self.clock = self.clock or CallerClock()
+        return self.clock
 
     def collect(self) -> VectorStats:
         """Return what was counted; the first time, begin to take times where the envs run.
@@ -127,7 +140,7 @@ class VectorStatistics:
         Raises:
             OSError: There is not enough memory.
         """
-        self.clock = clock = self.clock or CallerClock()
+        clock = self.begin_timing()
         times = [read_durations(actor._supervisor) for actor in self.actors]
         steps, resets = zip(*(pair for actor in times for pair in actor), strict=True)
         return VectorStats(

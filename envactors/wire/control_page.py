@@ -22,7 +22,8 @@ from typing import Final, NamedTuple
 
 from envactors.system.cpus import yield_cpu
 from envactors.system.polling import Doorbell
-from envactors.wire.durations import DurationCounters
+from envactors.wire.durations import DurationCounters, room_for
+from envactors.wire.spans import RING_SIZE, SpanRing
 
 PAGE: Final = mmap.PAGESIZE
 
@@ -44,7 +45,7 @@ WATCHED: Final = 6
 # Until when the worker may begin requests, a time of `envactors.system.clocks.boot_clock` read and written through
 # `ControlPage.times`; 0 for ever. Only workers of other machines have a lease.
 LEASE: Final = 7
-# Whether the worker counts how long steps and resets take, behind the page.
+# Whether the worker times steps and resets, behind the page: 0, `COUNTED` or `TRACED`.
 TIMED: Final = 8
 
 # Written by the worker, in cache lines of its own.
@@ -66,6 +67,9 @@ METHOD_CALL: Final = 0
 METHOD_STEP: Final = 1
 METHOD_RESET: Final = 2
 
+COUNTED: Final = 1  # how long they take
+TRACED: Final = 2  # also when they ran
+
 ASLEEP: Final = 0
 SPINNING: Final = 1
 
@@ -78,6 +82,11 @@ def encode_wait(core: int, wait: int) -> int:
 def wait_cpu(wait: int) -> int | None:
     """Return the CPU that a value of `encode_wait` names; None for any."""
     return (wait >> 1) - 1 if wait >> 1 else None
+
+
+def page_size(envs: int) -> int:
+    """Return the size of a page for so many envs and what follows it, in bytes."""
+    return PAGE + RING_SIZE + room_for(envs)
 
 
 class PagePlace(NamedTuple):
@@ -112,13 +121,15 @@ class ControlPage:
     """The control page of one worker, in memory that the parent and the worker share.
 
     Args:
-        memory: At least `PAGE` bytes, zeros at first; for the durations `envactors.wire.durations.room_for` more.
+        memory: At least `page_size` bytes, zeros at first.
         to_worker: Rung by the parent.
         to_parent: Rung by the worker.
 
     Attributes:
-        durations: How long steps and resets took; they follow the page.
-        is_timing: In the worker: whether what runs now is counted there.
+        spans: When steps and resets ran; the ring follows the page.
+        durations: How long they took; they follow the ring.
+        is_timing: In the worker: whether what runs now is timed.
+        clock_lead: How far the parent's `time.monotonic` is ahead of the worker's, in seconds.
         counters: The memory as integers of 64 bits; the indices are the names above.
         times: The same memory as floats: times of `time.monotonic`, in seconds.
     """
@@ -128,8 +139,10 @@ class ControlPage:
         self.times = memoryview(memory).cast("d")
         self.to_worker = to_worker
         self.to_parent = to_parent
-        self.durations = DurationCounters(self.counters, self.times, PAGE // 8)
+        self.spans = SpanRing(memoryview(memory)[PAGE : PAGE + RING_SIZE])
+        self.durations = DurationCounters(self.counters, self.times, (PAGE + RING_SIZE) // 8)
         self.is_timing = False
+        self.clock_lead = 0.0
         # Acquired for its memory barrier only: what was written before is seen by who reads after an acquire of theirs.
         self._barrier = threading.Lock()
 
@@ -202,10 +215,12 @@ class ControlPage:
         self.counters[ENV_INDEX] = env
 
     def count_duration(self) -> None:
-        """Count the step or reset that has run since it was recorded."""
-        counters = self.counters
-        reset = counters[METHOD] == METHOD_RESET
-        self.durations.add(counters[ENV_INDEX], reset, time.monotonic() - self.times[SINCE])
+        """Count the step or reset that has run since it began."""
+        counters, since, now = self.counters, self.times[SINCE], time.monotonic()
+        position, reset = counters[ENV_INDEX], counters[METHOD] == METHOD_RESET
+        self.durations.add(position, reset, now - since)
+        if counters[TIMED] == TRACED:
+            self.spans.add(position, reset, counters[BEGUN], since, now)
 
     def finish_step(self, call_id: int) -> None:
         """Record that a batch step has finished, and ring if anybody waits for that rather than for its results."""

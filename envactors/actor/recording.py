@@ -1,0 +1,34 @@
+"""What a trace learns of actors and vectors while it runs; nothing is recorded while none does."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """A trace that runs. Actors call it under their locks: it must neither wait nor call them."""
+
+    def on_vector(self, statistics: Any) -> None:
+        """Take in a new vector, by its `envactors.vector.statistics.VectorStatistics`."""
+
+    def on_process_end(self, core: Any, process: Any) -> None:
+        """Take in what the process of an actor has left: its page is about to be used by another."""
+
+    def on_span(self, core: Any, name: str, begin: float, end: float) -> None:
+        """Take in what an actor's process did from one time (`time.monotonic`) to another."""
+
+    def on_notice(self, core: Any, text: str) -> None:
+        """Take in something that happens to an actor or, if ``core`` is None, to others now."""
+
+
+# The trace that runs, None if none does.
+recorder: Recorder | None = None
+
+
+def _reset_after_fork() -> None:
+    global recorder
+    recorder = None
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
