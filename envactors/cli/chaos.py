@@ -86,6 +86,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="run the actors on N nodes of this machine, some of which are lost (default: 0)",
     )
     parser.add_argument(
+        "--observed",
+        action="store_true",
+        help="read stats and stacks and ask the monitor all the time, while a trace is recorded",
+    )
+    parser.add_argument(
         "--no-shared-memory",
         dest="shared_memory",
         action="store_false",
@@ -146,6 +151,7 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
             shared_memory=arguments.shared_memory,
             backend=None if arguments.nodes else ea.ProcessBackend(start_method=arguments.start_method),
             nodes=arguments.nodes,
+            observed=arguments.observed,
             watch=view.changed,
         )
         view.over(report)

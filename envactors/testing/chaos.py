@@ -30,6 +30,7 @@ from envactors.testing.checker import Limits
 from envactors.testing.faults import FaultInjectingEnv, FaultTable, LargeEcho
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
 from envactors.testing.node_faults import NodeFaults
+from envactors.testing.observers import Observers
 from envactors.testing.oracle import make_oracle
 from envactors.testing.plan import plan_faults
 from envactors.testing.process_watch import CHILD_PATIENCE
@@ -54,6 +55,7 @@ def chaos(
     shared_memory: bool = True,
     backend: Backend | None = None,
     nodes: int = 0,
+    observed: bool = False,
     watch: Callable[[ChaosReport], None] | None = None,
 ) -> ChaosReport:
     """Run a vector env under faults and check every result.
@@ -74,6 +76,7 @@ def chaos(
         backend: Backend of the actors; None: processes of a fork server, which start in milliseconds.
         nodes: If it is not 0, the actors run on so many nodes of this machine, and one fault in twenty ends a node;
             another one joins in its place. Not with ``backend``.
+        observed: Whether threads read stats and stacks and ask the monitor all the time, while a trace is recorded.
         watch: Called with the report so far, a few times per second.
 
     Raises:
@@ -120,7 +123,8 @@ def chaos(
             limits = Limits(deadline, deadline + STALL_MARGIN + (2 * _LEASE if nodes else 0), 2 * start_seconds)
             plan = plan_faults(faults - (node_faults.count if node_faults else 0), seed, num_envs)
             runner = ChaosRunner(envs, fault_table, plan, oracle, report_builder, limits, watch, node_faults)
-            runner.run()
+            with Observers(envs, report_builder.count_miscounted, seed) if observed else contextlib.nullcontext():
+                runner.run()
         runner.report_leftover_processes()
         del envs, runner
     gc.collect()

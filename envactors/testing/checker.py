@@ -81,6 +81,7 @@ class ResultChecker:
                 requests.append(request)
                 whole.append(result)
             history.steps += 1
+            history.delivered_steps += not history.resets
             history.resets = result.terminated or result.truncated
             history.renewed = False
             history.last_obs = result.obs

@@ -25,6 +25,7 @@ class EnvHistory:
         root_seed: Seed of the last seeded reset.
         last_obs: Last observation.
         steps: Steps since the last seeded reset.
+        delivered_steps: All steps whose results were delivered; failures that stand in for a result do not count.
         is_predictable: False once a result was wrong, until the next seeded reset.
     """
 
@@ -34,6 +35,7 @@ class EnvHistory:
         self.requested_at: float | None = None
         self.action: Any = None
         self.requested_incarnation = 0
+        self.delivered_steps = 0
         self.begin_episode(0)
         self.last_obs: Any = None
 

@@ -31,6 +31,8 @@ class ChaosReport:
         torn_observations: Observations that mix two writes; for a user's own env they count as ``mixed_up``.
         not_replayed: Failures that were delivered under ``on_failure="replay"``.
         unexplained: Processes that were lost without a fault.
+        miscounted: Envs whose steps, as counted by ``stats()``, are not as many as were delivered, and whatever else of
+            what observers read does not add up.
         longest_stall: Longest time from a request to its result, in seconds.
         stalls: Number of results that took longer than the deadline plus 2 s, plus the start of a process if one had
             to start.
@@ -53,6 +55,7 @@ class ChaosReport:
     torn_observations: int
     not_replayed: int
     unexplained: int
+    miscounted: int
     longest_stall: float
     stalls: int
     leaks: Sequence[str]
@@ -79,6 +82,7 @@ class ChaosReport:
             "torn": self.torn_observations,
             "not replayed": self.not_replayed,
             "lost without a fault": self.unexplained,
+            "miscounted": self.miscounted,
             "stalls": self.stalls,
             "leaks": len(self.leaks),
         }
@@ -100,7 +104,7 @@ class ReportBuilder:
         self.renewals = self.delivered = self.failures = 0
         self.compared = True
         self.lost = self.duplicated = self.mixed_up = self.torn_observations = 0
-        self.not_replayed = self.unexplained = self.stalls = 0
+        self.not_replayed = self.unexplained = self.miscounted = self.stalls = 0
         self.longest_stall = 0.0
         self.leaks: list[str] = []
         self.problems: list[str] = []
@@ -117,6 +121,11 @@ class ReportBuilder:
         """Count a fault that has happened."""
         self.faults[kind.value] = self.faults.get(kind.value, 0) + 1
         self.progress = time.monotonic()
+
+    def count_miscounted(self, problem: str) -> None:
+        """Count a number that does not add up."""
+        self.miscounted += 1
+        self.add_problem(problem)
 
     def add_problem(self, problem: str, env_id: int | None = None) -> None:
         """Add the description of a problem, of one env or of all, unless there are enough."""
@@ -140,6 +149,7 @@ class ReportBuilder:
             torn_observations=self.torn_observations,
             not_replayed=self.not_replayed,
             unexplained=self.unexplained,
+            miscounted=self.miscounted,
             longest_stall=self.longest_stall,
             stalls=self.stalls,
             leaks=list(self.leaks),

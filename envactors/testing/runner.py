@@ -120,6 +120,10 @@ class ChaosRunner:
         finally:
             self._update_report(at_once=True)
         stats = self._envs.stats()
+        for history, steps in zip(self._histories, stats.steps, strict=True):
+            if steps != history.delivered_steps:
+                problem = f"env {history.env_id} has delivered {history.delivered_steps} steps, and stats say {steps}"
+                self._report.count_miscounted(problem)
         for index, (driver, actor) in enumerate(zip(self._drivers, stats.actors, strict=True)):
             if actor.restarts > driver.process_ends:
                 self._report.unexplained += actor.restarts - driver.process_ends
