@@ -23,7 +23,7 @@ from helpers import FORK_SERVER, is_gone, wait_until
 import envactors as ea
 from envactors import cli
 from envactors.system.cpus import cores
-from envactors.testing import EchoEnv, oracle, process_watch, runner
+from envactors.testing import EchoEnv, observers, oracle, process_watch, runner
 from envactors.testing import chaos as chaos_module
 from envactors.testing.chaos import chaos
 from envactors.testing.checker import Limits, ResultChecker
@@ -32,6 +32,7 @@ from envactors.testing.history import Delivered, EnvHistory
 from envactors.testing.oracle import ReferenceEnvs
 from envactors.testing.plan import plan_faults
 from envactors.testing.report import ReportBuilder
+from envactors.vector.episodes import Episodes
 
 COMMAND = Path(sys.executable).with_name("envactors")
 KINDS = {kind.value for kind in FaultKind}
@@ -66,6 +67,7 @@ def test_a_run_with_all_kinds_of_fault(envs_per_actor):
         deadline=DEADLINE,
         shared_memory=shared_memory,
         backend=FORK_SERVER,
+        observed=envs_per_actor == 2,
     )
     assert report.ok, "\n".join(report.problems) or report
     assert set(report.faults.values()) == {2}
@@ -351,6 +353,21 @@ def test_it_sees_a_stall(monkeypatch):
     report = small_run(faults=1)
     assert report.stalls >= 1
     assert report.longest_stall >= 2 * DEADLINE
+
+
+def test_it_sees_counts_that_do_not_add_up(monkeypatch):
+    steps = Episodes.steps.fget
+    monkeypatch.setattr(Episodes, "steps", property(lambda episodes: steps(episodes) + [0, 1, 0]))
+    report = small_run()
+    assert report.miscounted == 1
+    assert "env 1 has delivered" in report.problems[-1]
+
+
+def test_it_sees_observers_that_fail(monkeypatch):
+    monkeypatch.setattr(observers, "ask", lambda *_: {"actors": []})
+    report = small_run(observed=True)
+    assert report.miscounted >= 1
+    assert "the monitor knows only" in report.problems[0]
 
 
 def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):

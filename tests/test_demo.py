@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -51,8 +52,13 @@ def run(*arguments: str, timeout: float = 55, **environment: str) -> subprocess.
 
 
 @pytest.fixture(scope="module")
-def learnt():
-    return run("demo", "--seed", QUICK_SEED, *PATIENTLY, timeout=190)
+def learnt(traced):
+    return run("demo", "--seed", QUICK_SEED, "--trace", str(traced), *PATIENTLY, timeout=190)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    return tmp_path_factory.mktemp("demo") / "run.json"
 
 
 def test_it_learns_and_says_so_in_plain_lines(learnt):
@@ -87,6 +93,20 @@ def test_faults_make_no_difference_to_the_curve(learnt):
     )
     assert CURVE.findall(untroubled.stdout) == CURVE.findall(learnt.stdout)[:4]
     assert troubles(untroubled.stdout) == ({}, 0, 0, 0)
+
+
+def test_it_records_what_it_does(learnt, traced):
+    events = json.loads(traced.read_text())["traceEvents"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks >= {"caller of vector 0", *(f"env-{env}" for env in range(8))}
+    renewals = int(re.search(r"Renewals: (\d+)", learnt.stdout).group(1))
+    assert sum(event["name"] == "renewal" for event in events) == renewals
+
+
+def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path):
+    done = run("demo", "--trace", str(tmp_path / "nowhere" / "run.json"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("envactors demo: the trace cannot be written: ")
 
 
 def test_it_learns_on_nodes_one_of_which_is_lost(learnt):

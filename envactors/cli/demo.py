@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 import time
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from envactors.cli.arguments import at_least, seconds
@@ -92,6 +95,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--no-faults", dest="faults", action="store_false", help="inject no faults; the result is the same"
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="record what the actors and the learner do, and write it to FILE, which https://ui.perfetto.dev opens",
+    )
     parser.set_defaults(run=run)
 
 
@@ -108,13 +117,19 @@ def run(arguments: argparse.Namespace) -> int:
     if missing:
         print(f"envactors demo needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
         return _NOT_RUN
-    try:
-        with _reporter() as reporter:
-            summary = _learn_and_evaluate(arguments, reporter)
-        reporter.finished(summary)
-    except EnvActorsError as error:
-        print(f"envactors demo: {error}", file=sys.stderr)
-        return _MISSED
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_trace(arguments.trace))
+        except OSError as error:
+            print(f"envactors demo: the trace cannot be written: {error}", file=sys.stderr)
+            return _NOT_RUN
+        try:
+            with _reporter() as reporter:
+                summary = _learn_and_evaluate(arguments, reporter)
+            reporter.finished(summary)
+        except EnvActorsError as error:
+            print(f"envactors demo: {error}", file=sys.stderr)
+            return _MISSED
     return _MET if summary.goal_met and summary.lost == 0 else _MISSED
 
 
@@ -125,6 +140,12 @@ def make_env() -> Any:
     from envactors.cli.faults import FragileEnv
 
     return FragileEnv(gymnasium.make(ENV_ID))
+
+
+def _trace(path: Path | None) -> AbstractContextManager[object]:
+    import envactors as ea
+
+    return contextlib.nullcontext() if path is None else ea.trace(path)
 
 
 def _reporter() -> Reporter:
