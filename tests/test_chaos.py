@@ -357,7 +357,7 @@ def test_it_sees_a_stall(monkeypatch):
 
 def test_it_sees_counts_that_do_not_add_up(monkeypatch):
     steps = Episodes.steps.fget
-    monkeypatch.setattr(Episodes, "steps", property(lambda episodes: steps(episodes) + [0, 1, 0]))
+    monkeypatch.setattr(Episodes, "steps", property(lambda episodes: steps(episodes) + np.array([0, 1, 0])))
     report = small_run()
     assert report.miscounted == 1
     assert "env 1 has delivered" in report.problems[-1]
