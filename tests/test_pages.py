@@ -16,8 +16,8 @@ from envactors.backends import pages
 from envactors.backends.pages import PagePool
 from envactors.system.descriptors import count_descriptors
 from envactors.testing import EchoEnv
-from envactors.wire.control_page import FINISHED, PAGE, POSTED, TRACED
-from envactors.wire.spans import RING_SIZE
+from envactors.wire.control_page import FINISHED, PAGE, POSTED
+from envactors.wire.durations import METHOD_RESET, Histograms
 
 
 @pytest.fixture
@@ -38,15 +38,14 @@ def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(small
         counters = slot.page.counters
         assert not any(counters[: PAGE // 8])
         counters[POSTED], counters[FINISHED] = mark, 7
-        slot.measure(TRACED)
-        assert not any(counters[(PAGE + RING_SIZE) // 8 :]), "those of another worker do not count"
+        slot.begin_timing()
+        assert slot.page.histograms(envs).durations() == Histograms(envs).durations(), "another worker's do not count"
         assert len(slot.page.spans.read(0)[0]) == 0
-        slot.page.durations.add(envs - 1, True, float(mark))
-        slot.page.spans.add(envs - 1, True, mark, 1.0, 2.0)
+        slot.page.spans.add(1.0, 1.0 + mark, mark, envs - 1, METHOD_RESET)
         taken.append((slot, envs, mark))
         for other, its_envs, its_mark in taken:
             assert other.page.counters[POSTED] == its_mark
-            counted = other.page.durations.read(its_envs - 1, True).durations()
+            counted = other.page.histograms(its_envs).durations()[-1][1]
             assert (counted.count, counted.total) == (1, its_mark)
             assert other.page.spans.read(0)[0]["call_id"].tolist() == [its_mark]
         places = {(id(other.file), page) for other, _, _ in taken for page in pages_of(other.place)}

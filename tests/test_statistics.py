@@ -19,7 +19,7 @@ from envactors.actor.core import StateChange
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.wire.control_page import TIMED
-from envactors.wire.durations import DurationCounters, StepTimes, room_for
+from envactors.wire.durations import METHOD_RESET, METHOD_STEP, Histograms
 
 
 class Paced(EchoEnv):
@@ -38,48 +38,48 @@ class Paced(EchoEnv):
         return super().step(action)
 
 
-def counters_of(envs):
-    memory = memoryview(bytearray(8 + room_for(envs)))
-    return DurationCounters(memory.cast("q"), memory.cast("d"), 1)
+def histograms_of(envs, durations):
+    """Counts (env, method, seconds)."""
+    found = Histograms(envs)
+    found.count(
+        np.array([env for env, _, _ in durations], np.int32),
+        np.array([method for _, method, _ in durations], np.int32),
+        np.array([seconds for _, _, seconds in durations], np.float64),
+    )
+    return found
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=200))
 def test_quantiles_are_those_of_the_durations_to_about_a_tenth(durations):
-    counters = counters_of(2)
-    for seconds in durations:
-        counters.add(1, True, seconds)
-    counted = counters.read(1, True).durations()
+    found = histograms_of(2, [(1, METHOD_RESET, seconds) for seconds in durations]).durations()
+    counted = found[1][1]
     assert counted.count == len(durations)
     assert math.isclose(counted.total, sum(durations), rel_tol=1e-9)
     assert counted.max == max(durations)
     ordered = sorted(durations)
-    for share, found in ((0.5, counted.p50), (0.99, counted.p99)):
+    for share, quantile in ((0.5, counted.p50), (0.99, counted.p99)):
         true = ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-        assert 0.79 * true <= found <= 1.26 * true
-    assert counters.read(1, False).durations() == counters.read(0, True).durations() == (0, 0.0, 0.0, 0.0, 0.0)
+        assert 0.79 * true <= quantile <= 1.26 * true
+    assert found[1][0] == found[0][1] == (0, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-12, 2.0**-20, 2.0**11, 1e9])
 def test_what_is_very_short_or_long_is_counted_too(seconds):
-    counters = counters_of(1)
-    counters.add(0, False, seconds)
-    counted = counters.read(0, False).durations()
+    counted = histograms_of(1, [(0, METHOD_STEP, seconds)]).durations()[0][0]
     assert (counted.count, counted.total, counted.max) == (1, seconds, seconds)
 
 
 def test_the_times_of_processes_add_up():
-    times, one, other = StepTimes(2), counters_of(2), counters_of(3)
-    for _ in range(3):
-        one.add(0, False, 0.5)
-    other.add(0, False, 1.5)
-    other.add(1, True, 2.0)
-    times.add(one)
-    (steps, _), (_, resets) = times.durations(other)
+    times, other = (
+        histograms_of(2, [(0, METHOD_STEP, 0.5)] * 3),
+        histograms_of(3, [(0, METHOD_STEP, 1.5), (1, METHOD_RESET, 2.0)]),
+    )
+    copy = times.copy()
+    times.add(other)
+    (steps, _), (_, resets) = times.durations()
     assert (steps.count, steps.total, steps.max) == (4, 3.0, 1.5)
     assert (resets.count, resets.total) == (1, 2.0)
-    assert times.durations(None)[0][0].count == 3, "the present process is only looked at"
-    one.restore(other.snapshot())
-    assert one.read(1, True).durations().count == 1
+    assert copy.durations()[0][0].count == 3
 
 
 BACKENDS = {

@@ -23,8 +23,8 @@ from envactors.observe import trace as trace_module
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.wire.control_page import COUNTED, TIMED
-from envactors.wire.spans import _ROWS, RING_SIZE, SpanRing
+from envactors.wire.durations import METHOD_RESET, METHOD_STEP
+from envactors.wire.spans import _ROWS, SpanRing, measured_size
 
 
 class Track(list):
@@ -93,7 +93,6 @@ def test_every_step_reset_call_and_wait_is_in_it(options, path):
             assert envs.get_attr("env_id") == [0, 1, 2]
         envs.step([0, 1, 2])
         assert envs.stats().steps == [22] * 3
-        assert envs.actors[0]._supervisor.core.process.page.counters[TIMED] == COUNTED
     tracks, _ = check(path.read_text())
     steps = [details["env"] for name, _, _, details in tracks["envs-0-1"] if name == "step"]
     assert collections.Counter(steps) == {0: 21, 1: 21}
@@ -248,48 +247,70 @@ def test_threads_that_use_actors_while_traces_begin_and_end(path):
             thread.join()
 
 
-@given(st.lists(st.one_of(st.integers(1, 3 * _ROWS), st.none()), max_size=12))
-def test_a_ring_yields_the_last_spans_in_order(script):
-    """Numbers are written so many at a time; None reads."""
-    ring, written, seen, found = SpanRing(memoryview(bytearray(RING_SIZE))), 0, 0, []
+def ring_of(envs):
+    return SpanRing(memoryview(bytearray(measured_size(envs))))
+
+
+@given(st.lists(st.one_of(st.integers(1, 3 * _ROWS), st.none()), max_size=8))
+def test_a_ring_yields_the_last_spans_in_order_and_counts_all(script):
+    """So many numbers are written at a time; None reads."""
+    ring, written, seen, last = ring_of(7), 0, 0, -1
     for count in [*script, None]:
         if count is None:
             spans, seen = ring.read(seen)
-            assert seen == written
-            assert spans["call_id"].tolist() == list(
-                range(max(found[-1] + 1 if found else 0, written - _ROWS + 1), written)
-            )
+            assert seen == ring.written == written
+            assert spans["call_id"].tolist() == list(range(max(last + 1, written - _ROWS + 1), written))
             assert (spans["begin"] == spans["call_id"]).all()
-            found += spans["call_id"].tolist()
+            last = written - 1
+            counted = [one for pair in ring.histograms(7).durations() for one in pair]
+            assert sum(one.count for one in counted) == written
+            assert math.isclose(sum(one.total for one in counted), 0.5 * written)
         else:
             for number in range(written, written + count):
-                ring.add(number % 7, number % 2 == 1, number, float(number), number + 0.5)
+                ring.add(float(number), number + 0.5, number, number % 7, (METHOD_STEP, METHOD_RESET)[number % 2])
             written += count
 
 
-def test_a_reader_never_finds_a_torn_span():
-    with mmap.mmap(-1, RING_SIZE) as memory:
+def test_a_copy_of_a_ring_has_the_same_spans():
+    ring, copy, seen = ring_of(2), ring_of(3), 0
+    for number in range(3 * _ROWS):
+        ring.add(float(number), float(number), number, 1, METHOD_STEP)
+        if number % 1000 == 999:
+            spans, seen = ring.read(seen)
+            copy.extend(spans)
+    mine, _ = copy.read(copy.written - 2000)
+    assert mine["call_id"].tolist() == list(range(seen - 2000, seen))
+
+
+def test_a_reader_never_finds_a_torn_span_or_histogram():
+    with mmap.mmap(-1, measured_size(3)) as memory:
         view = memoryview(memory)
         ring = SpanRing(view)
         writer = os.fork()
         if writer == 0:
             number = 0
             while True:
-                ring.add(number % 5, False, number, float(number), float(number))
+                ring.add(float(number), number + 0.25, number, number % 3, METHOD_STEP)
                 number += 1
         try:
-            seen, spans, end = 0, [], time.monotonic() + 1.0
+            seen, spans, before, end = 0, [], 0, time.monotonic() + 1.0
             while time.monotonic() < end:
                 new, seen = ring.read(seen)
                 spans.append(new)
+                counted = [steps for steps, _ in ring.histograms(3).durations()]
+                counts = [one.count for one in counted]
+                assert sum(counts) >= before
+                before = sum(counts)
+                assert max(counts) - min(counts) <= 1
+                assert all(one.total == 0.25 * one.count for one in counted)
         finally:
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
-        assert seen > 3 * _ROWS
+        assert sum(steps.count for steps, _ in ring.histograms(3).durations()) == ring.written > 3 * _ROWS
         for new in spans:
             assert (new["begin"] == new["call_id"]).all()
-            assert (new["end"] == new["call_id"]).all()
-            assert (new["position"] == new["call_id"] % 5).all()
+            assert (new["end"] == new["call_id"] + 0.25).all()
+            assert (new["position"] == new["call_id"] % 3).all()
         del ring, view, new, spans
 
 

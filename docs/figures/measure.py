@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-PAGES = ("performance.md", "many-machines.md")
+PAGES = ("performance.md", "many-machines.md", "seeing-inside.md")
 WORKLOADS = "envactors.testing.workloads:"
 ENVS = {
     "does nothing, 4 float32": WORKLOADS + "nothing",
@@ -176,6 +176,83 @@ NODES = textwrap.dedent("""
         sizes = [(1, 1, 4), (1, 1, 32), (1, 8, 8), (2, 2, 8), (2, 2, 64), (2, 16, 16), (4, 4, 16), (4, 16, 16)]
         for size in (*sizes, (4, 16, 64)):
             measured["costs"].append([*size, sorted(cost(*size) for _ in range(3))[1]])
+        print(json.dumps(measured))
+""")
+
+
+# Runs in a fresh process; prints env-steps per second with nothing switched on, after a `stats()`, and with a trace,
+# `stats()` ten times a second, and a monitor that another process asks twice a second. All sides use the same workers:
+# two sets of the same processes may differ by more than what is measured.
+INSIDE = textwrap.dedent("""
+    import contextlib, json, os, subprocess, sys, threading, time
+    import numpy as np
+    import envactors as ea
+    from envactors.testing import workloads
+    from envactors.wire.control_page import TIMED
+
+    ROWS = ("nothing", 4), ("nothing", 1), ("busy_100us", 4), ("busy_100us", 1)
+    CLIENT = '''
+    import sys
+    from pathlib import Path
+    from envactors.observe.programs import ask
+    for line in sys.stdin:
+        ask(Path(line.strip()), {"get": "snapshot"}, 5)
+    '''
+
+    def rate(envs, seconds=0.7):
+        actions, steps, begun = np.ones(8, np.int64), 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            envs.step(actions)
+            steps += 8
+        return steps / (time.perf_counter() - begun)
+
+    def switch_off(envs):
+        envs._statistics.clock = None
+        for actor in envs.actors:
+            actor._supervisor.core.process.page.counters[TIMED] = 0
+        return contextlib.nullcontext()
+
+    def switch_stats_on(envs):
+        envs.stats()
+        for actor in envs.actors:
+            actor._supervisor.core.begin_timing()  # it was switched off in a way that users have not
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def switch_all_on(envs):
+        ended = threading.Event()
+        def read_stats():
+            while not ended.wait(0.1):
+                envs.stats()
+        def ask():
+            while not ended.wait(0.5):
+                print(monitor.path, file=client.stdin, flush=True)
+        threads = [threading.Thread(target=each) for each in (read_stats, ask)]
+        with ea.trace(os.devnull):
+            for thread in threads:
+                thread.start()
+            yield
+            ended.set()
+            for thread in threads:
+                thread.join()
+
+    if __name__ == "__main__":
+        rounds, measured = int(sys.argv[1]), {}
+        client = subprocess.Popen([sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, text=True)
+        sides = {"off": switch_off, "after stats()": switch_stats_on, "all on": switch_all_on}
+        for workload, packing in ROWS:
+            results = measured[f"{workload}, {packing} per process"] = {name: [] for name in sides}
+            factories = [getattr(workloads, workload)] * 8
+            with ea.monitor() as monitor, ea.VectorEnv(factories, envs_per_actor=packing) as envs:
+                envs.reset(seed=0)
+                rate(envs)
+                for round in range(rounds):
+                    for name, switch_on in list(sides.items())[:: 1 - round % 2 * 2]:
+                        with switch_on(envs):
+                            results[name].append(rate(envs))
+                        switch_off(envs)
+        client.stdin.close()
+        client.wait()
         print(json.dumps(measured))
 """)
 
@@ -360,12 +437,27 @@ def show_sizes(measured: Any) -> str:
     return f"A batch takes the caller {batch:.0f} us + {each}.\n\n{text}"
 
 
+def measure_inside(rounds: int) -> Any:
+    """What it costs to see inside."""
+    return run_script(INSIDE, rounds)
+
+
+def show_inside(measured: Any) -> str:
+    """Return the table of what it costs to see inside."""
+    rows = []
+    for name, sides in measured.items():
+        off, counted, on = sides.values()
+        rows.append([name, f"{statistics.median(off):,.0f}", ratio(counted, off), ratio(on, off)])
+    return table(["8 envs", "steps/s with nothing on", "after `stats()`", "all of it on"], rows)
+
+
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
     "steps": (measure_steps, {"steps": show_steps, "costs": show_costs}),
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),
+    "inside": (measure_inside, {"inside": show_inside}),
     "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
 }
 

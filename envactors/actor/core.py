@@ -21,8 +21,7 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import LAUNCHING, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError
-from envactors.wire.control_page import COUNTED, TIMED, TRACED
-from envactors.wire.durations import Durations, StepTimes
+from envactors.wire.durations import Durations, Histograms
 
 # What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
 _log = logging.getLogger("envactors.actors")
@@ -73,7 +72,7 @@ class ActorCore:
         # How long the last start took, in seconds; None before the first.
         self.started_in: float | None = None
         # What the envs took in the processes before this one; None until that is asked for.
-        self._times: StepTimes | None = None
+        self._times: Histograms | None = None
 
     @property
     def pid(self) -> int | None:
@@ -95,14 +94,14 @@ class ActorCore:
             OSError: There is not enough memory.
         """
         if self.process is not None:
-            self.process.worker.measure(COUNTED if recording.recorder is None else TRACED)
+            self.process.worker.begin_timing(recording.recorder is not None)
         if self._times is None:
-            self._times = StepTimes(len(self.config.start.factories))
+            self._times = Histograms(len(self.config.start.factories))
 
     def let_go(self, process: ActorProcess) -> None:
         """Keep what its envs took: the process is about to be reaped."""
-        if self._times is not None and process.page.counters[TIMED]:
-            self._times.add(process.page.durations)
+        if self._times is not None:
+            self._times.add(process.page.histograms(len(self.config.start.factories)))
         if recording.recorder is not None:
             recording.recorder.on_process_end(self, process)
 
@@ -115,8 +114,10 @@ class ActorCore:
         if self._times is None:
             self.begin_timing()
         assert self._times is not None, "just set"
-        page = None if self.process is None else self.process.page
-        return self._times.durations(page.durations if page is not None and page.counters[TIMED] else None)
+        times = self._times.copy()
+        if self.process is not None:
+            times.add(self.process.page.histograms(len(self.config.start.factories)))
+        return times.durations()
 
     def tell(self, level: int, text: str, *args: object) -> None:
         """Log something about the actor, once its lock is released."""

@@ -91,11 +91,11 @@ class Worker(Protocol):
     def kill(self) -> None:
         """End it now or, if the backend cannot kill, after the call that it runs."""
 
-    def measure(self, level: int) -> None:
-        """Have it time steps and resets on its page from now on.
+    def begin_timing(self, spans: bool) -> None:
+        """Have it time steps and resets on its page from now on; may be called again.
 
         Args:
-            level: `envactors.wire.control_page.COUNTED` or ``TRACED``; what was counted before stays.
+            spans: Whether also when they ran is of interest here.
 
         Raises:
             OSError: There is not enough memory.

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
-from envactors.wire.control_page import PAGE, TIMED, TRACED, ControlPage, PagePlace, page_size
-from envactors.wire.spans import RING_SIZE
+from envactors.wire.control_page import PAGE, TIMED, ControlPage, PagePlace, page_size
 
 # How many pages a file has; they take memory only once they are used.
 _PAGES = 1 << 10
@@ -29,25 +28,19 @@ class PageSlot(NamedTuple):
         file: The file that has the page.
         place: Where the page is in that file.
         bell: The number of its doorbells.
-        memory: The page, and what follows it.
     """
 
     page: ControlPage
     file: SharedFile
     place: PagePlace
     bell: int
-    memory: memoryview
 
-    def measure(self, level: int) -> None:
-        """Have its worker time steps and resets; see `envactors.backends.base.Worker.measure`."""
-        counters, start = self.page.counters, PAGE + RING_SIZE
-        if counters[TIMED] == 0:
-            self.file.reserve(self.place.first * PAGE + start, len(self.memory) - start)
-            self.memory[start:] = bytes(len(self.memory) - start)
-        if level == TRACED != counters[TIMED]:
-            self.file.reserve(self.place.first * PAGE, start)
+    def begin_timing(self) -> None:
+        """Have its worker time steps and resets; see `envactors.backends.base.Worker.begin_timing`."""
+        if not self.page.counters[TIMED]:
+            self.file.reserve(self.place.first * PAGE, self.place.length * PAGE)
             self.page.spans.clear()
-        counters[TIMED] = level
+            self.page.counters[TIMED] = True
 
 
 class PagePool:
@@ -97,7 +90,7 @@ class PagePool:
             own[:PAGE] = bytes(PAGE)
             bell = min(range(_BELLS), key=self._uses.__getitem__)
             self._uses[bell] += 1
-            return PageSlot(ControlPage(own, *self._bells[bell]), file, PagePlace(first, length), bell, own)
+            return PageSlot(ControlPage(own, *self._bells[bell]), file, PagePlace(first, length), bell)
 
     def _next_place(self, length: int) -> tuple[int, int]:
         if not self._files or self._next + length > len(self._files[-1][1]) // PAGE:

@@ -188,8 +188,9 @@ class ProcessWorker(Worker):
     def kill(self) -> None:
         self._process.send_signal(SIGKILL)
 
-    def measure(self, level: int) -> None:
-        self._slot.measure(level)
+    def begin_timing(self, spans: bool) -> None:
+        del spans  # they are read where they are written
+        self._slot.begin_timing()
 
     def ask_stacks(self) -> ProcessStacks:
         return ProcessStacks(self._process)

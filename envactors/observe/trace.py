@@ -24,7 +24,8 @@ from envactors.actor.process import ActorProcess
 from envactors.actor.supervisor import Supervisor
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.vector.statistics import VectorStatistics, all_statistics
-from envactors.wire.control_page import COUNTED
+from envactors.wire.control_page import TIMED
+from envactors.wire.durations import METHOD_RESET
 from envactors.wire.spans import Spans
 
 _log = logging.getLogger("envactors")
@@ -129,6 +130,8 @@ class Trace:
             self._track(member.core)
             with member.core.lock, contextlib.suppress(OSError):  # without memory its steps are left out
                 member.core.begin_timing()
+                if (process := member.core.process) is not None:
+                    self._seen[process] = process.page.spans.written  # those before do not belong to this trace
         self._collector.start()
         return self
 
@@ -141,9 +144,8 @@ class Trace:
         for member in _supervisors():
             with member.core.lock:
                 self._take_rows(member.core, member.core.process)
-                if member.core.process is not None:
-                    with contextlib.suppress(OSError):
-                        member.core.process.worker.measure(COUNTED)
+                with contextlib.suppress(OSError):
+                    member.core.begin_timing()  # from now on only how long steps take is of interest
         for statistics in all_statistics():
             if statistics.clock is not None:
                 statistics.clock.spans = None
@@ -196,7 +198,7 @@ class Trace:
 
     def _take_rows(self, core: ActorCore, process: ActorProcess | None) -> None:
         """Take what is new in a worker's ring; under the actor's lock."""
-        if process is None:
+        if process is None or not process.page.counters[TIMED]:
             return
         track, page = self._track(core), process.page
         with self._lock:
@@ -216,8 +218,8 @@ class Trace:
         with self._lock:
             spans, collected = list(self._spans), list(self._rows)
         for track, first_index, lead, rows in collected:
-            for begin, end, call_id, position, reset in rows.tolist():
-                name = "reset" if reset else "step"
+            for begin, end, call_id, position, method in rows.tolist():
+                name = "reset" if method == METHOD_RESET else "step"
                 spans.append(Span(track, name, begin + lead, end + lead, None, first_index + position, call_id))
         return spans
 

@@ -22,7 +22,7 @@ from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
 from envactors.wire import bundle
 from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED, TRACED
+from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
 from envactors.wire.messages import Frame, Kind
 
 # How much may wait to be sent before no more output of workers is read, in bytes.
@@ -39,6 +39,7 @@ class HostedWorker:
     Args:
         number: Its number on the link.
         worker: The worker.
+        envs: How many envs it has.
         rows: Returns the rows that its steps may go through; None without any.
         link: The link to the caller.
         watches: Watches its descriptors.
@@ -52,6 +53,7 @@ class HostedWorker:
         self,
         number: int,
         worker: ProcessWorker,
+        envs: int,
         rows: Callable[[], MirroredRows | None],
         link: Link,
         watches: Watches,
@@ -61,12 +63,15 @@ class HostedWorker:
         self.starting = True
         self._worker = worker
         self._page, self._channel = worker.page, worker.channel
+        self._envs = envs
         self._rows = rows
         self._link = link
         self._watches = watches
         self._on_exit = on_exit
         # Whether nothing more comes through its channel.
         self._at_end = False
+        # Whether the caller wants to know when steps and resets ran, and how many spans it knows of.
+        self._sends_spans, self._spans_seen = False, 0
         # The call id of the last request that it was sent, and how many parts of `Kind.OVERFLOW` frames were passed on.
         self._last_call = self._overflows = 0
         # The steps that it was posted through shared memory: the call id, whether results stream, the rows that are
@@ -124,9 +129,13 @@ class HostedWorker:
         elif record.kind == RecordKind.ASK_STACKS:
             answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), record.call_id)
             threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
-        elif record.kind == RecordKind.MEASURE:
+        elif record.kind == RecordKind.BEGIN_TIMING:
             with contextlib.suppress(OSError):  # without memory it is not timed
-                self._worker.measure(record.frame_kind)
+                self._begin_timing(bool(record.frame_kind))
+
+    def _begin_timing(self, spans: bool) -> None:
+        self._sends_spans = spans
+        self._worker.begin_timing(spans)
 
     def _send_stacks(self, stacks: Stacks, number: int) -> None:
         text = stacks.wait(_STACKS_PATIENCE).encode(errors="replace")
@@ -155,11 +164,15 @@ class HostedWorker:
 
     def send_measured(self) -> None:
         """Send how long its steps and resets took, and when they ran, if that is measured."""
-        page, level = self._page, self._page.counters[TIMED]
-        if level:
-            measured = page.durations.snapshot() + (page.spans.snapshot() if level == TRACED else b"")
-            now, payload = int(time.monotonic() * 1e9), zlib.compress(measured, 1)
-            self._link.send(Record(RecordKind.MEASURED, self.number, payload, level, call_id=now))
+        page = self._page
+        if not page.counters[TIMED]:
+            return
+        spans, self._spans_seen = page.spans.read(self._spans_seen)
+        if not self._sends_spans:
+            spans = spans[:0]
+        payload = zlib.compress(spans.tobytes() + page.histograms(self._envs).tobytes(), 1)
+        now = int(time.monotonic() * 1e9)
+        self._link.send(Record(RecordKind.MEASURED, self.number, payload, incarnation=len(spans), call_id=now))
 
     # To the caller ---------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class Hosting:
                 send_exit(self._link, number, ExitNotice(None, refusal=str(outcome), for_good=for_good))
                 continue
             rows = functools.partial(self._rows.get, order.memory)
-            worker = HostedWorker(number, outcome, rows, self._link, self._watches, self._forget)
+            worker = HostedWorker(number, outcome, order.envs, rows, self._link, self._watches, self._forget)
             self.workers[number] = worker
             worker.set_lease(self._lease)
             worker.introduce()

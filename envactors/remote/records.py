@@ -37,7 +37,7 @@ class RecordKind(enum.IntEnum):
     END = 5  # end all workers, and the agent
     MEMORY = 6  # the layout of a memory, pickled, its number as the call id; without a payload it is forgotten
     REQUESTS = 7  # rows of requests, the call id of their step; the kind of frame is 1 if results stream
-    MEASURE = 8  # time steps and resets; the level as the kind of frame
+    BEGIN_TIMING = 8  # time steps and resets; the kind of frame is 1 if it is of interest when they ran
 
     FRAME = 10  # either way: a frame of a worker's channel
 
@@ -49,8 +49,9 @@ class RecordKind(enum.IntEnum):
     # Rows of results, or none; the call id is that of the last finished step, the incarnation the count of overflows.
     RESULTS = 21
     STACKS = 23  # the answer to `ASK_STACKS` of this number: text
-    # How long steps and resets took and, if that is recorded, when, compressed; from `MEASURE` on with each heartbeat.
-    # The call id is the time of the node's clock, in nanoseconds; the kind of frame is the level.
+    # When the last steps and resets ran, if that is of interest, and how long all of them took, compressed; from
+    # `BEGIN_TIMING` on with each heartbeat. The incarnation is the number of spans, the call id the time of the node's
+    # clock, in nanoseconds.
     MEASURED = 22
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stacks, Stream, Worker
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
@@ -26,13 +28,13 @@ from envactors.wire.control_page import (
     STEP,
     STREAM,
     TIMED,
-    TRACED,
     ControlPage,
     Progress,
     page_size,
 )
+from envactors.wire.durations import SIZE_PER_ENV, Histograms
 from envactors.wire.messages import Frame
-from envactors.wire.spans import RING_SIZE
+from envactors.wire.spans import SPAN
 
 # An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
 _FRESH = 0.25
@@ -71,6 +73,7 @@ class MirroredPage(ControlPage):
         # The worker is reached through the link.
         super().__init__(bytearray(page_size(envs)), Doorbell(-1), Doorbell())
         self.clock_lead = float("inf")
+        self._histograms = Histograms(envs)
         self._post = post
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
         self._reported = time.monotonic()
@@ -79,14 +82,25 @@ class MirroredPage(ControlPage):
     def rss(self) -> int:
         return self._report.rss
 
-    def take_measured(self, measured: bytes, level: int, sent: float) -> None:
-        """Take over what was measured with this level on the worker's page, and sent when its clock said ``sent``."""
-        ring = measured[len(measured) - RING_SIZE :] if level == TRACED else b""
-        self.durations.restore(measured[: len(measured) - len(ring)])
+    def histograms(self, envs: int) -> Histograms:
+        found = Histograms(envs)
+        found.add(self._histograms)
+        return found
+
+    def take_measured(self, measured: bytearray, spans: int, sent: float) -> None:
+        """Take over what its node has measured.
+
+        Args:
+            measured: The new spans, and the histograms.
+            spans: How many spans there are in it.
+            sent: When it was sent, by the node's clock in seconds.
+        """
+        size = spans * SPAN.itemsize
+        self.spans.extend(np.frombuffer(measured, SPAN, spans))
+        histograms = memoryview(measured)[size:]
+        self._histograms = Histograms(len(histograms) // SIZE_PER_ENV, histograms)
         # Of all records the quickest one comes nearest to the truth.
         self.clock_lead = min(self.clock_lead, time.monotonic() - sent)
-        if ring:
-            self.spans.restore(ring)
 
     def report(self, report: ProgressReport) -> None:
         """Take over what the agent has reported."""
@@ -219,6 +233,8 @@ class RemoteWorker(Worker):
         self._early: list[Record] = []
         # The call id of the last request that was sent, and when that was (`time.monotonic`).
         self._last_call, self._sent = 0, 0.0
+        # Whether its node sends when steps and resets ran, besides how long they took.
+        self._sends_spans = False
         self._ended = Doorbell()
         self.sentinel = self._ended.fileno()
         self._status = ExitStatus(None, None)
@@ -250,10 +266,10 @@ class RemoteWorker(Worker):
             host = self._host
         host.kill(self)
 
-    def measure(self, level: int) -> None:
-        if self.page.counters[TIMED] != level:
-            self.page.counters[TIMED] = level
-            self._send(Record(RecordKind.MEASURE, self.number, frame_kind=level))
+    def begin_timing(self, spans: bool) -> None:
+        if not self.page.counters[TIMED] or spans is not self._sends_spans:
+            self.page.counters[TIMED], self._sends_spans = True, spans
+            self._send(Record(RecordKind.BEGIN_TIMING, self.number, frame_kind=spans))
 
     def ask_stacks(self) -> RemoteStacks:
         number, stacks = next(_numbers), RemoteStacks(self._host)
@@ -324,7 +340,8 @@ class RemoteWorker(Worker):
             if (stacks := self._stacks.get(record.call_id)) is not None:
                 stacks.set(bytes(record.payload).decode(errors="replace"))
         elif record.kind == RecordKind.MEASURED:
-            self.page.take_measured(zlib.decompress(record.payload), record.frame_kind, record.call_id / 1e9)
+            measured = bytearray(zlib.decompress(record.payload))
+            self.page.take_measured(measured, record.incarnation, record.call_id / 1e9)
         elif record.kind == RecordKind.OUTPUT:
             self._print(record.frame_kind, bytes(record.payload))
         elif record.kind == RecordKind.LAUNCHED:

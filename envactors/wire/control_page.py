@@ -22,8 +22,10 @@ from typing import Final, NamedTuple
 
 from envactors.system.cpus import yield_cpu
 from envactors.system.polling import Doorbell
-from envactors.wire.durations import DurationCounters, room_for
-from envactors.wire.spans import RING_SIZE, SpanRing
+from envactors.wire.durations import METHOD_RESET as METHOD_RESET  # noqa: PLC0414 # `METHOD_CALL` is here
+from envactors.wire.durations import METHOD_STEP as METHOD_STEP  # noqa: PLC0414
+from envactors.wire.durations import Histograms
+from envactors.wire.spans import SpanRing, measured_size
 
 PAGE: Final = mmap.PAGESIZE
 
@@ -45,7 +47,7 @@ WATCHED: Final = 6
 # Until when the worker may begin requests, a time of `envactors.system.clocks.boot_clock` read and written through
 # `ControlPage.times`; 0 for ever. Only workers of other machines have a lease.
 LEASE: Final = 7
-# Whether the worker times steps and resets, behind the page: 0, `COUNTED` or `TRACED`.
+# Whether the worker writes down when steps and resets run, behind the page.
 TIMED: Final = 8
 
 # Written by the worker, in cache lines of its own.
@@ -64,11 +66,6 @@ SINCE: Final = 36
 OVERFLOWS: Final = 37
 
 METHOD_CALL: Final = 0
-METHOD_STEP: Final = 1
-METHOD_RESET: Final = 2
-
-COUNTED: Final = 1  # how long they take
-TRACED: Final = 2  # also when they ran
 
 ASLEEP: Final = 0
 SPINNING: Final = 1
@@ -86,7 +83,7 @@ def wait_cpu(wait: int) -> int | None:
 
 def page_size(envs: int) -> int:
     """Return the size of a page for so many envs and what follows it, in bytes."""
-    return PAGE + RING_SIZE + room_for(envs)
+    return PAGE + measured_size(envs)
 
 
 class PagePlace(NamedTuple):
@@ -126,8 +123,7 @@ class ControlPage:
         to_parent: Rung by the worker.
 
     Attributes:
-        spans: When steps and resets ran; the ring follows the page.
-        durations: How long they took; they follow the ring.
+        spans: When steps and resets ran, and how long they took; that follows the page.
         is_timing: In the worker: whether what runs now is timed.
         clock_lead: How far the parent's `time.monotonic` is ahead of the worker's, in seconds.
         counters: The memory as integers of 64 bits; the indices are the names above.
@@ -139,8 +135,7 @@ class ControlPage:
         self.times = memoryview(memory).cast("d")
         self.to_worker = to_worker
         self.to_parent = to_parent
-        self.spans = SpanRing(memoryview(memory)[PAGE : PAGE + RING_SIZE])
-        self.durations = DurationCounters(self.counters, self.times, (PAGE + RING_SIZE) // 8)
+        self.spans = SpanRing(memoryview(memory)[PAGE:])
         self.is_timing = False
         self.clock_lead = 0.0
         # Acquired for its memory barrier only: what was written before is seen by who reads after an acquire of theirs.
@@ -185,6 +180,10 @@ class ControlPage:
         counters[FRAMES] += 1
         counters[POSTED] += 1
 
+    def histograms(self, envs: int) -> Histograms:
+        """Return how long the steps and resets of so many envs have taken, as far as that was written down."""
+        return self.spans.histograms(envs) if self.counters[TIMED] else Histograms(envs)
+
     def progress(self) -> Progress:
         """Return what the worker runs."""
         counters = self.counters
@@ -214,13 +213,10 @@ class ControlPage:
         self.counters[METHOD] = method
         self.counters[ENV_INDEX] = env
 
-    def count_duration(self) -> None:
-        """Count the step or reset that has run since it began."""
-        counters, since, now = self.counters, self.times[SINCE], time.monotonic()
-        position, reset = counters[ENV_INDEX], counters[METHOD] == METHOD_RESET
-        self.durations.add(position, reset, now - since)
-        if counters[TIMED] == TRACED:
-            self.spans.add(position, reset, counters[BEGUN], since, now)
+    def record_span(self) -> None:
+        """Write down the step or reset that has run and ends now."""
+        counters = self.counters
+        self.spans.add(self.times[SINCE], time.monotonic(), counters[BEGUN], counters[ENV_INDEX], counters[METHOD])
 
     def finish_step(self, call_id: int) -> None:
         """Record that a batch step has finished, and ring if anybody waits for that rather than for its results."""

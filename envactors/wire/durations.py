@@ -1,13 +1,12 @@
-"""How long steps and resets take: a histogram per env and method, in the memory that a worker shares with its parent.
-
-The buckets grow with the durations, four of them while these double, so that counting takes no more than a few hundred
-nanoseconds and nothing is sent. The parent reads whenever it likes: a count that is one behind does no harm.
-"""
+"""How long steps and resets take: histograms whose buckets grow with the durations, four while these double."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 # From 2**-20 s, about a microsecond, to 2**11 s; what is shorter or longer is in the first bucket or the last.
 _SHORTEST, _LONGEST = -20, 11
@@ -15,16 +14,10 @@ _PER_DOUBLING = 4
 _BUCKETS = _PER_DOUBLING * (_LONGEST - _SHORTEST)
 # The first bits of the shortest duration: sign, exponent (1023 for 1 s), and the two bits that number the quarters.
 _FIRST_BITS = (1023 + _SHORTEST) << 2
-# Behind the buckets: the sum of all durations, and the longest one.
-_TOTAL, _MOST = _BUCKETS, _BUCKETS + 1
-_WORDS = _BUCKETS + 2
-# Steps and resets.
-_METHODS = 2
-
-
-def room_for(envs: int) -> int:
-    """Return the size of the histograms of so many envs, in bytes."""
-    return 8 * _WORDS * _METHODS * envs
+METHOD_STEP: Final = 1
+METHOD_RESET: Final = 2
+# What the histograms of one env take, in bytes: for each method the buckets, the sum and the longest.
+SIZE_PER_ENV: Final = 2 * 8 * (_BUCKETS + 2)
 
 
 class Durations(NamedTuple):
@@ -45,106 +38,80 @@ class Durations(NamedTuple):
     max: float = 0.0
 
 
-class Histogram(NamedTuple):
-    """How often something took how long: how many durations by bucket, their sum and the longest, in seconds."""
+class Histograms:
+    """How often the steps and resets of some envs took how long.
 
-    counts: list[int] = [0] * _BUCKETS
-    total: float = 0.0
-    longest: float = 0.0
+    Args:
+        envs: How many envs there are.
+        memory: Where to keep it, `SIZE_PER_ENV` bytes per env; None for memory of its own, zeros.
+    """
 
-    def plus(self, other: Histogram) -> Histogram:
-        """Return what both have counted."""
-        counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
-        return Histogram(counts, self.total + other.total, max(self.longest, other.longest))
+    def __init__(self, envs: int, memory: memoryview | None = None) -> None:
+        if memory is None:
+            memory = memoryview(bytearray(SIZE_PER_ENV * envs))
+        cells = 2 * envs
+        self._envs = envs
+        self._memory = memory[: SIZE_PER_ENV * envs]
+        # By env and method: the buckets, the sum, the longest.
+        self._counts: npt.NDArray[np.int64] = np.frombuffer(memory, np.int64, cells * _BUCKETS).reshape(cells, _BUCKETS)
+        sums = np.frombuffer(memory, np.float64, 2 * cells, 8 * cells * _BUCKETS)
+        self._totals, self._longest = sums[:cells], sums[cells:]
 
-    def durations(self) -> Durations:
-        """Return what follows from it."""
-        return Durations(sum(self.counts), self.total, self._quantile(0.5), self._quantile(0.99), self.longest)
+    def copy(self) -> Histograms:
+        """Return a copy with memory of its own."""
+        return Histograms(self._envs, memoryview(bytearray(self._memory)))
 
-    def _quantile(self, share: float) -> float:
-        wanted, seen = share * sum(self.counts), 0
-        for bucket, count in enumerate(self.counts):
-            if count and seen + count >= wanted:
-                low, high = _edge(bucket), _edge(bucket + 1)
-                return min(low + (high - low) * (wanted - seen) / count, self.longest)
-            seen += count
-        return 0.0
+    def assign(self, other: Histograms) -> None:
+        """Take over what another one of the same size has counted."""
+        self._memory[:] = other._memory
+
+    def add(self, other: Histograms) -> None:
+        """Count what another one has counted, of as many or of more envs."""
+        cells = 2 * self._envs
+        self._counts += other._counts[:cells]
+        self._totals += other._totals[:cells]
+        np.maximum(self._longest, other._longest[:cells], out=self._longest)
+
+    def count(
+        self, envs: npt.NDArray[np.int32], methods: npt.NDArray[np.int32], seconds: npt.NDArray[np.float64]
+    ) -> None:
+        """Count durations.
+
+        Args:
+            envs: Of which env each is.
+            methods: `METHOD_STEP` or `METHOD_RESET` for each.
+            seconds: Each in seconds.
+        """
+        cells = 2 * envs + methods - METHOD_STEP
+        buckets = (seconds.view(np.int64) >> 50) - _FIRST_BITS  # the exponent, and the two bits after it
+        np.add.at(self._counts, (cells, np.clip(buckets, 0, _BUCKETS - 1)), 1)
+        np.add.at(self._totals, cells, seconds)
+        np.maximum.at(self._longest, cells, seconds)
+
+    def durations(self) -> list[tuple[Durations, Durations]]:
+        """Return what follows from it for the steps and the resets of each env."""
+        return [(self._durations(2 * env), self._durations(2 * env + 1)) for env in range(self._envs)]
+
+    def _durations(self, cell: int) -> Durations:
+        ends = self._counts[cell].cumsum()
+        count, longest = int(ends[-1]), float(self._longest[cell])
+        if not count:
+            return Durations()
+        p50, p99 = (min(self._quantile(cell, ends, share), longest) for share in (0.5, 0.99))
+        return Durations(count, float(self._totals[cell]), p50, p99, longest)
+
+    def _quantile(self, cell: int, ends: npt.NDArray[np.int64], share: float) -> float:
+        wanted = share * float(ends[-1])
+        bucket = int(np.searchsorted(ends, wanted))
+        low, high, inside = _edge(bucket), _edge(bucket + 1), int(self._counts[cell, bucket])
+        return low + (high - low) * (1 - (float(ends[bucket]) - wanted) / inside)
+
+    def tobytes(self) -> bytes:
+        """Return all of it, as the memory for as many envs in another process."""
+        return self._memory.tobytes()
 
 
 def _edge(bucket: int) -> float:
     """Return the shortest duration of a bucket."""
     doublings, part = divmod(bucket, _PER_DOUBLING)
     return math.ldexp(1 + part / _PER_DOUBLING, _SHORTEST + doublings)
-
-
-class DurationCounters:
-    """The histograms of one worker's envs, for its own half and the parent's.
-
-    Args:
-        counters: The memory, as integers of 64 bits.
-        times: The same memory, as floats of 64 bits.
-        first: Where the histograms begin in it, in words.
-    """
-
-    def __init__(self, counters: memoryview[int], times: memoryview[float], first: int) -> None:
-        self._counters = counters
-        self._times = times
-        self._first = first
-        # One number, as a float and as the bits that it consists of.
-        number = memoryview(bytearray(8))
-        self._float, self._bits = number.cast("d"), number.cast("q")
-
-    def add(self, position: int, reset: bool, seconds: float) -> None:
-        """Count a step or a reset of the env at this position of the actor."""
-        self._float[0] = seconds
-        # The exponent, and the two bits after it; logarithms take five times as long.
-        bucket = (self._bits[0] >> 50) - _FIRST_BITS
-        if not 0 <= bucket < _BUCKETS:
-            bucket = 0 if bucket < 0 else _BUCKETS - 1
-        start, times = self._first + (_METHODS * position + reset) * _WORDS, self._times
-        self._counters[start + bucket] += 1
-        times[start + _TOTAL] += seconds
-        if seconds > times[start + _MOST]:
-            times[start + _MOST] = seconds
-
-    def snapshot(self) -> bytes:
-        """Return all that was counted, for another copy of the memory."""
-        return self._counters[self._first :].tobytes()
-
-    def restore(self, counted: bytes) -> None:
-        """Take over the `snapshot` of another copy, which may have room for more envs."""
-        room = len(self._counters) - self._first
-        self._counters[self._first :] = memoryview(counted).cast("q")[:room]
-
-    def read(self, position: int, reset: bool) -> Histogram:
-        """Return what was counted for the env at this position."""
-        start = self._first + (_METHODS * position + reset) * _WORDS
-        times, end = self._times, start + _BUCKETS
-        return Histogram(self._counters[start:end].tolist(), times[start + _TOTAL], times[start + _MOST])
-
-
-class StepTimes:
-    """What the envs of an actor took in all its processes.
-
-    Args:
-        envs: How many envs there are.
-    """
-
-    def __init__(self, envs: int) -> None:
-        # Of each env: its steps, its resets.
-        self._histograms = [(Histogram(), Histogram())] * envs
-
-    def add(self, counters: DurationCounters) -> None:
-        """Count what a process has counted."""
-        self._histograms = self._with(counters)
-
-    def durations(self, present: DurationCounters | None) -> list[tuple[Durations, Durations]]:
-        """Return the durations of each env's steps and resets, with what the present process has counted so far."""
-        histograms = self._histograms if present is None else self._with(present)
-        return [(steps.durations(), resets.durations()) for steps, resets in histograms]
-
-    def _with(self, counters: DurationCounters) -> list[tuple[Histogram, Histogram]]:
-        return [
-            (steps.plus(counters.read(position, False)), resets.plus(counters.read(position, True)))
-            for position, (steps, resets) in enumerate(self._histograms)
-        ]

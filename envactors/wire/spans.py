@@ -1,66 +1,121 @@
 """When steps and resets ran: a ring of the last of them, in the memory that a worker shares with its parent.
 
-The worker writes and the parent reads, whenever it likes; what was overwritten meanwhile is left out. Nothing is sent.
+The worker writes, which takes a few hundred nanoseconds per step, and nothing is sent. The parent reads whenever it
+likes. Before a span is overwritten, the worker has counted it in histograms that follow the ring. Of these there are
+two copies, written in turn, so that one is whole wherever the worker is killed.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.wire.durations import SIZE_PER_ENV, Histograms
+
 # One step or reset: when it began and ended (`time.monotonic`), its call id, the position of its env in the actor, and
-# 1 for a reset.
-SPAN: Final = np.dtype([("begin", "f8"), ("end", "f8"), ("call_id", "i8"), ("position", "i4"), ("reset", "i4")])
-_WORDS = SPAN.itemsize // 8
-# The first row of the ring only has the number of spans that were ever written; whole pages altogether.
+# `envactors.wire.durations.METHOD_STEP` or ``METHOD_RESET``.
+SPAN: Final = np.dtype([("begin", "f8"), ("end", "f8"), ("call_id", "i8"), ("position", "i4"), ("method", "i4")])
+_pack = struct.Struct("ddqii").pack_into
+# The first row of the ring has two counters: of the spans that were ever written, and of those that were counted.
 RING_SIZE: Final = 1 << 17
 _ROWS = RING_SIZE // SPAN.itemsize - 1
+# So many at a time are counted.
+_FOLD = 1 << 10
 
 Spans = npt.NDArray[np.void]
 
 
+def measured_size(envs: int) -> int:
+    """Return the size of the ring and of the histograms of so many envs, in bytes."""
+    return RING_SIZE + 2 * SIZE_PER_ENV * envs
+
+
 class SpanRing:
-    """The ring of one worker, for its own half and the parent's.
+    """The ring of one worker and its histograms, for its own half and the parent's.
 
     Args:
-        memory: As many bytes as `RING_SIZE` says.
+        memory: As many bytes as `measured_size` says for the worker's envs, or more.
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._counters = memory.cast("q")
-        self._times = memory.cast("d")
         self._memory = memory
+        self._header = memory[: SPAN.itemsize].cast("q")
+        self._envs = (len(memory) - RING_SIZE) // (2 * SIZE_PER_ENV)
+        # In the worker: the two counters.
+        self._written = self._folded = 0
 
-    def add(self, position: int, reset: bool, call_id: int, begin: float, end: float) -> None:
+    # The worker ------------------------------------------------------------------------------------------
+
+    def add(self, begin: float, end: float, call_id: int, position: int, method: int) -> None:
         """Write a span; the oldest one is overwritten."""
-        counters, times = self._counters, self._times
-        count = counters[0]
-        at = _WORDS * (1 + count % _ROWS)
-        times[at] = begin
-        times[at + 1] = end
-        counters[at + 2] = call_id
-        counters[at + 3] = position | reset << 32
-        counters[0] = count + 1
+        written = self._written
+        _pack(self._memory, 32 + 32 * (written % _ROWS), begin, end, call_id, position, method)
+        self._written = self._header[0] = written + 1
+        if written - self._folded >= _FOLD:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Count the next spans in the other copy of the histograms, which counts from then on."""
+        counted, following = self._copy(self._folded), self._copy(self._folded + _FOLD)
+        following.assign(counted)
+        _count(following, self._rows(self._folded, self._folded + _FOLD))
+        self._folded += _FOLD
+        self._header[1] = self._folded
+
+    # The parent ------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget everything, before the worker writes for the first time."""
+        self._memory[: SPAN.itemsize] = bytes(SPAN.itemsize)
+        self._memory[RING_SIZE:] = bytes(len(self._memory) - RING_SIZE)
+
+    @property
+    def written(self) -> int:
+        """How many spans were ever written."""
+        return int(self._header[0])
 
     def read(self, seen: int) -> tuple[Spans, int]:
         """Return the spans that were written after the first ``seen`` ones, and how many there are now in all."""
-        count: int = self._counters[0]
-        numbers: Any = np.arange(max(seen, count - _ROWS), count)
-        rows = np.frombuffer(self._memory, SPAN)[1 + numbers % _ROWS]
+        written = self._header[0]
+        first = max(seen, written - _ROWS)
+        rows = self._rows(first, written)
         # The worker may be at the row after the last one that it has counted.
-        overwritten = self._counters[0] + 1 - _ROWS
-        return rows[numbers >= overwritten], count
+        overwritten = self._header[0] + 1 - _ROWS - first
+        return rows[max(0, overwritten) :], written
 
-    def clear(self) -> None:
-        """Forget all spans."""
-        self._counters[0] = 0
+    def histograms(self, envs: int) -> Histograms:
+        """Return how long all steps and resets of so many envs have taken."""
+        while True:  # until the worker has not gone on to the copy that is read here
+            folded = self._header[1]
+            counted = self._copy(folded).copy()
+            rows, _ = self.read(folded)
+            if self._header[1] == folded:
+                break
+        _count(counted, rows)
+        found = Histograms(envs)
+        found.add(counted)
+        return found
 
-    def snapshot(self) -> bytes:
-        """Return all of it, for another copy of the memory."""
-        return self._memory.tobytes()
+    def extend(self, spans: Spans) -> None:
+        """Write the spans of another ring."""
+        count = self._header[0]
+        numbers: Any = np.arange(count, count + len(spans))[-_ROWS:]
+        np.frombuffer(self._memory, SPAN, 1 + _ROWS)[1 + numbers % _ROWS] = spans[-_ROWS:]
+        self._header[0] = count + len(spans)
 
-    def restore(self, written: bytes) -> None:
-        """Take over the `snapshot` of another copy."""
-        self._memory[:] = written
+    def _rows(self, first: int, end: int) -> Spans:
+        """Return a copy of the spans of these numbers."""
+        rows: Spans = np.frombuffer(self._memory, SPAN, 1 + _ROWS)
+        return rows[1 + np.arange(first, end) % _ROWS]
+
+    def _copy(self, folded: int) -> Histograms:
+        """Return the copy of the histograms that has so many spans."""
+        start = RING_SIZE + folded // _FOLD % 2 * SIZE_PER_ENV * self._envs
+        return Histograms(self._envs, self._memory[start:])
+
+
+def _count(histograms: Histograms, spans: Spans) -> None:
+    histograms.count(spans["position"], spans["method"], spans["end"] - spans["begin"])

@@ -186,7 +186,7 @@ class StepRunner:
             except BaseException as error:
                 failed_with = error
             if timed:
-                page.count_duration()
+                page.record_span()
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child came back here: it must not write a result
             if guard is None:
