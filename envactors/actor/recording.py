@@ -10,16 +10,16 @@ class Recorder(Protocol):
     """A trace that runs. Actors call it under their locks: it must neither wait nor call them."""
 
     def on_vector(self, statistics: Any) -> None:
-        """Take in a new vector, by its `envactors.vector.statistics.VectorStatistics`."""
+        """Record what the caller of a new vector does, given its `envactors.vector.statistics.VectorStatistics`."""
 
     def on_process_end(self, core: Any, process: Any) -> None:
-        """Take in what the process of an actor has left: its page is about to be used by another."""
+        """Collect what the process of an actor has left: its page is about to be used by another."""
 
     def on_span(self, core: Any, name: str, begin: float, end: float) -> None:
-        """Take in what an actor's process did from one time (`time.monotonic`) to another."""
+        """Record what an actor's process did from one time (`time.monotonic`) to another."""
 
     def on_notice(self, core: Any, text: str) -> None:
-        """Take in something that happens to an actor or, if ``core`` is None, to others now."""
+        """Record something that happens to an actor or, if ``core`` is None, to others now."""
 
 
 # The trace that runs, None if none does.

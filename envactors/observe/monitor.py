@@ -6,7 +6,7 @@ A client sends one line of JSON and gets one JSON object back:
     {"get": "stacks", "name": ..., "key": ..., "timeout": 1.0}    {"actors": [{"name", "key", "stacks"}, ...]}
     {"get": "output", "name": ..., "key": ...}             {"actors": [{"name", "key", "stdout", "stderr"}, ...]}
 
-Whatever else comes, and whoever else it is, gets nothing. Each client has a thread for at most a few seconds; no thread
+Other requests, and clients of other users, get nothing. Each client has a thread for at most a few seconds; no thread
 of the program waits for one.
 """
 

@@ -154,7 +154,7 @@ class RemoteChannel(FrameChannel):
         """Do nothing: the link has the backlog."""
 
     def deliver(self, frame: Frame) -> None:
-        """Take in a frame that has come."""
+        """Queue a frame that has come."""
         self._inbox.append(frame)
         self._bell.ring()
 
