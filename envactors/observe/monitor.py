@@ -3,8 +3,8 @@
 A client sends one line of JSON and gets one JSON object back:
 
     {"get": "snapshot"}                                    the fields of `envactors.observe.snapshot.Snapshot`
-    {"get": "stacks", "name": ..., "key": ..., "timeout": 1.0}    {"actors": [{"name", "key", "stacks"}, ...]}
-    {"get": "output", "name": ..., "key": ...}             {"actors": [{"name", "key", "stdout", "stderr"}, ...]}
+    {"get": "stacks", "name": ..., "key": ..., "timeout": 1.0}    {"actors": [{"name", "key", ..., "stacks"}, ...]}
+    {"get": "output", "name": ..., "key": ...}             {"actors": [{"name", "key", ..., "stdout", "stderr"}, ...]}
 
 Other requests, and clients of other users, get nothing. Each client has a thread for at most a few seconds; no thread
 of the program waits for one.
@@ -22,11 +22,10 @@ import stat
 import struct
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from envactors.actor.inspection import read_output, read_stacks
+from envactors.actor.inspection import read_output, read_stacks, read_stats
 from envactors.actor.supervisor import Supervisor
 from envactors.observe.programs import is_listening, path_of
 from envactors.observe.snapshot import find_actors, take_snapshot
@@ -40,6 +39,12 @@ _MOST_REQUEST = 4096
 _MOST_CLIENTS = 16
 # The longest wait for stacks that a client may ask for, in seconds.
 _LONGEST_WAIT = 10.0
+# How many actors are asked for stacks at a time.
+_MOST_ASKED = 32
+# How long those are waited for that were asked last, in seconds, if the others took all the time there was.
+_LEAST_WAIT = 0.1
+# How long to wait before the next client is accepted, in seconds, when there was no descriptor or thread for one.
+_REST = 0.1
 # The longest path of a Unix socket on Linux, in bytes.
 _LONGEST_PATH = 107
 
@@ -70,7 +75,7 @@ def begin_by_environment() -> None:
         return
     try:
         monitor()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _log.warning("ENVACTORS_MONITOR is set, and nobody can look at this program: %s", error)
 
 
@@ -126,8 +131,9 @@ class Server:
 
     def __init__(self, path: Path) -> None:
         self.uses = 0
-        self._path = path
+        self._path = path.absolute()  # the program may change its directory
         self._socket = _listen(path)
+        self._closing = threading.Event()
         self._inode = path.lstat().st_ino
         self._lock = threading.Lock()
         # The connections of the clients that are served now.
@@ -136,8 +142,9 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering, and remove the socket."""
+        """Stop answering, and remove the socket; requests under way get no answer."""
         self.unlink()
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._thread.join()
@@ -157,20 +164,27 @@ class Server:
 
     def _serve(self) -> None:
         threads: list[threading.Thread] = []
-        while True:
+        while not self._closing.is_set():
+            threads = [thread for thread in threads if thread.is_alive()]
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                break  # closed
-            threads = [thread for thread in threads if thread.is_alive()]
+                self._closing.wait(_REST)  # closed, or there is no free descriptor just now
+                continue
             if len(threads) >= _MOST_CLIENTS or not _is_of_this_user(client):
                 client.close()
                 continue
             with self._lock:
                 self._clients.add(client)
-            threads.append(threading.Thread(target=self._serve_client, args=(client,), daemon=True))
-            threads[-1].name = "envactors-monitor-client"
-            threads[-1].start()
+            thread = threading.Thread(target=self._serve_client, args=(client,), daemon=True)
+            thread.name = "envactors-monitor-client"
+            try:
+                thread.start()
+            except RuntimeError:  # there is no thread for it
+                self._dismiss(client)
+                self._closing.wait(_REST)
+                continue
+            threads.append(thread)
         with self._lock:
             for client in self._clients:
                 with contextlib.suppress(OSError):
@@ -182,13 +196,18 @@ class Server:
         try:
             with contextlib.suppress(OSError):
                 request = _read_request(client)
-                answer = None if request is None else _answer(request)
+                answer = None if request is None else _answer(request, self._closing)
                 if answer is not None:
                     client.settimeout(_PATIENCE)
                     client.sendall(json.dumps(answer).encode())
+        except Exception:  # what it may be, the program goes on, and so does the monitor
+            _log.warning("a request to the monitor failed", exc_info=True)
         finally:
-            with self._lock:
-                self._clients.discard(client)
+            self._dismiss(client)
+
+    def _dismiss(self, client: socket.socket) -> None:
+        with self._lock:
+            self._clients.discard(client)
             client.close()
 
 
@@ -240,7 +259,7 @@ def _read_request(client: socket.socket) -> dict[str, Any] | None:
     return request if isinstance(request, dict) else None
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any] | None:
+def _answer(request: dict[str, Any], closing: threading.Event) -> dict[str, Any] | None:
     what, name, key, timeout = (request.get(field) for field in ("get", "name", "key", "timeout"))
     if name is not None and not isinstance(name, str):
         return None
@@ -251,22 +270,47 @@ def _answer(request: dict[str, Any]) -> dict[str, Any] | None:
     if what == "output":
         return {"actors": [{**_identity(actor), **read_output(actor)} for actor in find_actors(name, key)]}
     if what == "stacks":
-        seconds = min(float(timeout), _LONGEST_WAIT) if isinstance(timeout, (int, float)) else 1.0
-        return {"actors": _stacks(find_actors(name, key), max(0.0, seconds))}
+        # Compared before it is converted: an integer may be too large for a float.
+        seconds = float(max(0, min(timeout, _LONGEST_WAIT))) if isinstance(timeout, (int, float)) else 1.0
+        return {"actors": _stacks(find_actors(name, key), seconds, closing)}
     return None
 
 
-def _stacks(actors: list[Supervisor], seconds: float) -> list[dict[str, Any]]:
-    """Return the stacks of all, which are asked for side by side."""
-    if not actors:
-        return []
-    with ThreadPoolExecutor(min(len(actors), 32), thread_name_prefix="envactors-monitor-stacks") as threads:
-        texts = threads.map(lambda actor: read_stacks(actor, seconds), actors)
-        return [{**_identity(actor), "stacks": text} for actor, text in zip(actors, texts, strict=True)]
+def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) -> list[dict[str, Any]]:
+    """Return the stacks of all, which are asked for side by side; fewer once the monitor is being closed.
+
+    Not in an executor, whose threads the interpreter would wait for when it exits.
+    """
+    found: dict[int, str] = {}
+    waiting, end = iter(enumerate(actors)), time.monotonic() + seconds
+    lock, done = threading.Lock(), threading.Semaphore(0)
+
+    def ask() -> None:
+        try:
+            while True:
+                with lock:
+                    number, actor = next(waiting)
+                found[number] = read_stacks(actor, max(_LEAST_WAIT, end - time.monotonic()))
+        except StopIteration:
+            pass
+        finally:
+            done.release()
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in actors[:_MOST_ASKED]]
+    for thread in threads:
+        thread.name = "envactors-monitor-stacks"
+        thread.start()
+    for _ in threads:
+        while not done.acquire(timeout=_REST):
+            if closing.is_set():
+                return []
+    return [{**_identity(actor), "stacks": found.get(number, "")} for number, actor in enumerate(actors)]
 
 
 def _identity(actor: Supervisor) -> dict[str, Any]:
-    return {"name": actor.config.name, "key": id(actor), "pid": actor.core.pid}
+    stats = read_stats(actor)
+    doing = {"state": stats.state.value, "method": stats.method, "elapsed": stats.elapsed}
+    return {"name": actor.config.name, "key": id(actor), "pid": stats.pid, "node": stats.node, **doing}
 
 
 _lock = threading.Lock()

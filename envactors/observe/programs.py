@@ -7,13 +7,14 @@ import json
 import os
 import socket
 import stat
+import struct
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 # How long a program may take to answer, in seconds, besides what it was asked to wait.
-PATIENCE = 1.5
+PATIENCE = 1.2
 _SUFFIX = ".sock"
 _CHUNK = 1 << 16
 # The longest answer, in bytes.
@@ -22,6 +23,10 @@ _MOST = 1 << 26
 
 class NoAnswerError(Exception):
     """A program that does not answer; its text says why, as far as that is known."""
+
+
+class NotListeningError(NoAnswerError):
+    """No program listens there: it has ended, or stopped its monitor."""
 
 
 def socket_directory() -> Path:
@@ -56,6 +61,18 @@ def running_programs() -> list[int]:
     return sorted(int(path.stem) for path in paths if path.stem.isdigit() and is_listening(path))
 
 
+def pid_of(path: Path) -> int | None:
+    """Return the process id of the program that listens there; None if none does, or the system cannot tell."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
+        sock.setblocking(False)
+        sock.connect(str(path))
+        if option is not None:
+            pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+            return pid or None  # 0: it is in another namespace
+    return None
+
+
 def is_listening(path: Path) -> bool:
     """Return whether a program listens there, whether it answers or not."""
     with socket.socket(socket.AF_UNIX) as sock:
@@ -79,6 +96,7 @@ def ask(path: Path, request: dict[str, Any], patience: float = PATIENCE) -> dict
 
     Raises:
         NoAnswerError: None came.
+        NotListeningError: No program listens there.
     """
     end = time.monotonic() + patience
     data = bytearray()
@@ -93,13 +111,13 @@ def ask(path: Path, request: dict[str, Any], patience: float = PATIENCE) -> dict
                 if not chunk:
                     break
                 data += chunk
+        if not data:
+            raise ConnectionResetError("the program has closed it")  # it is busy with others, or was asked nonsense
         answer = json.loads(data)
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise NoAnswerError("nobody listens there") from error
+        raise NotListeningError("nobody listens there") from error
     except (TimeoutError, BlockingIOError) as error:
         raise NoAnswerError(f"no answer within {patience:g} s") from error
     except (OSError, ValueError) as error:
         raise NoAnswerError(f"the connection broke: {error}") from error
-    if "error" in answer:
-        raise NoAnswerError(str(answer["error"]))
     return dict(answer)

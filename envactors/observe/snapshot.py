@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import sys
 import time
 from typing import Any, TypedDict
+from weakref import WeakKeyDictionary
 
 from envactors.actor import engine
 from envactors.actor.inspection import read_durations, read_stats
 from envactors.actor.supervisor import Supervisor
-from envactors.vector.statistics import all_statistics
+from envactors.vector.statistics import VectorStatistics, all_statistics
 from envactors.wire.durations import Durations
 
 # Of the text of a failure, in characters.
 _LONGEST_FAILURE = 500
+# Each vector keeps its number, so that a client finds it again in the next snapshot.
+_numbers: WeakKeyDictionary[VectorStatistics, int] = WeakKeyDictionary()
+_next_number = itertools.count()
 
 
 class ActorSnapshot(TypedDict):
@@ -24,7 +29,7 @@ class ActorSnapshot(TypedDict):
     Attributes:
         key: A number that no other actor of the program has.
         name: Its name.
-        vector: The number of its vector in the snapshot; None if it is in none.
+        vector: The number of its vector; None if it is in none.
         envs: How many envs it has.
         last_failure: The first line of the error, None if there was none.
         steps: How many steps its envs have taken since times are taken; without a vector how many calls have ended.
@@ -58,7 +63,7 @@ class VectorSnapshot(TypedDict):
     """One vector env.
 
     Attributes:
-        number: Its number in the snapshot.
+        number: Its number, which no other vector of the program has had.
         envs: How many envs it has.
         steps: The steps of all of them.
         episodes: Their episodes.
@@ -95,18 +100,27 @@ def take_snapshot() -> Snapshot:
     members = [member for member in engine.members() if isinstance(member, Supervisor)]
     alive, vector_of = set(map(id, members)), {}
     vectors: list[VectorSnapshot] = []
-    for statistics_of_vector in all_statistics():
+    for number, statistics_of_vector in _open_vectors(alive):
         supervisors = {id(actor._supervisor) for actor in statistics_of_vector.actors}
-        if not supervisors & alive:
-            continue  # it is closed
-        number, stats = len(vectors), statistics_of_vector.collect()
+        stats = statistics_of_vector.collect()
+        where = str(stats) if stats.wait_seconds + stats.caller_seconds else "nothing was timed yet"
         vector_of.update(dict.fromkeys(supervisors, number))
-        counts: dict[str, Any] = {"steps": sum(stats.steps), "episodes": sum(stats.episodes), "where": str(stats)}
+        counts: dict[str, Any] = {"steps": sum(stats.steps), "episodes": sum(stats.episodes), "where": where}
         vectors.append({"number": number, "envs": len(stats.steps), **counts})  # type: ignore[typeddict-item]
     actors = [_snapshot_of(member, vector_of.get(id(member))) for member in members]
     actors.sort(key=lambda actor: (actor["vector"] is None, actor["vector"] or 0, actor["name"]))
     command = [*getattr(sys, "orig_argv", sys.argv)]
     return {"pid": os.getpid(), "command": command, "at": time.monotonic(), "vectors": vectors, "actors": actors}
+
+
+def _open_vectors(alive: set[int]) -> list[tuple[int, VectorStatistics]]:
+    """Return the vectors that have living actors, with their numbers and in their order."""
+    is_open = [one for one in all_statistics() if any(id(actor._supervisor) in alive for actor in one.actors)]
+    # Those that are new are numbered in the order of their processes, which mostly is that of their making.
+    for vector in sorted(is_open, key=lambda one: min(actor.pid or sys.maxsize for actor in one.actors)):
+        if vector not in _numbers:
+            _numbers.setdefault(vector, next(_next_number))  # another client's thread may have been faster
+    return sorted(((_numbers[vector], vector) for vector in is_open), key=lambda pair: pair[0])
 
 
 def find_actors(name: str | None = None, key: int | None = None) -> list[Supervisor]:
