@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli import bench, chaos, demo, tune
+from envactors.cli import bench, chaos, demo, stacks, top, tune
 
 _INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 _READER_GONE = 141  # exit status that shells report after SIGPIPE
@@ -51,4 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     bench.register(commands)
     chaos.register(commands)
     tune.register(commands)
+    top.register(commands)
+    stacks.register(commands)
     return parser

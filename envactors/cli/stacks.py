@@ -1,0 +1,101 @@
+"""``envactors stacks``: print what the workers of a running program are at."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from envactors.cli.arguments import seconds
+
+if TYPE_CHECKING:
+    from envactors.cli.monitored import Program
+
+_SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
+# The longest wait that a program agrees to, in seconds.
+_LONGEST_WAIT = 10.0
+
+_DESCRIPTION = """\
+Prints the stacks of all threads of a running program's workers, whatever these are
+at: also if C code holds the GIL. No env is touched.
+
+PROGRAM is a process id, or the path given to ea.monitor(); it may be left out if one
+program of yours is monitored. A program is monitored if it was started with
+ENVACTORS_MONITOR=1 in its environment, or has called ea.monitor().
+"""
+_EPILOG = f"""\
+exit status:
+  {_SHOWN}    printed; a worker that has none to show has a line that says why
+  {_NOT_FOUND}    no such program or actor, or the program does not answer
+  {_NOT_RUN}    wrong arguments, or several programs to choose from
+  130  interrupted by Ctrl-C
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "stacks",
+        help="print what the workers of a running program are at",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a process id, or the path of a socket")
+    parser.add_argument("--actor", metavar="NAME", help="of the actors with this name only")
+    parser.add_argument(
+        "--timeout", type=_wait, default=1.0, metavar="S", help="how long to wait for each, at most 10 s (default: 1)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: As `register` describes them.
+
+    Returns:
+        The exit status.
+    """
+    from envactors.cli.monitored import NO_PROGRAM, ProgramError, find_program, find_programs
+
+    try:
+        programs = find_programs() if arguments.program is None else [find_program(arguments.program)]
+        if len(programs) == 1:
+            return _print_stacks(programs[0], arguments.actor, arguments.timeout)
+    except ProgramError as error:
+        return _fail(str(error), _NOT_FOUND)
+    except OSError as error:
+        return _fail(str(error), _NOT_RUN)
+    if not programs:
+        return _fail(NO_PROGRAM, _NOT_FOUND)
+    listed = "".join(f"\n  {program.pid:>7}  {program.command()}" for program in programs)
+    return _fail(f"{len(programs)} programs are monitored, say which: envactors stacks PID{listed}", _NOT_RUN)
+
+
+def _print_stacks(program: Program, name: str | None, timeout: float) -> int:
+    from envactors.cli.monitored import headline
+
+    actors = program.ask({"get": "stacks", "name": name, "timeout": timeout}, wait=timeout)["actors"]
+    if not actors and name is not None:
+        there = sorted({actor["name"] for actor in program.ask({"get": "output"})["actors"]})
+        return _fail(f"{program} has no actor {name!r}, but {', '.join(there) or 'none at all'}", _NOT_FOUND)
+    if not actors:
+        print(f"{program} has no actors now")
+    for number, actor in enumerate(actors):
+        print("\n" * (number > 0) + f"==== {headline(actor)} ====")
+        print(actor["stacks"].rstrip("\n"))
+    return _SHOWN
+
+
+def _fail(text: str, status: int) -> int:
+    print(f"envactors stacks: {text}", file=sys.stderr)
+    return status
+
+
+def _wait(text: str) -> float:
+    value = seconds(text)
+    if value > _LONGEST_WAIT:
+        raise argparse.ArgumentTypeError(f"{text} is more than {_LONGEST_WAIT:g} seconds")
+    return value

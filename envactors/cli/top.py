@@ -1,0 +1,172 @@
+"""``envactors top``: a live table of a running program's actors."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from envactors.cli.monitored import Program
+
+_SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
+_NEEDED = ("psutil", "rich")
+# Between the two snapshots of which the rates are made, in seconds.
+_APART = 0.5
+# Where there is no terminal, so that nothing is left out.
+_WIDTH = 200
+
+_DESCRIPTION = """\
+Shows the actors of a running program, twice a second: what each is at and for how
+long, its steps per second, how long they take, and its memory. On the key Enter it
+shows the stacks of the selected one and the last lines that it printed. No env is
+touched. If the output is not a terminal, it prints one table.
+
+PROGRAM is a process id, or the path given to ea.monitor(); without it all programs of
+yours that are monitored are shown. A program is monitored if it was started with
+ENVACTORS_MONITOR=1 in its environment, or has called ea.monitor().
+"""
+_EPILOG = f"""\
+keys:
+  up, down     select an actor (also k and j)
+  Enter        show the stacks and the output of the selected one (also t)
+  Esc          go back (also b)
+  s            sort by the next one of name, steps/s, p99, RSS, age, restarts
+  p            pause
+  q            quit
+
+exit status:
+  {_SHOWN}    shown; also if the program has ended meanwhile
+  {_NOT_FOUND}    no such program, or one does not answer
+  {_NOT_RUN}    wrong arguments, or something to install first
+  130  interrupted by Ctrl-C
+"""
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "top",
+        help="watch the actors of a running program",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a process id, or the path of a socket")
+    parser.add_argument("--once", action="store_true", help="print one table and exit")
+    parser.add_argument("--json", action="store_true", help="print what the programs answer, as a list, and exit")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: As `register` describes them.
+
+    Returns:
+        The exit status.
+    """
+    from envactors.cli.monitored import NO_PROGRAM, ProgramError, find_program, find_programs
+
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing and not arguments.json:
+        return _fail(f"needs {' and '.join(missing)}: pip install 'envactors[demo]'", _NOT_RUN, colon="")
+    try:
+        programs = find_programs() if arguments.program is None else [find_program(arguments.program)]
+    except ProgramError as error:
+        return _fail(str(error), _NOT_FOUND)
+    except OSError as error:
+        return _fail(str(error), _NOT_RUN)
+    if arguments.json:
+        return _print_json(programs)
+    if not programs:
+        return _fail(NO_PROGRAM, _NOT_FOUND)
+    console = None if arguments.once else _terminal()
+    return _print_tables(programs) if console is None else _watch(console, programs)
+
+
+def _terminal() -> Console | None:
+    """Return the terminal to draw on; None if there is none, or none with keys."""
+    from envactors.cli.views import terminal
+
+    console = terminal()
+    return console if console is not None and sys.stdin.isatty() and console.encoding.startswith("utf") else None
+
+
+def _watch(console: Console, programs: list[Program]) -> int:
+    from envactors.cli.monitored import ProgramError
+    from envactors.cli.top_live import watch
+
+    if len(programs) == 1:
+        try:
+            programs[0].ask({"get": "snapshot"})
+        except ProgramError as error:
+            if error.is_lost:
+                return _fail(str(error), _NOT_FOUND)
+            # Whatever it is that keeps it from answering may end while it is watched.
+    console.print(watch(console, programs), markup=False, end="")
+    return _SHOWN
+
+
+def _print_json(programs: list[Program]) -> int:
+    answers, troubles = _ask_all(programs)
+    found = [
+        {"pid": program.pid, "error": troubles[program]} if program in troubles else answers[program]
+        for program in programs
+    ]
+    print(json.dumps(found, indent=2))
+    return _SHOWN if found and not troubles else _NOT_FOUND
+
+
+def _print_tables(programs: list[Program]) -> int:
+    from rich.console import Console
+
+    from envactors.cli.top_rows import Sampler
+    from envactors.cli.top_view import report
+
+    # A character that the terminal's encoding does not have is no reason to show nothing.
+    getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="replace")
+    is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(highlight=False, width=_WIDTH if is_plain else None)
+    samplers = {program: Sampler() for program in programs}
+    before, troubles = _ask_all(programs)
+    for program, answer in before.items():
+        samplers[program].sample(answer)
+    if before:
+        time.sleep(_APART)
+    answers, troubles_since = _ask_all([*before])
+    for number, (program, answer) in enumerate(answers.items()):
+        if number:
+            console.print()
+        console.print(report(samplers[program].sample(answer), console))
+    for trouble in (troubles | troubles_since).values():
+        _fail(trouble, _NOT_FOUND)
+    return _NOT_FOUND if troubles or troubles_since else _SHOWN
+
+
+def _ask_all(programs: list[Program]) -> tuple[dict[Program, dict[str, Any]], dict[Program, str]]:
+    """Return the snapshots of programs that are asked side by side, and why there is none of the others."""
+    from envactors.cli.monitored import ProgramError
+
+    answers, troubles = {}, {}
+    with ThreadPoolExecutor(max(1, len(programs))) as threads:
+        asked = [(program, threads.submit(program.ask, {"get": "snapshot"})) for program in programs]
+    for program, future in asked:
+        try:
+            answers[program] = future.result()
+        except ProgramError as error:
+            troubles[program] = str(error)
+    return answers, troubles
+
+
+def _fail(text: str, status: int, colon: str = ":") -> int:
+    print(f"envactors top{colon} {text}", file=sys.stderr)
+    return status
