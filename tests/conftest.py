@@ -18,7 +18,16 @@ from envactors.testing.leaks import describe, inventory, settled_inventory
 OF_FRAMEWORKS = {"test_dask", "test_mlagents", "test_sb3", "test_tianshou"}
 # Whose point is how processes start, or that run programs of their own.
 OF_FRESH_PROCESSES = {
-    *("test_backends", "test_bench", "test_demo", "test_docs", "test_fork_server", "test_notebooks", "test_scripts")
+    *(
+        "test_backends",
+        "test_bench",
+        "test_demo",
+        "test_docs",
+        "test_fork_server",
+        "test_notebooks",
+        "test_scripts",
+        "test_top",
+    )
 }
 
 

@@ -93,8 +93,8 @@ class TableScreen:
         foot = Text(_TABLE_KEYS.format(order=ORDERS[self._order].name, pause=pause, back=back), "dim", no_wrap=True)
         foot.overflow = "ellipsis"
         notes = []
-        if view.trouble is not None:
-            notes.append(Text(view.trouble, "bold red"))
+        if (trouble := self._watch.view.trouble) is not None:
+            notes.append(Text(trouble, "bold red"))
         if self._paused:
             notes.append(Text("paused", "bold yellow"))
         if view.picture is None:
@@ -102,7 +102,7 @@ class TableScreen:
         rows = self._rows(view.picture)
         if not rows:
             notes.append(Text("no actors now", "dim"))
-        dimmed = view.trouble is not None
+        dimmed = trouble is not None
         return screen(view.picture, console, rows, notes=notes, foot=foot, selected=self._selected, dimmed=dimmed)
 
     def on_key(self, key: str) -> Screen | Back | Quit | None:

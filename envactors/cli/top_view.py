@@ -127,12 +127,23 @@ def head_lines(picture: Picture, console: Console, *, most: int | None = None) -
     first.truncate(max(1, console.width - state.cell_len), overflow="ellipsis")
     lines = [first + state]
     for number, vector in enumerate(picture.vectors):
-        wrapped = list(Text(vector).wrap(console, console.width))
+        wrapped = _wrap(vector, console.width)
         if most is not None and len(lines) + len(wrapped) > most - (number + 1 < len(picture.vectors)):
             lines.append(Text(f"and {len(picture.vectors) - number} vectors more", "dim"))
             break
         lines += wrapped
     return lines
+
+
+def _wrap(text: str, width: int) -> list[Text]:
+    """Return a vector's line in as many lines as it takes, broken between its parts."""
+    lines: list[str] = []
+    for part in re.findall(r"[^;,]+(?:; |, |$)", text):
+        if lines and cell_len((lines[-1] + part).rstrip()) <= width:
+            lines[-1] += part
+        else:
+            lines.append(("  " if lines else "") + part)
+    return [Text(line.rstrip(), no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def fit_columns(rows: Sequence[ActorRow], width: int) -> list[tuple[Column, int]]:

@@ -165,12 +165,12 @@ class Server:
     def _serve(self) -> None:
         threads: list[threading.Thread] = []
         while not self._closing.is_set():
-            threads = [thread for thread in threads if thread.is_alive()]
             try:
                 client, _ = self._socket.accept()
             except OSError:
                 self._closing.wait(_REST)  # closed, or there is no free descriptor just now
                 continue
+            threads = [thread for thread in threads if thread.is_alive()]
             if len(threads) >= _MOST_CLIENTS or not _is_of_this_user(client):
                 client.close()
                 continue
