@@ -32,6 +32,7 @@ _LEAST_FAILURE = 16
 _GAP = 2
 # Head and line of a table.
 _TABLE_LINES = 2
+# Rows that the head leaves room for.
 _LEAST_ROWS = 3
 
 
@@ -89,7 +90,7 @@ COLUMNS = (
     _FAILURE,
 )
 # What is left out first where there is little room.
-_LESSER = ("last failure", "node", "CPU %", "vector", "p50", "RSS", "restarts", "under way", "p99")
+_LESSER = ("CPU %", "node", "last failure", "vector", "p50", "RSS", "restarts", "under way", "p99")
 # What is left out if it says nothing.
 _SELDOM = ("node", "last failure")
 
@@ -138,7 +139,7 @@ def head_lines(picture: Picture, console: Console, *, most: int | None = None) -
 def _wrap(text: str, width: int) -> list[Text]:
     """Return a vector's line in as many lines as it takes, broken between its parts."""
     lines: list[str] = []
-    for part in re.findall(r"[^;,]+(?:; |, |$)", text):
+    for part in re.split(r"(?<=[;,] )", text):
         if lines and cell_len((lines[-1] + part).rstrip()) <= width:
             lines[-1] += part
         else:
@@ -228,14 +229,16 @@ def screen(
         selected: The key of the actor that is marked.
         dimmed: Whether the numbers are not fresh.
     """
-    head = head_lines(picture, console, most=max(2, console.height // 3))
+    # Besides the head and the rows: the table's head, a line on those that are left out, and the last line.
+    others = len(notes) + _TABLE_LINES + 2
+    head = head_lines(picture, console, most=max(2, min(console.height // 3, console.height - others - _LEAST_ROWS)))
     if dimmed:
         for line in head:
             line.stylize("dim")
     above = [*head, *notes]
-    room = max(_LEAST_ROWS, console.height - len(above) - _TABLE_LINES - 1)
-    if len(rows) > room:
-        room = max(_LEAST_ROWS, room - 1)
+    room = max(1, console.height - len(head) - others)
+    if len(rows) == room + 1:
+        room += 1  # no row is left out then
     first, shown = window(rows, selected, room)
     table = actor_table(rows, shown, console.width, selected=selected, dimmed=dimmed)
     below = []
