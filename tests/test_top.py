@@ -32,6 +32,7 @@ from envactors.cli.top_rows import ActorRow, Picture, Sampler
 from envactors.cli.top_screens import Back, DetailScreen, ListScreen, Quit, TableScreen, View
 from envactors.cli.top_view import ORDERS, actor_table, fit_columns, head_lines, report, screen
 from envactors.cli.units import duration, rate, size
+from envactors.observe.programs import ask
 from envactors.testing.envs import expected_checksum
 
 COMMAND = [sys.executable, "-W", "error", "-m", "envactors.cli"]
@@ -44,6 +45,10 @@ import ctypes, os, sys, time
 import numpy as np
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv
+
+def step_until(path):
+    while not os.path.exists(path):
+        envs.step([1] * 4)
 
 envs = ea.VectorEnv([lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(4)], envs_per_actor=2, on_failure="renew")
 envs.reset(seed=0)
@@ -153,11 +158,11 @@ def stop(pid):
 # Once ------------------------------------------------------------------------------------------------------
 
 
-def test_one_table_has_what_actors_are_at(program):
-    program.do("exec('for _ in range(50): envs.step([1] * 4)')")
+def test_one_table_has_what_actors_are_at(program, tmp_path):
+    program.begin(f"step_until({str(tmp_path / 'enough')!r})")
     run("top")
-    program.begin("end = time.monotonic() + 3; exec('while time.monotonic() < end: envs.step([1] * 4)')")
     shown = run("top", "--once")
+    (tmp_path / "enough").touch()
     program.end()
     assert (shown.returncode, shown.stderr) == (0, "")
     first, vector, _, head, _, *rows = shown.stdout.splitlines()
@@ -314,8 +319,8 @@ def test_a_program_that_was_killed(program):
 def test_a_worker_that_hangs_in_c(program):
     program.do("envs[3].arm('hang_in_c').result()")
     program.do("envs.send([1] * 4)")
-    found = find_program(str(program.pid))
-    wait_until(lambda: found.ask({"get": "snapshot"})["actors"][0]["method"] is None)
+    path = find_program(str(program.pid)).path
+    wait_until(lambda: ask(path, {"get": "snapshot"}, SOON)["actors"][0]["method"] is None)
     shown = run("top", "--once")
     assert re.search(r"envs-2-3 +0 +busy +step \d", shown.stdout)
     assert re.search(r"envs-0-1 +0 +idle +\d", shown.stdout)

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _watch(console: Console, programs: list[Program]) -> int:
             if error.is_lost:
                 return _fail(str(error), _NOT_FOUND)
             # Whatever it is that keeps it from answering may end while it is watched.
-    console.print(watch(console, programs), markup=False, end="")
+    console.print(watch(console, programs), markup=False, highlight=False, soft_wrap=True, end="")
     return _SHOWN
 
 
@@ -154,6 +153,8 @@ def _print_tables(programs: list[Program]) -> int:
 
 def _ask_all(programs: list[Program]) -> tuple[dict[Program, dict[str, Any]], dict[Program, str]]:
     """Return the snapshots of programs that are asked side by side, and why there is none of the others."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from envactors.cli.monitored import ProgramError
 
     answers, troubles = {}, {}
