@@ -171,7 +171,7 @@ def test_one_table_has_what_actors_are_at(program, tmp_path):
     assert " ".join(head.split()) == "actor vector state under way steps/s p50 p99 RSS CPU % restarts"
     assert [row.split()[0] for row in rows] == ["envs-0-1", "envs-2-3"]
     for row in rows:
-        found = re.search(r" ([\d,.]+) +[\d.]+ ms +[\d.]+ ms +\d+ MB +\d+ +0 *$", row)
+        found = re.search(r" ([\d,.]+) +[\d.]+ [µm]s +[\d.]+ [µm]s +\d+ MB +\d+ +0$", row)
         assert float(found[1].replace(",", "")) > 10
 
 
@@ -301,6 +301,10 @@ def test_a_caller_in_c_code_that_holds_the_gil(program):
     assert complaint(ended) == said
     assert ended.seconds < AT_ONCE + START
     assert complaint(run("stacks")) == said
+    with terminal(program.pid) as top:
+        top.wait_for(said, AT_ONCE + START)
+        top.press("q")
+        assert top.end() == (0, "")
     program.begin("")
     program.end()
     program.check_steps()
@@ -517,7 +521,7 @@ def test_what_holds_up_a_program_is_shown_with_the_last_numbers(program):
         assert top.end() == (0, "")
 
 
-@pytest.mark.parametrize("how", ["killed", "at its end", "in the stacks"])
+@pytest.mark.parametrize("how", ["killed", "at its end", "in the stacks", "monitored no more"])
 def test_a_program_that_ends_while_it_is_watched(program, how):
     with terminal() as top:
         top.wait_for(lambda lines: len(names(lines)) == 2)
@@ -526,14 +530,17 @@ def test_a_program_that_ends_while_it_is_watched(program, how):
             top.wait_for("most recent call first")
         if how == "at its end":
             program.process.stdin.close()
-            program.process.wait(SOON)
+        elif how == "monitored no more":
+            program.do(
+                "from envactors.observe import monitor; [server.close() for server in monitor._servers.values()]"
+            )
         else:
             program.process.kill()
         begun = time.monotonic()
         status, left = top.end()
         assert time.monotonic() - begun < AT_ONCE + START
     assert status == 0
-    assert re.fullmatch(rf"program {program.pid} (has ended|is not monitored: .*)\n", left)
+    assert left == f"program {program.pid} {'is not monitored any more' if 'no more' in how else 'has ended'}\n"
 
 
 def test_one_of_several_is_chosen(runtime):
@@ -806,7 +813,7 @@ def test_stacks_that_are_long_are_scrolled():
 def test_rates_come_of_two_snapshots():
     fields = ("key", "vector", "method", "node", "p50", "p99")
     of_actor = {**dict.fromkeys(fields), "name": "env-\x1b[31m0", "state": "idle", "pid": os.getpid(), "elapsed": 0.0}
-    of_actor |= {"rss": 1, "restarts": 0, "last_failure": "bad\x07"}
+    of_actor |= {"rss": 1, "restarts": 0, "last_failure": "actor 'env-0' (env 0, pid 7) died\x07"}
 
     def snapshot(at, steps, **changes):
         actors = [{**of_actor, "steps": steps, **changes}]
@@ -815,7 +822,7 @@ def test_rates_come_of_two_snapshots():
     sampler = Sampler()
     (row,) = sampler.sample(snapshot(10.0, 100)).rows
     assert (row.rate, row.cpu) == (None, None)
-    assert (row.name, row.failure) == ("env-�[31m0", "bad�")
+    assert (row.name, row.failure) == ("env-�[31m0", "died�")
     shown = sampler.sample(snapshot(10.5, 350))
     assert shown.rows[0].rate == 500.0
     assert shown.rows[0].cpu >= 0
@@ -827,9 +834,22 @@ def test_rates_come_of_two_snapshots():
 
 
 def test_a_few_characters_say_how_much():
-    durations = (0.0, 0.00018, 0.0018, 0.018, 0.18, 1.8, 59.94, 61, 3599, 3660, 90_000)
+    durations = (0.0, 0.000018, 0.00018, 0.0018, 0.018, 0.18, 1.8, 59.94, 61, 3599, 3660, 90_000)
     assert [*map(duration, durations)] == (
-        ["0.00 ms", "0.18 ms", "1.8 ms", "18 ms", "180 ms", "1.8 s", "59.9 s", "1m01s", "59m59s", "1h01m", "1d01h"]
+        [
+            "0 µs",
+            "18 µs",
+            "0.18 ms",
+            "1.8 ms",
+            "18 ms",
+            "180 ms",
+            "1.8 s",
+            "59.9 s",
+            "1m01s",
+            "59m59s",
+            "1h01m",
+            "1d01h",
+        ]
     )
     assert [*map(size, (0, 123_456_789, 1_234_567_890))] == ["0 MB", "123 MB", "1.2 GB"]
     assert [*map(rate, (0, 0.25, 2.5, 25.4, 1234.5))] == ["0", "0.25", "2.5", "25", "1,234"]

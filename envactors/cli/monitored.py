@@ -86,6 +86,10 @@ class Program:
     def _explain_state(self, state: str) -> str:
         return f"{self} {state}" + (f": kill -CONT {self.pid}" if state.startswith(_STOPPED) else "")
 
+    def has_ended(self) -> bool:
+        """Return whether its process is known to have ended."""
+        return self.pid is not None and describe_state(self.pid) == _ENDED
+
     def command(self) -> str:
         """Return its command line, as the system knows it; empty if it does not."""
         if self.pid is None:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_stacks(program: Program, name: str | None, timeout: float) -> int:
-    from envactors.cli.monitored import headline
+    from envactors.cli.monitored import headline, printable
 
     actors = program.ask({"get": "stacks", "name": name, "timeout": timeout}, wait=timeout)["actors"]
     if not actors and name is not None:
@@ -85,7 +85,7 @@ def _print_stacks(program: Program, name: str | None, timeout: float) -> int:
         print(f"{program} has no actors now")
     for number, actor in enumerate(actors):
         print("\n" * (number > 0) + f"==== {headline(actor)} ====")
-        print(actor["stacks"].rstrip("\n"))
+        print(printable(actor["stacks"].rstrip("\n")))
     return _SHOWN
 
 

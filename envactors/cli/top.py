@@ -104,14 +104,16 @@ def _watch(console: Console, programs: list[Program]) -> int:
     from envactors.cli.monitored import ProgramError
     from envactors.cli.top_live import watch
 
+    trouble = None
     if len(programs) == 1:
         try:
             programs[0].ask({"get": "snapshot"})
         except ProgramError as error:
             if error.is_lost:
                 return _fail(str(error), _NOT_FOUND)
-            # Whatever it is that keeps it from answering may end while it is watched.
-    console.print(watch(console, programs), markup=False, highlight=False, soft_wrap=True, end="")
+            trouble = str(error)  # which may be over while it is watched
+    last_words = watch(console, programs, trouble)
+    console.print(last_words, markup=False, highlight=False, soft_wrap=True, end="")
     return _SHOWN
 
 
@@ -143,9 +145,11 @@ def _print_tables(programs: list[Program]) -> int:
         time.sleep(_APART)
     answers, troubles_since = _ask_all([*before])
     for number, (program, answer) in enumerate(answers.items()):
-        if number:
-            console.print()
-        console.print(report(samplers[program].sample(answer), console))
+        with console.capture() as captured:
+            console.print(report(samplers[program].sample(answer), console))
+        # Cells are padded to the width of their column.
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        print("\n" * (number > 0) + "\n".join(lines))
     for trouble in (troubles | troubles_since).values():
         _fail(trouble, _NOT_FOUND)
     return _NOT_FOUND if troubles or troubles_since else _SHOWN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -17,24 +18,30 @@ from envactors.cli.top_screens import Back, ListScreen, Quit, Screen, TableScree
 
 # Between two requests for a snapshot, in seconds.
 _INTERVAL = 0.5
+# How long a program that has removed its socket may take to end, and how often that is looked up, in seconds.
+_FAREWELL = 1.2
+_POLL = 0.02
 # How long a worker may take to write its stacks, in seconds.
 _STACKS_WAIT = 1.0
 # The screen is redrawn at least this often, in seconds: its size may have changed.
 _REDRAW = 0.5
 
 
-def watch(console: Console, programs: Sequence[Program]) -> str:
+def watch(console: Console, programs: Sequence[Program], trouble: str | None = None) -> str:
     """Show programs until the user quits, or what is shown has ended.
 
     Args:
         console: The terminal.
         programs: The programs; of several one is chosen from a list.
+        trouble: Why the first of them does not answer, if that is known.
 
     Returns:
         What is to be said when the screen is as before; empty for nothing.
     """
     with Keyboard(sys.stdin.fileno()) as keyboard, contextlib.ExitStack() as stack:
-        watches = [stack.enter_context(Watch(program, keyboard.wake)) for program in programs]
+        watches = [Watch(program, keyboard.wake, trouble) for program in programs]
+        for one in watches:
+            stack.enter_context(one)
         screens: list[Screen] = [TableScreen(watches[0]) if len(watches) == 1 else ListScreen(watches)]
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
         while True:
@@ -60,11 +67,12 @@ class Watch:
     Args:
         program: The program.
         changed: Called in that thread when there is something to show.
+        trouble: Why the program does not answer, if that is known.
     """
 
-    def __init__(self, program: Program, changed: Callable[[], None]) -> None:
+    def __init__(self, program: Program, changed: Callable[[], None], trouble: str | None = None) -> None:
         self.program = program
-        self.view = View(None, None, is_lost=False)
+        self.view = View(None, trouble, is_lost=False)
         self._changed = changed
         self._over = threading.Event()
 
@@ -87,9 +95,18 @@ class Watch:
                 picture = sampler.sample(self.program.ask({"get": "snapshot"}))
                 self.view = View(picture, None, is_lost=False)
             except ProgramError as error:
-                self.view = View(picture, str(error), is_lost=error.is_lost)
+                text = self._last_words() if error.is_lost else str(error)
+                self.view = View(picture, text, is_lost=error.is_lost)
             self._changed()
             self._over.wait(_INTERVAL)
+
+    def _last_words(self) -> str:
+        """Return why there is nobody to ask any more."""
+        # A program that ends has removed its socket some time before.
+        end = time.monotonic() + _FAREWELL
+        while not self.program.has_ended() and time.monotonic() < end and not self._over.wait(_POLL):
+            pass
+        return f"{self.program} has ended" if self.program.has_ended() else f"{self.program} is not monitored any more"
 
 
 class Inquiry:

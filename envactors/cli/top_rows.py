@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from typing import Any
 
 import psutil
 
 from envactors.cli.monitored import one_line, printable
+from envactors.cli.reports import count
+
+# How messages of `envactors.ActorError` begin; the table says already which actor it is.
+_WHO = re.compile(r"actor '[^']*' \([^)]*\) ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +86,9 @@ class Sampler:
     def sample(self, snapshot: dict[str, Any]) -> Picture:
         """Return the picture of a snapshot; see `envactors.observe.snapshot.Snapshot`."""
         actors, seconds = snapshot["actors"], snapshot["at"] - self._at
-        self._processes.look([snapshot["pid"], *(a["pid"] for a in actors if a["pid"] is not None and not a["node"])])
+        self._processes.refresh(
+            [snapshot["pid"], *(a["pid"] for a in actors if a["pid"] is not None and not a["node"])]
+        )
         rows = [self._row(actor, seconds) for actor in actors]
         self._at, self._steps = snapshot["at"], {actor["key"]: actor["steps"] for actor in actors}
         return Picture(
@@ -112,7 +119,7 @@ class Sampler:
             cpu=self._processes.cpu_of(local),
             restarts=actor["restarts"],
             node=actor["node"],
-            failure=None if failure is None else printable(failure),
+            failure=None if failure is None else _WHO.sub("", printable(failure), count=1),
         )
 
 
@@ -123,15 +130,15 @@ class Processes:
         self._known: dict[int, psutil.Process] = {}
         self._seen: dict[int, tuple[str, float | None]] = {}
 
-    def look(self, pids: list[int]) -> None:
-        """Look at these processes, and forget all others."""
+    def refresh(self, pids: list[int]) -> None:
+        """Read the states of these processes, and forget all others."""
         wanted, self._seen = set(pids), {}
         self._known = {pid: process for pid, process in self._known.items() if pid in wanted}
         for pid in wanted:
             is_new = pid not in self._known
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
                 process = self._known.setdefault(pid, psutil.Process(pid))
-                cpu = process.cpu_percent()  # of the first look it says nothing
+                cpu = process.cpu_percent()  # it says nothing the first time
                 self._seen[pid] = process.status(), None if is_new else cpu
 
     def state_of(self, pid: int | None) -> str | None:
@@ -139,10 +146,10 @@ class Processes:
         return self._seen[pid][0] if pid in self._seen else None
 
     def cpu_of(self, pid: int | None) -> float | None:
-        """Return the processor time that it took between the last two looks, in percent; None if that is not known."""
+        """Return the processor time that it took between the last two refreshes, in percent; None if unknown."""
         return self._seen[pid][1] if pid in self._seen else None
 
 
 def _vector_line(vector: dict[str, Any]) -> str:
-    counts = f"{vector['envs']} envs, {vector['steps']:,} steps, {vector['episodes']:,} episodes"
+    counts = f"{count(vector['envs'], 'env')}, {vector['steps']:,} steps, {vector['episodes']:,} episodes"
     return printable(f"vector {vector['number']}: {counts}; {vector['where']}")

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from envactors.cli.reports import count
 from envactors.cli.top_rows import ActorRow, Picture
 from envactors.cli.units import duration, rate, size
 from envactors.cli.views import plain_table
@@ -130,7 +131,7 @@ def head_lines(picture: Picture, console: Console, *, most: int | None = None) -
     for number, vector in enumerate(picture.vectors):
         wrapped = _wrap(vector, console.width)
         if most is not None and len(lines) + len(wrapped) > most - (number + 1 < len(picture.vectors)):
-            lines.append(Text(f"and {len(picture.vectors) - number} vectors more", "dim"))
+            lines.append(Text(f"and {count(len(picture.vectors) - number, 'vector')} more", "dim"))
             break
         lines += wrapped
     return lines

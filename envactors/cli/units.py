@@ -7,6 +7,8 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 def duration(seconds: float) -> str:
     """Return a duration, such as ``"18 ms"`` or ``"3m05s"``."""
+    if seconds < 0.0000995:
+        return f"{1e6 * seconds:.0f} µs"
     if seconds < 0.9995:
         milliseconds = 1000 * seconds
         return f"{milliseconds:.{_decimals(milliseconds)}f} ms"

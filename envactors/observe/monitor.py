@@ -236,6 +236,7 @@ def _is_of_this_user(client: socket.socket) -> bool:
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True
+    # The user it was when it connected.
     _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
     return bool(uid == os.geteuid())
 
