@@ -692,7 +692,7 @@ def test_a_screen_has_its_height_and_shows_the_selected_actor(height, count, vec
     for selected in {0, count // 2, max(0, count - 1)}:
         lines = lines_of(
             lambda console, selected=selected: screen(
-                shown, console, shown.rows, notes=[Text("a note")], foot=foot, selected=selected, dimmed=True
+                shown, console, shown.rows, notes=[Text("a note " * 15)], foot=foot, selected=selected, dimmed=True
             ),
             80,
             height,

@@ -230,6 +230,7 @@ def screen(
         selected: The key of the actor that is marked.
         dimmed: Whether the numbers are not fresh.
     """
+    notes = [line for note in notes for line in note.wrap(console, console.width)]
     # Besides the head and the rows: the table's head, a line on those that are left out, and the last line.
     others = len(notes) + _TABLE_LINES + 2
     head = head_lines(picture, console, most=max(2, min(console.height // 3, console.height - others - _LEAST_ROWS)))
