@@ -578,6 +578,20 @@ def test_a_signal_restores_the_terminal(program, signum, status):
         assert top.output.rindex(b"\x1b[?25h") > top.output.rindex(b"\x1b[?25l")
 
 
+def test_it_ends_with_its_terminal(program):
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    with subprocess.Popen(
+        [*COMMAND, "top"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        assert os.read(ours, 100)
+        os.close(ours)
+        _, errors = process.communicate(timeout=SOON)
+    assert (process.returncode, errors) == (129, b"")
+    program.check_steps()
+
+
 def test_without_keys_there_is_one_table(program):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

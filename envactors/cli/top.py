@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from envactors.cli.monitored import Program
 
 _SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
+_TERMINAL_GONE = 129  # exit status that shells report after SIGHUP
 _NEEDED = ("psutil", "rich")
 # Between the two snapshots of which the rates are made, in seconds.
 _APART = 0.5
@@ -112,8 +114,15 @@ def _watch(console: Console, programs: list[Program]) -> int:
             if error.is_lost:
                 return _fail(str(error), _NOT_FOUND)
             trouble = str(error)  # which may be over while it is watched
-    last_words = watch(console, programs, trouble)
-    console.print(last_words, markup=False, highlight=False, soft_wrap=True, end="")
+    try:
+        last_words = watch(console, programs, trouble)
+        console.print(last_words, markup=False, highlight=False, soft_wrap=True, end="")
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        # The interpreter flushes stdout again at exit, which would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _TERMINAL_GONE
     return _SHOWN
 
 
