@@ -325,6 +325,22 @@ def test_without_free_descriptors_a_client_waits(path):
         assert json.loads(read_all(late))["pid"] == os.getpid()
 
 
+def test_without_a_thread_for_it_a_client_is_turned_away(path, monkeypatch):
+    start, refused = threading.Thread.start, []
+
+    def start_unless_refused(thread):
+        if thread.name == "envactors-monitor-client" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_unless_refused)
+    with ea.monitor(path):
+        with pytest.raises(NoAnswerError):
+            ask(path, SNAPSHOT)
+        assert ask(path, SNAPSHOT)["pid"] == os.getpid()
+
+
 def test_an_error_while_answering_is_logged_and_no_more(path, monkeypatch, caplog):
     answer = server._answer
     monkeypatch.setattr(server, "_answer", lambda *_: 1 // 0)
