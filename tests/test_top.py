@@ -130,6 +130,12 @@ def program(runtime):
         yield program
 
 
+def without_size():
+    """The environment, without what says how large the terminal is and whether there are colours."""
+    hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
+
+
 def run(*arguments, **environment):
     begun = time.monotonic()
     ended = subprocess.run(
@@ -137,7 +143,7 @@ def run(*arguments, **environment):
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **environment},
+        env={**without_size(), **environment},
         timeout=40,
     )
     ended.seconds = time.monotonic() - begun
@@ -413,9 +419,7 @@ def terminal(*arguments, size=(24, 100)):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     before = termios.tcgetattr(theirs)
-    hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment |= {"TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    environment = {**without_size(), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     command = [*COMMAND, "top", *map(str, arguments)]
     try:
         with subprocess.Popen(
@@ -580,7 +584,7 @@ def test_a_signal_restores_the_terminal(program, signum, status):
 
 def test_it_ends_with_its_terminal(program):
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+    environment = {**without_size(), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     with subprocess.Popen(
         [*COMMAND, "top"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment, start_new_session=True
     ) as process:
@@ -595,7 +599,9 @@ def test_it_ends_with_its_terminal(program):
 def test_without_keys_there_is_one_table(program):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    ended = subprocess.run([*COMMAND, "top"], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+    ended = subprocess.run(
+        [*COMMAND, "top"], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=without_size()
+    )
     screen = os.read(ours, 1 << 16).decode()
     os.close(ours)
     os.close(theirs)
