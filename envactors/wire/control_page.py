@@ -214,9 +214,9 @@ class ControlPage:
         self.counters[ENV_INDEX] = env
 
     def record_span(self) -> None:
-        """Write down the step or reset that has run and ends now."""
+        """Write down the step that has run and ends now, before a reset begins within it."""
         counters = self.counters
-        self.spans.add(self.times[SINCE], time.monotonic(), counters[BEGUN], counters[ENV_INDEX], counters[METHOD])
+        self.spans.add(self.times[SINCE], time.monotonic(), counters[BEGUN], counters[ENV_INDEX], METHOD_STEP)
 
     def finish_step(self, call_id: int) -> None:
         """Record that a batch step has finished, and ring if anybody waits for that rather than for its results."""

@@ -19,11 +19,12 @@ from envactors.wire.durations import SIZE_PER_ENV, Histograms
 # `envactors.wire.durations.METHOD_STEP` or ``METHOD_RESET``.
 SPAN: Final = np.dtype([("begin", "f8"), ("end", "f8"), ("call_id", "i8"), ("position", "i4"), ("method", "i4")])
 _pack = struct.Struct("ddqii").pack_into
-# The first row of the ring has two counters: of the spans that were ever written, and of those that were counted.
-RING_SIZE: Final = 1 << 17
-_ROWS = RING_SIZE // SPAN.itemsize - 1
-# So many at a time are counted.
+# Spans are counted so many at a time, and the ring has room for so many.
 _FOLD = 1 << 10
+_ROWS = 4 * _FOLD
+# Two counters come before the ring: of the spans that were ever written, and of those that were counted.
+_HEADER = SPAN.itemsize
+RING_SIZE: Final = _HEADER + _ROWS * SPAN.itemsize
 
 Spans = npt.NDArray[np.void]
 
@@ -42,7 +43,7 @@ class SpanRing:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._header = memory[: SPAN.itemsize].cast("q")
+        self._header = memory[:_HEADER].cast("q")
         self._envs = (len(memory) - RING_SIZE) // (2 * SIZE_PER_ENV)
         # In the worker: the two counters.
         self._written = self._folded = 0
@@ -61,7 +62,8 @@ class SpanRing:
         """Count the next spans in the other copy of the histograms, which counts from then on."""
         counted, following = self._copy(self._folded), self._copy(self._folded + _FOLD)
         following.assign(counted)
-        _count(following, self._rows(self._folded, self._folded + _FOLD))
+        start = self._folded % _ROWS
+        _count(following, self._all_rows()[start : start + _FOLD])
         self._folded += _FOLD
         self._header[1] = self._folded
 
@@ -69,7 +71,7 @@ class SpanRing:
 
     def clear(self) -> None:
         """Forget everything, before the worker writes for the first time."""
-        self._memory[: SPAN.itemsize] = bytes(SPAN.itemsize)
+        self._memory[:_HEADER] = bytes(_HEADER)
         self._memory[RING_SIZE:] = bytes(len(self._memory) - RING_SIZE)
 
     @property
@@ -103,13 +105,15 @@ class SpanRing:
         """Write the spans of another ring."""
         count = self._header[0]
         numbers: Any = np.arange(count, count + len(spans))[-_ROWS:]
-        np.frombuffer(self._memory, SPAN, 1 + _ROWS)[1 + numbers % _ROWS] = spans[-_ROWS:]
+        self._all_rows()[numbers % _ROWS] = spans[-_ROWS:]
         self._header[0] = count + len(spans)
 
     def _rows(self, first: int, end: int) -> Spans:
         """Return a copy of the spans of these numbers."""
-        rows: Spans = np.frombuffer(self._memory, SPAN, 1 + _ROWS)
-        return rows[1 + np.arange(first, end) % _ROWS]
+        return self._all_rows()[np.arange(first, end) % _ROWS]
+
+    def _all_rows(self) -> Spans:
+        return np.frombuffer(self._memory, SPAN, _ROWS, _HEADER)
 
     def _copy(self, folded: int) -> Histograms:
         """Return the copy of the histograms that has so many spans."""

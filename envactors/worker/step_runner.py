@@ -168,7 +168,7 @@ class StepRunner:
         after_each: Callable[[EnvRow | EnvItem], None] | None,
     ) -> None:
         page, guard, forks, thread = self._page, self._guard, self._forks, threading.get_ident()
-        counters, times, now = page.counters, page.times, time.monotonic
+        counters, times, now, record = page.counters, page.times, time.monotonic, page.spans.add
         page.is_timing = timed = counters[TIMED] != 0
         for request in due:
             hosted = request.hosted
@@ -185,10 +185,10 @@ class StepRunner:
                     transition = hosted.step(request.action(), request.autoreset, request.root_seed)
             except BaseException as error:
                 failed_with = error
-            if timed:
-                page.record_span()
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child came back here: it must not write a result
+            if timed:
+                record(times[SINCE], now(), call_id, hosted.position, counters[METHOD])
             if guard is None:
                 request.write(transition, failed_with)
             else:
