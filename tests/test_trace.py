@@ -24,7 +24,7 @@ from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.wire.durations import METHOD_RESET, METHOD_STEP
-from envactors.wire.spans import _ROWS, SpanRing, measured_size
+from envactors.wire.spans import SPANS_KEPT, SpanRing, measured_size
 
 
 class Track(list):
@@ -191,9 +191,9 @@ def test_memory_is_bounded_and_the_last_is_kept(path, monkeypatch):
     with ea.VectorEnv([EchoEnv]) as envs:
         envs.reset(seed=0)
         with ea.trace(path) as running:
-            for _ in range(_ROWS):
+            for _ in range(SPANS_KEPT):
                 envs.step([0])
-            assert running._row_count <= 500 + _ROWS
+            assert running._row_count <= 500 + SPANS_KEPT
             wait_until(lambda: running._row_count <= 500)
             envs.step([0])
             last = envs.actors[0]._supervisor.core.table.last_id
@@ -251,7 +251,7 @@ def ring_of(envs):
     return SpanRing(memoryview(bytearray(measured_size(envs))))
 
 
-@given(st.lists(st.one_of(st.integers(1, 3 * _ROWS), st.none()), max_size=8))
+@given(st.lists(st.one_of(st.integers(1, 3 * SPANS_KEPT), st.none()), max_size=8))
 def test_a_ring_yields_the_last_spans_in_order_and_counts_all(script):
     """So many numbers are written at a time; None reads."""
     ring, written, seen, last = ring_of(7), 0, 0, -1
@@ -259,7 +259,7 @@ def test_a_ring_yields_the_last_spans_in_order_and_counts_all(script):
         if count is None:
             spans, seen = ring.read(seen)
             assert seen == ring.written == written
-            assert spans["call_id"].tolist() == list(range(max(last + 1, written - _ROWS + 1), written))
+            assert spans["call_id"].tolist() == list(range(max(last + 1, written - SPANS_KEPT + 1), written))
             assert (spans["begin"] == spans["call_id"]).all()
             last = written - 1
             counted = [one for pair in ring.histograms(7).durations() for one in pair]
@@ -273,7 +273,7 @@ def test_a_ring_yields_the_last_spans_in_order_and_counts_all(script):
 
 def test_a_copy_of_a_ring_has_the_same_spans():
     ring, copy, seen = ring_of(2), ring_of(3), 0
-    for number in range(3 * _ROWS):
+    for number in range(3 * SPANS_KEPT):
         ring.add(float(number), float(number), number, 1, METHOD_STEP)
         if number % 1000 == 999:
             spans, seen = ring.read(seen)
@@ -306,7 +306,7 @@ def test_a_reader_never_finds_a_torn_span_or_histogram():
         finally:
             os.kill(writer, signal.SIGKILL)
             os.waitpid(writer, 0)
-        assert sum(steps.count for steps, _ in ring.histograms(3).durations()) == ring.written > 3 * _ROWS
+        assert sum(steps.count for steps, _ in ring.histograms(3).durations()) == ring.written > 3 * SPANS_KEPT
         for new in spans:
             assert (new["begin"] == new["call_id"]).all()
             assert (new["end"] == new["call_id"] + 0.25).all()

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from envactors.actor import engine
 from envactors.actor.inspection import read_durations, read_stats
+from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.vector.statistics import VectorStatistics, all_statistics
 from envactors.wire.durations import Durations
@@ -98,16 +99,23 @@ class Snapshot(TypedDict):
 def take_snapshot() -> Snapshot:
     """Return how the actors of this process stand; the first time, begin to take times where envs run."""
     members = [member for member in engine.members() if isinstance(member, Supervisor)]
-    alive, vector_of = set(map(id, members)), {}
     vectors: list[VectorSnapshot] = []
-    for number, statistics_of_vector in _open_vectors(alive):
-        supervisors = {id(actor._supervisor) for actor in statistics_of_vector.actors}
-        stats = statistics_of_vector.collect()
+    actors: list[ActorSnapshot] = []
+    left = {id(member): member for member in members}
+    for number, vector in _open_vectors(set(left)):
+        stats = vector.collect()
         where = str(stats) if stats.wait_seconds + stats.caller_seconds else "nothing was timed yet"
-        vector_of.update(dict.fromkeys(supervisors, number))
+        durations = iter(stats.step_seconds)
+        for handle, of_actor in zip(vector.actors, stats.actors, strict=True):
+            member = handle._supervisor
+            steps = list(itertools.islice(durations, len(member.config.start.factories)))
+            if left.pop(id(member), None) is not None:
+                actors.append(_snapshot_of(member, number, of_actor, steps))
         counts: dict[str, Any] = {"steps": sum(stats.steps), "episodes": sum(stats.episodes), "where": where}
         vectors.append({"number": number, "envs": len(stats.steps), **counts})  # type: ignore[typeddict-item]
-    actors = [_snapshot_of(member, vector_of.get(id(member))) for member in members]
+    actors += [
+        _snapshot_of(one, None, read_stats(one), [steps for steps, _ in read_durations(one)]) for one in left.values()
+    ]
     actors.sort(key=lambda actor: (actor["vector"] is None, actor["vector"] or 0, actor["name"]))
     command = [*getattr(sys, "orig_argv", sys.argv)]
     return {"pid": os.getpid(), "command": command, "at": time.monotonic(), "vectors": vectors, "actors": actors}
@@ -130,10 +138,8 @@ def find_actors(name: str | None = None, key: int | None = None) -> list[Supervi
     return sorted(found, key=lambda one: one.config.first_index)
 
 
-def _snapshot_of(actor: Supervisor, vector: int | None) -> ActorSnapshot:
-    stats, failure = read_stats(actor), None
-    steps = [steps for steps, _ in read_durations(actor)]
-    timed = [one for one in steps if one.count]
+def _snapshot_of(actor: Supervisor, vector: int | None, stats: ActorStats, steps: list[Durations]) -> ActorSnapshot:
+    timed, failure = [one for one in steps if one.count], None
     if stats.last_failure is not None:
         failure = str(stats.last_failure).partition("\n")[0][:_LONGEST_FAILURE]
     return {

@@ -26,11 +26,11 @@ from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.vector.statistics import VectorStatistics, all_statistics
 from envactors.wire.control_page import TIMED
 from envactors.wire.durations import METHOD_RESET
-from envactors.wire.spans import Spans
+from envactors.wire.spans import SPANS_KEPT, Spans
 
 _log = logging.getLogger("envactors")
-# How often the rings of workers are emptied, in seconds: before a ring can be full of steps that take 25 us each.
-_PERIOD = 0.05
+# How long to wait between two looks at the rings of workers, in seconds, at first and at least and at most.
+_FIRST_PERIOD, _LEAST_PERIOD, _MOST_PERIOD = 0.05, 0.02, 0.5
 # How many steps and resets of all workers are kept; calls and starts; waits of each caller; notices.
 MOST_STEPS = 1 << 18
 MOST_SPANS = 1 << 15
@@ -191,15 +191,19 @@ class Trace:
             return self._tracks[core]
 
     def _collect(self) -> None:
-        while not self._ended.wait(_PERIOD):
+        period = _FIRST_PERIOD
+        while not self._ended.wait(period):
+            most = 1
             for member in _supervisors():
                 with member.core.lock:  # its process is not reaped meanwhile
-                    self._take_rows(member.core, member.core.process)
+                    most = max(most, self._take_rows(member.core, member.core.process))
+            # At this rate the fullest ring is half full at the next look.
+            period = min(max(period * SPANS_KEPT / 2 / most, _LEAST_PERIOD), _MOST_PERIOD)
 
-    def _take_rows(self, core: ActorCore, process: ActorProcess | None) -> None:
-        """Take what is new in a worker's ring; under the actor's lock."""
+    def _take_rows(self, core: ActorCore, process: ActorProcess | None) -> int:
+        """Take what is new in a worker's ring, and return how much that was; under the actor's lock."""
         if process is None or not process.page.counters[TIMED]:
-            return
+            return 0
         track, page = self._track(core), process.page
         with self._lock:
             spans, self._seen[process] = page.spans.read(self._seen.get(process, 0))
@@ -211,6 +215,7 @@ class Trace:
                 if len(oldest.spans) > surplus:
                     self._rows.appendleft(oldest._replace(spans=oldest.spans[surplus:].copy()))
                 self._row_count -= min(surplus, len(oldest.spans))
+        return len(spans)
 
     # At its end ------------------------------------------------------------------------------------------
 

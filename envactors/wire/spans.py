@@ -21,10 +21,10 @@ SPAN: Final = np.dtype([("begin", "f8"), ("end", "f8"), ("call_id", "i8"), ("pos
 _pack = struct.Struct("ddqii").pack_into
 # Spans are counted so many at a time, and the ring has room for so many.
 _FOLD = 1 << 10
-_ROWS = 4 * _FOLD
+SPANS_KEPT: Final = 4 * _FOLD
 # Two counters come before the ring: of the spans that were ever written, and of those that were counted.
 _HEADER = SPAN.itemsize
-RING_SIZE: Final = _HEADER + _ROWS * SPAN.itemsize
+RING_SIZE: Final = _HEADER + SPANS_KEPT * SPAN.itemsize
 
 Spans = npt.NDArray[np.void]
 
@@ -53,16 +53,16 @@ class SpanRing:
     def add(self, begin: float, end: float, call_id: int, position: int, method: int) -> None:
         """Write a span; the oldest one is overwritten."""
         written = self._written
-        _pack(self._memory, 32 + 32 * (written % _ROWS), begin, end, call_id, position, method)
+        _pack(self._memory, 32 + 32 * (written % SPANS_KEPT), begin, end, call_id, position, method)
         self._written = self._header[0] = written + 1
-        if written - self._folded >= _FOLD:
+        if written + 1 - self._folded >= _FOLD:
             self._fold()
 
     def _fold(self) -> None:
         """Count the next spans in the other copy of the histograms, which counts from then on."""
         counted, following = self._copy(self._folded), self._copy(self._folded + _FOLD)
         following.assign(counted)
-        start = self._folded % _ROWS
+        start = self._folded % SPANS_KEPT
         _count(following, self._all_rows()[start : start + _FOLD])
         self._folded += _FOLD
         self._header[1] = self._folded
@@ -82,21 +82,20 @@ class SpanRing:
     def read(self, seen: int) -> tuple[Spans, int]:
         """Return the spans that were written after the first ``seen`` ones, and how many there are now in all."""
         written = self._header[0]
-        first = max(seen, written - _ROWS)
+        first = max(seen, written - SPANS_KEPT)
         rows = self._rows(first, written)
         # The worker may be at the row after the last one that it has counted.
-        overwritten = self._header[0] + 1 - _ROWS - first
+        overwritten = self._header[0] + 1 - SPANS_KEPT - first
         return rows[max(0, overwritten) :], written
 
     def histograms(self, envs: int) -> Histograms:
         """Return how long all steps and resets of so many envs have taken."""
         while True:  # until the worker has not gone on to the copy that is read here
             folded = self._header[1]
-            counted = self._copy(folded).copy()
-            rows, _ = self.read(folded)
+            counted, start = self._copy(folded).copy(), folded % SPANS_KEPT
+            _count(counted, self._all_rows()[start : start + self._header[0] - folded])
             if self._header[1] == folded:
                 break
-        _count(counted, rows)
         found = Histograms(envs)
         found.add(counted)
         return found
@@ -104,16 +103,16 @@ class SpanRing:
     def extend(self, spans: Spans) -> None:
         """Write the spans of another ring."""
         count = self._header[0]
-        numbers: Any = np.arange(count, count + len(spans))[-_ROWS:]
-        self._all_rows()[numbers % _ROWS] = spans[-_ROWS:]
+        numbers: Any = np.arange(count, count + len(spans))[-SPANS_KEPT:]
+        self._all_rows()[numbers % SPANS_KEPT] = spans[-SPANS_KEPT:]
         self._header[0] = count + len(spans)
 
     def _rows(self, first: int, end: int) -> Spans:
         """Return a copy of the spans of these numbers."""
-        return self._all_rows()[np.arange(first, end) % _ROWS]
+        return self._all_rows()[np.arange(first, end) % SPANS_KEPT]
 
     def _all_rows(self) -> Spans:
-        return np.frombuffer(self._memory, SPAN, _ROWS, _HEADER)
+        return np.frombuffer(self._memory, SPAN, SPANS_KEPT, _HEADER)
 
     def _copy(self, folded: int) -> Histograms:
         """Return the copy of the histograms that has so many spans."""
