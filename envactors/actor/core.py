@@ -21,7 +21,7 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import LAUNCHING, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError
-from envactors.wire.durations import Durations, Histograms
+from envactors.wire.durations import Histograms
 
 # What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
 _log = logging.getLogger("envactors.actors")
@@ -105,7 +105,7 @@ class ActorCore:
         if recording.recorder is not None:
             recording.recorder.on_process_end(self, process)
 
-    def durations(self) -> list[tuple[Durations, Durations]]:
+    def histograms(self) -> Histograms:
         """Return how long each env's steps and resets have taken since the first call of this, which begins to count.
 
         Raises:
@@ -117,7 +117,7 @@ class ActorCore:
         times = self._times.copy()
         if self.process is not None:
             times.add(self.process.page.histograms(len(self.config.start.factories)))
-        return times.durations()
+        return times
 
     def tell(self, level: int, text: str, *args: object) -> None:
         """Log something about the actor, once its lock is released."""

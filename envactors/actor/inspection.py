@@ -8,7 +8,7 @@ from envactors.actor.requests import CallRequest
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.wire.control_page import METHOD_RESET
-from envactors.wire.durations import Durations
+from envactors.wire.durations import Histograms
 
 
 def read_stats(actor: Supervisor) -> ActorStats:
@@ -36,10 +36,10 @@ def _under_way(actor: Supervisor) -> tuple[str | None, float]:
     return "reset" if progress.method == METHOD_RESET else "step", now - progress.since
 
 
-def read_durations(actor: Supervisor) -> list[tuple[Durations, Durations]]:
-    """Return how long each env's steps and resets have taken; see `envactors.actor.core.ActorCore.durations`."""
+def read_histograms(actor: Supervisor) -> Histograms:
+    """Return how long each env's steps and resets have taken; see `envactors.actor.core.ActorCore.histograms`."""
     with actor.core.lock:
-        return actor.core.durations()
+        return actor.core.histograms()
 
 
 def read_stacks(actor: Supervisor, timeout: float) -> str:

@@ -12,10 +12,10 @@ from weakref import WeakSet
 
 from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
-from envactors.actor.inspection import read_durations
+from envactors.actor.inspection import read_histograms
 from envactors.actor.states import ActorStats
 from envactors.vector.episodes import Episodes
-from envactors.wire.durations import Durations
+from envactors.wire.durations import Durations, Histograms
 
 T = TypeVar("T")
 
@@ -141,8 +141,8 @@ class VectorStatistics:
             OSError: There is not enough memory.
         """
         clock = self.begin_timing()
-        times = [read_durations(actor._supervisor) for actor in self.actors]
-        steps, resets = zip(*(pair for actor in times for pair in actor), strict=True)
+        times = Histograms.joined([read_histograms(actor._supervisor) for actor in self.actors])
+        steps, resets = zip(*times.durations(), strict=True)
         return VectorStats(
             self._episodes.steps.tolist(),
             self._episodes.episodes.tolist(),
@@ -152,7 +152,7 @@ class VectorStatistics:
             clock.caller_seconds,
             list(steps),
             list(resets),
-            [len(steps)] if self._inline else [len(actor) for actor in times],
+            [len(steps)] if self._inline else [len(actor._supervisor.config.start.factories) for actor in self.actors],
         )
 
 

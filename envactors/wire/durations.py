@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,10 @@ _BUCKETS = _PER_DOUBLING * (_LONGEST - _SHORTEST)
 _FIRST_BITS = (1023 + _SHORTEST) << 2
 METHOD_STEP: Final = 1
 METHOD_RESET: Final = 2
+# The shortest duration of each bucket, and what is longer than the last one.
+_EDGES = np.ldexp(
+    1 + np.arange(_BUCKETS + 1) % _PER_DOUBLING / _PER_DOUBLING, _SHORTEST + np.arange(_BUCKETS + 1) // _PER_DOUBLING
+)
 # What the histograms of one env take, in bytes: for each method the buckets, the sum and the longest.
 SIZE_PER_ENV: Final = 2 * 8 * (_BUCKETS + 2)
 
@@ -57,13 +61,26 @@ class Histograms:
         sums = np.frombuffer(memory, np.float64, 2 * cells, 8 * cells * _BUCKETS)
         self._totals, self._longest = sums[:cells], sums[cells:]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Histograms]) -> Histograms:
+        """Return the histograms of the envs of all parts, one after the other."""
+        found, first = cls(sum(map(len, parts))), 0
+        for part in parts:
+            found.assign(part, first)
+            first += len(part)
+        return found
+
+    def __len__(self) -> int:
+        return self._envs
+
     def copy(self) -> Histograms:
         """Return a copy with memory of its own."""
         return Histograms(self._envs, memoryview(bytearray(self._memory)))
 
-    def assign(self, other: Histograms) -> None:
-        """Take over what another one of the same size has counted."""
-        self._memory[:] = other._memory
+    def assign(self, other: Histograms, first: int = 0) -> None:
+        """Take over what another one has counted, whose first env has this number here."""
+        cells = slice(2 * first, 2 * (first + len(other)))
+        self._counts[cells], self._totals[cells], self._longest[cells] = other._counts, other._totals, other._longest
 
     def add(self, other: Histograms) -> None:
         """Count what another one has counted, of as many or of more envs."""
@@ -90,28 +107,20 @@ class Histograms:
 
     def durations(self) -> list[tuple[Durations, Durations]]:
         """Return what follows from it for the steps and the resets of each env."""
-        return [(self._durations(2 * env), self._durations(2 * env + 1)) for env in range(self._envs)]
+        ends = self._counts.cumsum(axis=1)
+        quantiles = [self._quantiles(ends, share).tolist() for share in (0.5, 0.99)]
+        columns = ends[:, -1].tolist(), self._totals.tolist(), *quantiles, self._longest.tolist()
+        cells = [Durations(*cell) for cell in zip(*columns, strict=True)]
+        return list(zip(cells[::2], cells[1::2], strict=True))
 
-    def _durations(self, cell: int) -> Durations:
-        ends = self._counts[cell].cumsum()
-        count, longest = int(ends[-1]), float(self._longest[cell])
-        if not count:
-            return Durations()
-        p50, p99 = (min(self._quantile(cell, ends, share), longest) for share in (0.5, 0.99))
-        return Durations(count, float(self._totals[cell]), p50, p99, longest)
-
-    def _quantile(self, cell: int, ends: npt.NDArray[np.int64], share: float) -> float:
-        wanted = share * float(ends[-1])
-        bucket = int(np.searchsorted(ends, wanted))
-        low, high, inside = _edge(bucket), _edge(bucket + 1), int(self._counts[cell, bucket])
-        return low + (high - low) * (1 - (float(ends[bucket]) - wanted) / inside)
+    def _quantiles(self, ends: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
+        cells, wanted = np.arange(len(ends)), share * ends[:, -1]
+        buckets = (ends < wanted[:, np.newaxis]).sum(axis=1)
+        low, high = _EDGES[buckets], _EDGES[buckets + 1]
+        inside = np.maximum(self._counts[cells, buckets], 1)
+        quantiles: npt.NDArray[np.float64] = low + (high - low) * (1 - (ends[cells, buckets] - wanted) / inside)
+        return np.minimum(quantiles, self._longest)
 
     def tobytes(self) -> bytes:
         """Return all of it, as the memory for as many envs in another process."""
         return self._memory.tobytes()
-
-
-def _edge(bucket: int) -> float:
-    """Return the shortest duration of a bucket."""
-    doublings, part = divmod(bucket, _PER_DOUBLING)
-    return math.ldexp(1 + part / _PER_DOUBLING, _SHORTEST + doublings)
