@@ -79,7 +79,7 @@ class Supervisor:
     def current_state(self) -> ActorState:
         """Return what it is doing; within a change, which must not have another one in it."""
         core = self.core
-        self.calls.steps.retire()
+        self.calls.steps.wake_waiters()
         phase, running = core.phase, core.table.running
         if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
             return ActorState.CLOSED
