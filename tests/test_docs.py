@@ -33,6 +33,7 @@ def test_code_blocks_run(page, tmp_path):
         text=True,
         timeout=55,
         check=False,
+        cwd=tmp_path,
     )
     assert done.stderr == ""
     assert done.returncode == 0
@@ -71,6 +72,6 @@ def test_the_tables_of_figures_are_those_of_the_measured_files():
 def test_every_promise_has_its_number_and_tests_that_there_are():
     page = (ROOT / "docs/reliability.md").read_text()
     promises = re.split(r"^(\d+)\. ", page.partition("\n## Where a promise")[0], flags=re.MULTILINE)
-    assert [int(number) for number in promises[1::2]] == list(range(1, 32))
+    assert [int(number) for number in promises[1::2]] == [*range(1, 32), 33]
     for number, text in zip(promises[1::2], promises[2::2], strict=True):
         assert re.search(r"`tests/\w+\.py::", text), f"promise {number} names no test"

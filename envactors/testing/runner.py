@@ -112,6 +112,7 @@ class ChaosRunner:
             self._reset([history for history in self._histories if self._oracle.expected_results])
             self._send()
             self._drain()
+            self._check_counts()
         except _RunEndedError:
             pass
         except (ea.ActorError, ea.VectorEnvError) as error:
@@ -120,10 +121,6 @@ class ChaosRunner:
         finally:
             self._update_report(at_once=True)
         stats = self._envs.stats()
-        for history, steps in zip(self._histories, stats.steps, strict=True):
-            if steps != history.delivered_steps:
-                problem = f"env {history.env_id} has delivered {history.delivered_steps} steps, and stats say {steps}"
-                self._report.count_miscounted(problem)
         for index, (driver, actor) in enumerate(zip(self._drivers, stats.actors, strict=True)):
             if actor.restarts > driver.process_ends:
                 self._report.unexplained += actor.restarts - driver.process_ends
@@ -131,6 +128,12 @@ class ChaosRunner:
                     f"actor {index} was restarted {actor.restarts} times, and lost {driver.process_ends} processes by "
                     f"faults; the last failure: {actor.last_failure}"
                 )
+
+    def _check_counts(self) -> None:
+        for history, steps in zip(self._histories, self._envs.stats().steps, strict=True):
+            if steps != history.delivered_steps:
+                problem = f"env {history.env_id} has delivered {history.delivered_steps} steps, and stats say {steps}"
+                self._report.count_miscounted(problem)
 
     def report_leftover_processes(self) -> None:
         """Report processes that are left once the envs are closed."""
