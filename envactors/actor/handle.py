@@ -146,7 +146,7 @@ class ActorView(Caller):
             timeout: How long to wait for them, in seconds.
 
         Returns:
-            The stacks as `faulthandler` writes them; if none come, one line that says why.
+            The stacks as ``faulthandler`` writes them; if none come, one line that says why.
 
         Raises:
             ValueError: ``timeout`` is negative.

@@ -156,7 +156,7 @@ class Backend(Protocol):
         spin: Whether callers and workers may spin before they sleep.
         inline: Whether workers run in the threads of their callers.
         is_far: Whether workers are on other machines, and what they ring comes with their replies.
-        pickles: Whether steps are pickled; otherwise they are passed as objects (`envactors.wire.steps.pack_steps`).
+        pickles: Whether steps are pickled; otherwise they are passed as objects (``envactors.wire.steps.pack_steps``).
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
     """

@@ -1,6 +1,6 @@
 """`ActorParallelEnvironment`: ALF's ``FastParallelEnvironment`` over actors.
 
-    step ──▶ the actions as arrays ──▶ a step of the envs that have a slot ──▶ records ──▶ a `TimeStep` of tensors
+    step ──▶ the actions as arrays ──▶ a step of the envs that have a slot ──▶ records ──▶ a ``TimeStep`` of tensors
 
 The mechanisms are those of `envactors.vector.facade.VectorEnv`; spare envs take turns in
 `envactors.integrations.alf_rotation.Rotation`, and `envactors.integrations.env_adapters_alf` has the adapter around
@@ -55,9 +55,9 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             `ProcessBackend`, which never forks the caller; ``"fork"`` is for constructors that need the caller's
             configuration of ALF.
         on_failure: ``"raise"``: an env that fails is a RuntimeError. ``"renew"``: its process is replaced, its episode
-            ends with a `StepType.LAST` of reward 0 and discount 1 (the last complete observation) and the exception is
-            in `failures`. ``"replay"``: its process is replaced and brought to the same point, where it was seeded
-            with `seed`; see `VectorEnv`.
+            ends with a ``StepType.LAST`` of reward 0 and discount 1 (the last complete observation), and the exception
+            is in ``failures``. ``"replay"``: its process is replaced and brought to the same point, where it was
+            seeded with `seed`; see `VectorEnv`.
         deadlines: Deadlines; by default only closing has one (5 s).
         restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
             ALF; otherwise up to 3 in 600 s.
@@ -144,7 +144,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         """Reset all envs, spare envs included, and wait for those with a slot; env ``i`` gets slot ``i`` again.
 
         Returns:
-            The `TimeStep`, of ``batch_size`` rows.
+            The ``TimeStep``, of ``batch_size`` rows.
 
         Raises:
             RuntimeError: An env failed; the cause is its own exception, or the `ActorError` of its process.
@@ -159,7 +159,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             action: Nest of tensors or arrays like ``action_spec()`` with ``batch_size`` rows.
 
         Returns:
-            The `TimeStep`, of ``batch_size`` rows; ``env_id`` is the row.
+            The ``TimeStep``, of ``batch_size`` rows; ``env_id`` is the row.
 
         Raises:
             RuntimeError: An env failed; the cause is its own exception or the `ActorError` of its process. After a
@@ -206,12 +206,12 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
 
     @property
     def batched(self) -> bool:
-        """True: values always have one row per slot."""
+        """Always True, since values always have one row per slot."""
         return True
 
     @property
     def batch_size(self) -> int:
-        """Number of rows: the slots times the ``batch_size`` of each env."""
+        """The number of rows, the slots times the ``batch_size`` of each env."""
         return self._records.batch_size
 
     @property

@@ -1,4 +1,4 @@
-"""Answers `envactors top` and `envactors stacks` through a Unix socket of the user's own.
+"""Answers ``envactors top`` and ``envactors stacks`` through a Unix socket of the user's own.
 
 A client sends one line of JSON and gets one JSON object back:
 
@@ -50,7 +50,7 @@ _LONGEST_PATH = 107
 
 
 def monitor(path: str | Path | None = None) -> Monitor:
-    """Let `envactors top` and `envactors stacks` look at this program.
+    """Let ``envactors top`` and ``envactors stacks`` look at this program.
 
     ``ENVACTORS_MONITOR=1`` in the environment does so from the first actor on, until the program ends.
 
@@ -80,7 +80,7 @@ def begin_by_environment() -> None:
 
 
 class Monitor:
-    """Answers `envactors top` and `envactors stacks` until it is closed; also a context manager.
+    """Answers ``envactors top`` and ``envactors stacks`` until it is closed; also a context manager.
 
     Args:
         path: The socket's path. Monitors of one process with the same path share the socket.

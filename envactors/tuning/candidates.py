@@ -18,7 +18,7 @@ class Candidate:
         envs_per_actor: How many envs share an actor.
         start_method: How processes start.
         copy: Whether observations are copies.
-        min_envs: How many results `recv` waits for; None for `step`, which waits for all.
+        min_envs: How many results ``recv`` waits for; None for ``step``, which waits for all.
     """
 
     backend: Literal["inline", "thread", "process"]

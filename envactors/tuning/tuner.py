@@ -59,7 +59,7 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The candidate that wins: the fastest, or the plainest of those that are as fast."""
+        """The candidate that wins, the fastest or the plainest of those that are as fast."""
         as_fast = [result.candidate for result in self.results if result.rate >= _AS_FAST * self.results[0].rate]
         return min(as_fast, key=lambda candidate: len(candidate.extras))
 

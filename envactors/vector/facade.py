@@ -157,7 +157,7 @@ class VectorEnv:
 
     @property
     def observation_spec(self) -> Spec | None:
-        """One env's observation: its space's, or learnt from the first reset if it has none (None before)."""
+        """The spec of one env's observation, learnt from the first reset (None before) if there is no space."""
         return self._batcher.observation_spec
 
     def __len__(self) -> int:
@@ -283,7 +283,7 @@ class VectorEnv:
         Arguments and errors as for `step`.
 
         Returns:
-            Futures of `EnvStep`, in the order of ``env_ids``, made for `envactors.as_completed`.
+            Futures of `EnvStep`, in the order of ``env_ids``, made for ``as_completed``.
         """
         transitions = self._transitions
         ids = self._select(env_ids)
