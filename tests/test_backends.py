@@ -257,7 +257,7 @@ class Gambler:
         return random.random(), np.random.rand()  # noqa: NPY002 # many envs do
 
 
-@pytest.fixture(params=[np.random.MT19937, np.random.PCG64])
+@pytest.fixture(params=[np.random.MT19937, pytest.param(np.random.PCG64, marks=pytest.mark.soak)])
 def global_bit_generator(request):
     """What `np.random.rand` and its like use, in the caller."""
     before, ours = np.random.get_bit_generator(), request.param(1)
@@ -269,11 +269,11 @@ def global_bit_generator(request):
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
 def test_workers_have_global_random_numbers_of_their_own(method, global_bit_generator):
     before = random.getstate(), str(global_bit_generator.state)
-    with ea.ActorPool(Gambler, 3, backend=ea.ProcessBackend(start_method=method)) as pool:
+    with ea.ActorPool(Gambler, 2, backend=ea.ProcessBackend(start_method=method)) as pool:
         rolls = [actor.rolls().result(SOON) for actor in pool.actors]
         pool.actors[0].renew().result(SOON)
         rolls.append(pool.actors[0].rolls().result(SOON))
-    assert all(len({*numbers}) == 4 for numbers in zip(*rolls, strict=True)), rolls
+    assert all(len({*numbers}) == 3 for numbers in zip(*rolls, strict=True)), rolls
     assert (random.getstate(), str(global_bit_generator.state)) == before  # the caller's are left alone
 
 

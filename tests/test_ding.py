@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
-from helpers import SOON, run_script
+from helpers import FORK_SERVER, SOON, run_script
 
 import envactors as ea
 from envactors.backends import starting
@@ -41,7 +41,8 @@ def make():
     made = []
 
     def make_one(manager=SyncActorEnvManager, env_fn=None, *, launch=True, **options):
-        options.setdefault("context", "loky")  # for which the tests have a fork server that lasts
+        if "context" not in options:
+            options.setdefault("backend", FORK_SERVER)
         made.append(manager(envs() if env_fn is None else env_fn, manager.default_config(), **options))
         if launch:
             made[-1].launch()
@@ -172,7 +173,7 @@ def test_cfg_has_the_defaults_of_di_engine():
     assert SyncActorEnvManager.config == ActorEnvManagerV2.config == {**alike, **waits_for_all, **ours}
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("context", ["loky", "spawn", "forkserver", "fork"])
 def test_context_names_a_start_method(make, context):
     assert list(step(make(context=context), 0, 1)) == [0, 1]
 

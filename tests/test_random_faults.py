@@ -140,13 +140,14 @@ def inject(envs, env_id, dice):
     return 1
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(150)
 def test_two_hundred_random_faults():
     assert run_random_faults(200, seed=1, count=12) >= 200  # as many envs wait for a deadline side by side
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("autoreset", ["next_step", pytest.param("same_step", marks=pytest.mark.soak)])
 def test_random_faults_with_three_envs_an_actor(autoreset):
     run_random_faults(40, seed=2, autoreset=autoreset, envs_per_actor=3)
 
