@@ -168,7 +168,7 @@ def test_an_env_owes_a_result_until_it_is_handed_out(envs):
         lambda: envs.reset(env_ids=[0]),
         lambda: envs.submit([1], env_ids=[0]),
     ):
-        with pytest.raises(ea.AlreadyPendingError, match="still owe"):
+        with pytest.raises(ea.AlreadyPendingError, match="have results pending"):
             refused()
     envs.step([3, 3], env_ids=[2, 3])
     assert sorted(envs.recv().env_ids.tolist()) == [0, 1]

@@ -157,9 +157,9 @@ class ChaosRunner:
 
     def _give_up(self, why: str) -> None:
         """Count all pending results as lost and end the run."""
-        owing = [history.env_id for history in self._histories if history.requested_at is not None]
-        self._report.lost += max(len(owing), 1)
-        self._report.add_problem(f"round {self._report.round}, the envs {owing} owe results: {why}")
+        pending = [history.env_id for history in self._histories if history.requested_at is not None]
+        self._report.lost += max(len(pending), 1)
+        self._report.add_problem(f"round {self._report.round}, the envs {pending} have results pending: {why}")
         raise _RunEndedError
 
     # Requests --------------------------------------------------------------------------------------------

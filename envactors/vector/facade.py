@@ -192,7 +192,7 @@ class VectorEnv:
         Raises:
             VectorTimeoutError: The waiting ended; ``recv`` hands the results out, with reward 0.
             VectorStepError: Some envs failed.
-            AlreadyPendingError: An env still owes a result.
+            AlreadyPendingError: An env has a result pending.
             VectorInputError: Wrong ids or seeds, or another number of options.
         """
         transitions, collector = self._transitions, self._collector
@@ -220,7 +220,7 @@ class VectorEnv:
         Raises:
             VectorTimeoutError: The waiting ended; nothing is lost, ``recv`` hands the results out.
             VectorStepError: Some envs failed; the other results are in ``.batch``.
-            AlreadyPendingError: An env still owes a result.
+            AlreadyPendingError: An env has a result pending.
             NothingPendingError: A signal handler or another thread took the results meanwhile.
             VectorInputError: Wrong ids or actions, or an env that needs a reset first.
         """

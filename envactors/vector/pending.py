@@ -67,7 +67,8 @@ class Pending:
         busy = [env_id for env_id in env_ids if states[env_id] != IDLE]
         if busy:
             raise AlreadyPendingError(
-                f"the envs {busy} still owe a result: take it with recv (or from its future) before the next request"
+                f"the envs {busy} have results pending: receive them with recv (or from "
+                "their futures) before the next request"
             )
 
     def mark(self, env_ids: Iterable[int], state: int) -> None:

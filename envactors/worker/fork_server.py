@@ -160,7 +160,7 @@ def _import_all(preload: list[str]) -> str:
         if count_threads() > before:
             known = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
             return (
-                f"importing {name!r} leaves {count_threads() - before} threads running "
+                f"importing {name!r} leaves threads running "
                 f"({', '.join(known) or 'not of Python'}), which a forked worker would not have: "
                 f"leave {name!r} out of preload, so that each worker imports it"
             )
