@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +16,16 @@ ROOT = Path(__file__).parent.parent
 # What protobuf has to say of mlagents_envs' messages, for the page of whose users it is installed.
 PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
+# Runs each section of a page as a doctest of its own; prints what is wrong.
+DOCTESTS = """
+import doctest, json, pathlib, sys
+
+runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+for title, text in json.loads(pathlib.Path(sys.argv[1]).read_text()):
+    runner.run(doctest.DocTestParser().get_doctest(text, {"__name__": "__main__"}, title, sys.argv[1], 0))
+sys.exit(runner.failures > 0)
+"""
 
 
 def blocks(page: Path) -> list[str]:
@@ -39,6 +51,56 @@ def test_code_blocks_run(page, tmp_path):
     assert done.returncode == 0
 
 
+def examples(page: Path) -> list[tuple[str, str]]:
+    """Returns the title of each section and its doctest."""
+    sections = re.split(r"^## (.*)\n", page.read_text(), flags=re.MULTILINE)[1:]
+    found = []
+    for title, text in zip(sections[::2], sections[1::2], strict=True):
+        found.append((title, "\n".join(re.findall(r"^```pycon\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL))))
+    return [(title, text) for title, text in found if text]
+
+
+@pytest.mark.parametrize("page", [page for page in REFERENCE if examples(page)], ids=lambda page: page.name)
+def test_examples_of_the_reference_are_true(page, tmp_path):
+    sections = []
+    for title, text in examples(page):
+        packages = re.findall(r"^>>> (?:from|import) (\w+)", text, flags=re.MULTILINE)
+        if all(importlib.util.find_spec(package) for package in packages):
+            sections.append((title, text))
+    (tmp_path / "page.json").write_text(json.dumps(sections))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", PROTOBUF, "-c", DOCTESTS, "page.json"],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+
+
+def test_every_public_name_is_in_the_reference_with_an_example():
+    text = "".join(page.read_text() for page in REFERENCE)
+    documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)$", text, flags=re.MULTILINE))
+    run = "\n".join(example for page in REFERENCE for _, example in examples(page))
+    homes = ["envactors", "envactors.testing", "envactors.remote"]
+    public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
+    public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
+    for module in ("alf", "ding", "gymnasium", "mlagents", "sb3", "tianshou"):
+        source = ast.parse((ROOT / f"envactors/integrations/{module}.py").read_text())
+        listed = [
+            node.value for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+        ]
+        names = ast.literal_eval(listed[0]) if listed else [n.name for n in source.body if isinstance(n, ast.ClassDef)]
+        public += [(f"envactors.integrations.{module}", name) for name in names]
+    # The two types of ALF are its own where it is installed, and those of its page elsewhere.
+    public = [(home, name) for home, name in public if name not in ("StepType", "TimeStep")]
+    assert [f"{home}.{name}" for home, name in public if f"{home}.{name}" not in documented] == []
+    # An example names it, or makes what it is the type of.
+    assert [name for _, name in public if not re.search(rf"\b{name}\b", run)] == []
+
+
 def test_the_readmes_commands_are_the_ones_promised():
     readme = (ROOT / "README.md").read_text()
     assert "python3 -m venv .venv && .venv/bin/pip install -q -e '.[demo]' && .venv/bin/envactors demo" in readme
@@ -48,7 +110,10 @@ def test_the_readmes_commands_are_the_ones_promised():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
+        if "gallery/" in target:  # made when the site is built
+            source = ROOT / "docs/examples" / Path(target).with_suffix(".py").name
+            assert source.exists() or target.endswith("gallery/index.rst"), target
+        elif "://" not in target:
             assert (page.parent / target).exists(), target
 
 
@@ -64,9 +129,17 @@ def test_the_tables_of_figures_are_those_of_the_measured_files():
     spec.loader.exec_module(measure)
     pages = [(ROOT / "docs" / name).read_text() for name in measure.PAGES]
     tables = [table for _, tables in measure.QUESTIONS.values() for table in tables]
-    found = re.findall(r"^<!-- figures: (\w+) -->$", "".join(pages), flags=re.MULTILINE)
+    found = re.findall(r"^<!-- figures: (.+) -->$", "".join(pages), flags=re.MULTILINE)
     assert sorted(found) == sorted(tables)
     assert [measure.with_tables(page) for page in pages] == pages
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs/migrate").glob("*.md"))], ids=lambda p: p.name
+)
+def test_figures_of_drop_ins_stand_only_in_tables_that_are_measured(page):
+    written = re.sub(r"<!-- figures: .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\d[\d,.]* (?:of \d+ )?(?:tests? )?(?:pass|fail)\b|\d[\d,.]* steps per second", written) == []
 
 
 def test_every_promise_has_its_number_and_tests_that_there_are():

@@ -7,6 +7,7 @@ run, in turns. Needs the extra ``demo``; envs whose packages are missing are lef
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -21,8 +22,19 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+import dropins
+import suites
+
 HERE = Path(__file__).parent
-PAGES = ("performance.md", "many-machines.md", "seeing-inside.md")
+MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "di-engine", "alf")
+PAGES = (
+    "../README.md",
+    "performance.md",
+    "many-machines.md",
+    "seeing-inside.md",
+    *(f"migrate/{name}.md" for name in MIGRATE),
+)
 WORKLOADS = "envactors.testing.workloads:"
 ENVS = {
     "does nothing, 4 float32": WORKLOADS + "nothing",
@@ -360,6 +372,15 @@ def show_steps(measured: Any) -> str:
     return table(head, rows)
 
 
+def show_readme(measured: Any) -> str:
+    """Return the README's short table of steps."""
+    rows = []
+    for name in ("does nothing, 4 float32", "does nothing, 4x84x84 uint8", "CartPole-v1", "100 us of fixed work"):
+        side = measured[name]
+        rows.append([name, *(ratio(side[one], side["gymnasium"]) for one in ("envactors", "envactors-packed"))])
+    return table(["", "1 env per process", "4 envs per process"], rows)
+
+
 def show_costs(measured: Any) -> str:
     """Return the table of what a step costs beside the env; envs that sleep use no core."""
     rows = []
@@ -454,12 +475,26 @@ def show_inside(measured: Any) -> str:
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
-    "steps": (measure_steps, {"steps": show_steps, "costs": show_costs}),
+    "steps": (measure_steps, {"steps": show_steps, "costs": show_costs, "readme": show_readme}),
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),
     "inside": (measure_inside, {"inside": show_inside}),
     "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
+    "dropins": (
+        lambda rounds: dropins.measure(rounds, known("dropins")),
+        {f"dropin {name}": functools.partial(dropins.show, name) for name in dropins.LIBRARIES},
+    ),
+    "suites": (
+        lambda _: suites.measure(known("suites")),
+        {f"suite {name}": functools.partial(suites.show, name) for name in suites.SUITES},
+    ),
 }
+
+
+def known(question: str) -> dict[str, Any]:
+    """Return what was measured before of a question whose sides are not all installed at once."""
+    path = HERE / f"{question}.json"
+    return json.loads(path.read_text())["measured"] if path.exists() else {}
 
 
 def with_tables(page: str) -> str:

@@ -1,0 +1,271 @@
+"""Steps per second of each drop-in beside the class that it replaces, in turns; ``measure.py dropins`` uses it.
+
+What is not installed keeps the figures that it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+NUM_ENVS = 8
+ROUNDS, SECONDS = 9, 0.7
+ACTIONS = np.zeros(NUM_ENVS, np.int64)
+
+
+class Timestep(NamedTuple):
+    """What DI-engine's envs return."""
+
+    obs: Any
+    reward: Any
+    done: bool
+    info: dict[str, Any]
+
+
+class Nothing(gymnasium.Env):
+    """Does nothing, with four float32."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    render_mode = None
+
+    def __init__(self) -> None:
+        self._observation = np.zeros(4, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
+        """Return zeros."""
+        super().reset(seed=seed)
+        return self._observation, {}
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002
+        """Return zeros."""
+        return self._observation, 0.0, False, False, {}
+
+
+class DingNothing:
+    """The same for DI-engine."""
+
+    observation_space = Nothing.observation_space
+    action_space = Nothing.action_space
+    reward_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self) -> None:
+        self._observation, self._reward = np.zeros(4, np.float32), np.zeros(1, np.float32)
+
+    def reset(self) -> Any:
+        """Return zeros."""
+        return self._observation
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002
+        """Return zeros."""
+        return Timestep(self._observation, self._reward, False, {})
+
+    def seed(self, seed: int, dynamic_seed: bool = True) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclasses.dataclass
+class Spec:
+    """What is needed of ALF's."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class AlfNothing:
+    """The same for ALF."""
+
+    is_tensor_based, batched, batch_size, num_tasks, task_names = False, False, 1, 1, ("0",)
+    metadata: dict[str, Any] = {}  # noqa: RUF012 # as ALF has it
+
+    def __init__(self, env_id: int) -> None:
+        from envactors.integrations.alf import StepType, TimeStep
+
+        self._result = TimeStep(
+            StepType.MID, np.float32(0), np.float32(1), np.zeros(4, np.float32), np.int64(0), np.int32(env_id)
+        )
+
+    def observation_spec(self) -> Spec:
+        """Return that of four float32."""
+        return Spec((4,), "float32")
+
+    def action_spec(self) -> Spec:
+        """Return that of an int64."""
+        return Spec((), "int64")
+
+    def reward_spec(self) -> Spec:
+        """Return that of a float32."""
+        return Spec((), "float32")
+
+    def env_info_spec(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def time_step_spec(self) -> Any:
+        """Return that of a time step."""
+        from envactors.integrations.alf import TimeStep
+
+        number, whole = Spec((), "float32"), Spec((), "int32")
+        return TimeStep(whole, number, number, self.observation_spec(), self.action_spec(), whole)
+
+    def reset(self) -> Any:
+        """Return zeros."""
+        return self._result
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002
+        """Return zeros."""
+        return self._result
+
+    def seed(self, seed: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def gymnasium_sides() -> dict[str, Callable[[], Any]]:
+    """Return the vector envs of Gymnasium."""
+    from envactors.integrations.gymnasium import ActorVectorEnv
+
+    factories = [Nothing] * NUM_ENVS
+    return {
+        "`AsyncVectorEnv`": lambda: gymnasium.vector.AsyncVectorEnv(factories, context="forkserver"),
+        "`ActorVectorEnv`": lambda: ActorVectorEnv(factories),
+        "`ActorVectorEnv`, 4 envs per process": lambda: ActorVectorEnv(factories, envs_per_actor=4),
+    }
+
+
+def sb3_sides() -> dict[str, Callable[[], Any]]:
+    """Return the vector envs of stable-baselines3."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    from envactors.integrations.sb3 import ActorVecEnv
+
+    factories = [Nothing] * NUM_ENVS
+    return {
+        "`SubprocVecEnv`": lambda: SubprocVecEnv(factories, start_method="forkserver"),
+        "`ActorVecEnv`": lambda: ActorVecEnv(factories),
+        "`ActorVecEnv`, 4 envs per process": lambda: ActorVecEnv(factories, envs_per_actor=4),
+    }
+
+
+def tianshou_sides() -> dict[str, Callable[[], Any]]:
+    """Return the vector envs of tianshou."""
+    from tianshou.env import SubprocVectorEnv
+
+    from envactors.integrations.tianshou import ActorVectorEnv
+
+    factories = [Nothing] * NUM_ENVS
+    return {
+        "`SubprocVectorEnv`": lambda: SubprocVectorEnv(factories),
+        "`ActorVectorEnv`": lambda: ActorVectorEnv(factories),
+    }
+
+
+def ding_sides() -> dict[str, Callable[[], Any]]:
+    """Return the env managers of DI-engine."""
+    from ding.envs import SyncSubprocessEnvManager
+
+    from envactors.integrations.ding import SyncActorEnvManager
+
+    factories = [DingNothing] * NUM_ENVS
+    return {
+        "`SyncSubprocessEnvManager`": lambda: SyncSubprocessEnvManager(
+            factories, {**SyncSubprocessEnvManager.default_config(), "context": "fork", "shared_memory": True}
+        ),
+        "`SyncActorEnvManager`": lambda: SyncActorEnvManager(factories, SyncActorEnvManager.default_config()),
+        "`SyncActorEnvManager`, 4 envs per process": lambda: SyncActorEnvManager(
+            factories, SyncActorEnvManager.default_config(), envs_per_actor=4
+        ),
+    }
+
+
+def alf_sides() -> dict[str, Callable[[], Any]]:
+    """Return the facade and the drop-in for ALF, which cannot be installed from PyPI."""
+    import envactors as ea
+    from envactors.integrations.alf import ActorParallelEnvironment
+
+    return {
+        "`envactors.VectorEnv`": lambda: ea.VectorEnv([Nothing] * NUM_ENVS),
+        "`ActorParallelEnvironment`": lambda: ActorParallelEnvironment([AlfNothing] * NUM_ENVS),
+    }
+
+
+LIBRARIES = {
+    "alf": ("torch", alf_sides),
+    "gymnasium": ("gymnasium", gymnasium_sides),
+    "sb3": ("stable_baselines3", sb3_sides),
+    "tianshou": ("tianshou", tianshou_sides),
+    "ding": ("ding", ding_sides),
+}
+
+
+def stepper(envs: Any) -> Callable[[], Any]:
+    """Start a vector env or a manager; return a function that steps all envs once."""
+    if hasattr(envs, "launch"):
+        envs.launch()
+        actions = dict(enumerate(ACTIONS))
+        return lambda: (envs.ready_obs, envs.step(actions))
+    envs.reset()
+    return lambda: envs.step(ACTIONS)
+
+
+def rate(step: Callable[[], Any], seconds: float) -> float:
+    """Return env-steps per second."""
+    batches, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        step()
+        batches += 1
+    return NUM_ENVS * batches / (time.perf_counter() - begun)
+
+
+def measure(rounds: int, known: dict[str, Any]) -> dict[str, Any]:
+    """Measure the libraries that are installed; what is known of the others stays."""
+    measured = dict(known)
+    for name, (package, sides) in LIBRARIES.items():
+        if importlib.util.find_spec(package) is None:
+            continue
+        try:
+            made = {side: make() for side, make in sides().items()}
+        except ImportError:  # a version that the drop-in does not know
+            continue
+        steps = {side: stepper(envs) for side, envs in made.items()}
+        rates: dict[str, list[float]] = {side: [] for side in steps}
+        for each in steps.values():
+            rate(each, 0.2)
+        for _ in range(rounds):
+            for side, each in steps.items():
+                rates[side].append(rate(each, SECONDS))
+        for envs in made.values():
+            envs.close()
+        measured[name] = rates
+    return measured
+
+
+def show(name: str, measured: dict[str, Any]) -> str:
+    """Return the table of one library's page."""
+    sides = measured.get(name)
+    if not sides:
+        return ""
+    peer = next(iter(sides))
+    lines = [f"| 8 envs that do nothing | steps/s | of {peer} |", "| --- | --- | --- |"]
+    for side, rates in sides.items():
+        ratio = statistics.median(one / other for one, other in zip(rates, sides[peer], strict=True))
+        lines.append(f"| {side} | {statistics.median(rates):,.0f} | {ratio:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    json.dump(measure(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS, {}), sys.stdout, indent=1)
