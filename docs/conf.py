@@ -7,6 +7,7 @@ Environment variables: ``DOCS_EXAMPLES`` is a regular expression of the examples
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 
 from docutils.nodes import Element, Text
@@ -97,4 +98,6 @@ def link_public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, _: 
 
 def setup(app: Sphinx) -> None:
     """Register what the site adds to Sphinx."""
+    # A package of the theme lets all of `logging` print from INFO on, and with it the examples.
+    logging.getLogger("envactors").setLevel(logging.ERROR)
     app.connect("missing-reference", link_public_name)

@@ -41,7 +41,7 @@ class LeakyEnv:
 
 
 # %%
-# `ActorStats.rss` is the resident memory of an actor's process, and `ActorStats.incarnation` counts its processes. A
+# ``actor.stats().rss`` is the resident memory of an actor's process, and ``incarnation`` counts its processes. A
 # recycled process is no restart: it does not count against the `RestartPolicy`.
 
 

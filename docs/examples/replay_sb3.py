@@ -8,7 +8,8 @@ worker with SIGKILL twice a second. Both learning curves are the same, and so ar
 """
 
 # %%
-# `ActorVecEnv` takes the place of ``SubprocVecEnv``. `VecMonitor` and callbacks work as they do there.
+# `envactors.integrations.sb3.ActorVecEnv` takes the place of ``SubprocVecEnv``. ``VecMonitor`` and callbacks work as
+# they do there.
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Episodes(BaseCallback):
 
 
 # %%
-# The killer picks an actor at random. `ActorVecEnv.actors` are the handles of the envs' processes.
+# The killer picks an actor at random. ``envs.actors`` are the handles of the envs' processes.
 
 
 def kill_now_and_then(envs, episodes, over, kills):

@@ -52,7 +52,7 @@ class Simulator:
 
 # %%
 # Both loops collect the spans of all envs. In the second one, ``min_envs=1`` means: whatever is there, at least one
-# env. An agent would answer the observations of `VectorBatch.env_ids` only, as here.
+# env. An agent would answer the observations of ``batch.env_ids`` only, as here.
 
 
 def with_step(envs):
