@@ -48,6 +48,7 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = "envactors"
 html_static_path = ["static"]
+html_favicon = "static/envactors.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
