@@ -181,14 +181,11 @@ def ding_sides() -> dict[str, Callable[[], Any]]:
     from envactors.integrations.ding import SyncActorEnvManager
 
     factories = [DingNothing] * NUM_ENVS
+    theirs = SyncSubprocessEnvManager.default_config()
+    theirs.update(context="fork", shared_memory=True)
     return {
-        "`SyncSubprocessEnvManager`": lambda: SyncSubprocessEnvManager(
-            factories, {**SyncSubprocessEnvManager.default_config(), "context": "fork", "shared_memory": True}
-        ),
+        "`SyncSubprocessEnvManager`": lambda: SyncSubprocessEnvManager(factories, theirs),
         "`SyncActorEnvManager`": lambda: SyncActorEnvManager(factories, SyncActorEnvManager.default_config()),
-        "`SyncActorEnvManager`, 4 envs per process": lambda: SyncActorEnvManager(
-            factories, SyncActorEnvManager.default_config(), envs_per_actor=4
-        ),
     }
 
 
