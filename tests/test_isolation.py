@@ -194,7 +194,10 @@ def measure(directory, trouble, seconds, at_least):
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("trouble", [SlowReset, pytest.param(SlowRebuild, marks=pytest.mark.soak), HangInC])
+@pytest.mark.parametrize(
+    "trouble",
+    [pytest.param(SlowReset, marks=pytest.mark.soak), pytest.param(SlowRebuild, marks=pytest.mark.soak), HangInC],
+)
 def test_the_other_seven_keep_their_throughput(tmp_path, trouble):
     measure(tmp_path, trouble(), RUN, AT_LEAST)
 

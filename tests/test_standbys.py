@@ -496,6 +496,7 @@ def test_what_cannot_be_is_refused(options, what):
         ea.VectorEnv(**{"factories": [Placed] * 2, **options})
 
 
+@pytest.mark.fresh_processes
 def test_the_same_env_vars_for_all_are_a_standbys_too():
     with make(2, env_vars=[{"A": "1"}, {"A": "1"}]) as envs:
         standbys(envs)

@@ -468,6 +468,7 @@ def test_aborting_a_submitted_step():
         envs.step([1])
 
 
+@pytest.mark.fresh_processes
 def test_env_vars_one_mapping_an_actor():
     class Env(Echo):
         def gpu(self):

@@ -126,7 +126,10 @@ assert lost == sum(what == "deadline" for _, what, _, _ in spans) > 0
 assert np.mean(batches) > 2
 
 # %%
-# Each row is an agent. Where a tool hangs its deadline ends it; all other rows go on.
+# Each row is an agent. Where a tool hangs its deadline ends it, and recording its stacks takes a moment more; all other
+# rows go on, and no tool of theirs waits for it.
+
+assert max(length for _, what, _, length in spans if what == "tool") < 1
 
 begun = min(span[2] for span in spans)
 fig, ax = plt.subplots(figsize=(8, 5), layout="constrained")

@@ -84,5 +84,5 @@ changes = steps[1:][np.diff(processes) > 0]
 ax.plot(changes, recycled[changes], "o", color="C0", markersize=5, label="a new process")
 ax.axhline(LIMIT, color="grey", linestyle=":", linewidth=1)
 ax.set(xlabel="steps", ylabel="resident memory of the worker (MB)", ylim=(0, None))
-ax.set_title(f"Recycling keeps a leaking env below {recycled.max():.0f} MB")
+ax.set_title(f"Recycling keeps a leaking env at {recycled.max():.0f} MB at most")
 ax.legend(loc="upper left")
