@@ -9,9 +9,11 @@ import multiprocessing.resource_tracker
 import loky.backend.resource_tracker
 import pytest
 from helpers import FORK_SERVER, kept_fork_server
+from portable import why_not_portable
 
 import envactors as ea
 from envactors import backends
+from envactors.system.choice import PORTABLE
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
 # Which import what is not for a process that forks: it may have threads.
@@ -31,13 +33,22 @@ OF_FRESH_PROCESSES = {
 }
 
 
+def pytest_collection_modifyitems(items):
+    """Under the stand-in for other platforms, skips what it cannot do."""
+    if PORTABLE:
+        for item in items:
+            if (reason := why_not_portable(item.nodeid)) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def helper_processes(request):
     """Starts the processes that stay until the caller ends, so that they count as having been there."""
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
     modules = {item.module.__name__ for item in request.session.items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
-    FORK_SERVER._preload = ("helpers", *sorted(modules))
+    if not PORTABLE:
+        FORK_SERVER._preload = ("helpers", *sorted(modules))
     loky.backend.resource_tracker.ensure_running()
     multiprocessing.resource_tracker.ensure_running()
     with contextlib.suppress(ImportError):

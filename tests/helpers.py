@@ -30,7 +30,8 @@ SOON = 10.0  # seconds that anything may take on a busy machine
 
 # For tests that end many processes, and to which it does not matter how these start: an interpreter costs more than
 # a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
-FORK_SERVER = ea.ProcessBackend(start_method="forkserver")
+# Where there are no fork servers, these are fresh interpreters, and the tests take much longer.
+FORK_SERVER = ea.ProcessBackend()
 
 
 @contextlib.contextmanager

@@ -118,12 +118,11 @@ def test_what_resource_trackers_have_to_remove_is_removed():
 
 
 LOSSES = """
-import ctypes, os, signal, sys, threading
+import ctypes, os, signal, socket, sys, threading
 import psutil
 import envactors as ea
 from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
 from helpers import wait_until
-from envactors.backends import reaping
 
 me = psutil.Process()
 backend = ea.ProcessBackend(start_method="forkserver")
@@ -175,12 +174,12 @@ assert_gone(children)
 # One that is lost and cannot be replaced: at least the worker's own session ends.
 third = ea.spawn(Breeder, backend=backend)
 children = [psutil.Process(pid) for pid in third.plain().result(30)]
-connect, reaping.packet_pair = reaping.packet_pair, lambda: open("")
+connect, socket.socketpair = socket.socketpair, lambda: open("")
 reaper.kill()
 assert_gone([reaper])
 third.kill()
 assert_gone(children)
-reaping.packet_pair = connect
+socket.socketpair = connect
 
 # One that was lost before the last start and the caller's end, of which a copy knows nothing.
 pids = second.of_all_kinds().result(30)

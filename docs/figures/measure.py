@@ -33,6 +33,7 @@ PAGES = (
     "performance.md",
     "many-machines.md",
     "seeing-inside.md",
+    "platforms.md",
     *(f"migrate/{name}.md" for name in MIGRATE),
 )
 WORKLOADS = "envactors.testing.workloads:"
@@ -269,6 +270,61 @@ INSIDE = textwrap.dedent("""
 """)
 
 
+# Runs in a fresh process; prints env-steps per second on Linux's own calls, on the stand-in for other platforms, and on
+# Linux's own calls with the start method of the stand-in. Each side is a process that steps when it is asked to.
+PLATFORMS = textwrap.dedent("""
+    import json, os, subprocess, sys
+
+    SIDE = '''
+    import sys, time
+    import numpy as np
+    import envactors as ea
+    from envactors.testing import workloads
+
+    workload, packing, method = sys.argv[1:]
+    factories = [getattr(workloads, workload)] * 8
+    with ea.VectorEnv(factories, envs_per_actor=int(packing), backend=ea.ProcessBackend(method)) as envs:
+        envs.reset(seed=0)
+        actions = np.ones(8, np.int64)
+        for line in sys.stdin:
+            steps, begun = 0, time.perf_counter()
+            while time.perf_counter() - begun < 0.7:
+                envs.step(actions)
+                steps += 8
+            print(steps / (time.perf_counter() - begun), flush=True)
+    '''
+    SIDES = {
+        "Linux": ("linux", "forkserver"),
+        "stand-in": ("portable", "loky"),
+        "Linux, loky": ("linux", "loky"),
+    }
+    ROWS = ("nothing", 1), ("nothing", 4), ("image", 1), ("image", 4), ("busy_100us", 4)
+
+    def start(system, method, workload, packing):
+        environment = {**os.environ, "ENVACTORS_SYSTEM": system}
+        command = [sys.executable, "-c", SIDE, workload, str(packing), method]
+        return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def rate(side):
+        print("go", file=side.stdin, flush=True)
+        return float(side.stdout.readline())
+
+    if __name__ == "__main__":
+        rounds, measured = int(sys.argv[1]), {}
+        for workload, packing in ROWS:
+            sides = {name: start(*how, workload, packing) for name, how in SIDES.items()}
+            results = measured[f"{workload}, {packing} per process"] = {name: [] for name in sides}
+            for side in sides.values():
+                rate(side)
+            for _ in range(rounds):
+                for name, side in sides.items():
+                    results[name].append(rate(side))
+            for side in sides.values():
+                side.communicate()
+        print(json.dumps(measured))
+""")
+
+
 def run_script(code: str, *arguments: object) -> Any:
     """Return what a script prints as JSON, run in a fresh process."""
     with tempfile.TemporaryDirectory() as directory:
@@ -472,6 +528,22 @@ def show_inside(measured: Any) -> str:
     return table(["8 envs", "steps/s with nothing on", "after `stats()`", "all of it on"], rows)
 
 
+def measure_platforms(rounds: int) -> Any:
+    """The stand-in for other platforms, beside Linux's own calls."""
+    return run_script(PLATFORMS, rounds)
+
+
+def show_platforms(measured: Any) -> str:
+    """Return the table of the stand-in."""
+    rows = []
+    for name, sides in measured.items():
+        linux, portable, same_start = sides.values()
+        rates = [f"{statistics.median(each):,.0f}" for each in (linux, portable)]
+        rows.append([name, *rates, ratio(portable, linux), ratio(portable, same_start)])
+    head = ["8 envs", "steps/s, Linux", "the stand-in", "stand-in / Linux", 'stand-in / Linux with `"loky"`']
+    return table(head, rows)
+
+
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
@@ -479,6 +551,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),
     "inside": (measure_inside, {"inside": show_inside}),
+    "platforms": (measure_platforms, {"platforms": show_platforms}),
     "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
     "dropins": (
         lambda rounds: dropins.measure(rounds, known("dropins")),

@@ -133,7 +133,8 @@ class Reactor:
             callbacks = self._bells.setdefault(bell, [])
             callbacks.append(on_ring)
             if len(callbacks) == 1:
-                self.watch_channel(bell.fileno(), lambda _mask: self._on_ring(bell))
+                self._reply_handlers[bell.fileno()] = lambda _mask: self._on_ring(bell)
+                bell.register(self._replies)
 
     def unwatch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
         """Stop what `watch_bell` has begun."""
@@ -142,10 +143,10 @@ class Reactor:
             callbacks.remove(on_ring)
             if not callbacks:
                 del self._bells[bell]
-                self.unwatch_channel(bell.fileno())
+                self._reply_handlers.pop(bell.fileno(), None)
+                bell.unregister(self._replies)
 
     def _on_ring(self, bell: Doorbell) -> None:
-        bell.clear()  # once, and before any of them looks what has changed
         for on_ring in tuple(self._bells.get(bell, ())):
             on_ring()
 

@@ -1,14 +1,17 @@
 """The control pages and doorbells of all workers of this process: a few descriptors, however many workers there are.
 
-A page belongs to one worker, and to the next one only after that has ended. Doorbells are shared once there are more
-workers than bells: a ring is only a hint, so whoever it wakes for nothing looks at its own counters and sleeps again.
+A page belongs to one worker, and to the next one only after that has ended. Doorbells are shared, where the system lets
+several processes hear one, once there are more workers than bells: a ring is only a hint, so whoever it wakes for
+nothing looks at its own counters and sleeps again.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import threading
+from collections import Counter
 from typing import NamedTuple
 
 from envactors.system.memory import SharedFile
@@ -38,7 +41,7 @@ class PageSlot(NamedTuple):
     def begin_timing(self) -> None:
         """Have its worker time steps and resets; see `envactors.backends.base.Worker.begin_timing`."""
         if not self.page.counters[TIMED]:
-            self.file.reserve(self.place.first * PAGE, self.place.length * PAGE)
+            self.file.reserve((self.place.first + 1) * PAGE, (self.place.length - 1) * PAGE)
             self.page.spans.clear()
             self.page.counters[TIMED] = True
 
@@ -54,9 +57,9 @@ class PagePool:
     def _forget(self) -> None:
         # The files with the pages, mapped.
         self._files: list[tuple[SharedFile, memoryview]] = []
-        # (to the worker, to the parent), and how many workers have them.
-        self._bells: list[tuple[Doorbell, Doorbell]] = []
-        self._uses = [0] * _BELLS
+        # (to the worker, to the parent) by their number, and how many workers have them.
+        self._bells: dict[int, tuple[Doorbell, Doorbell]] = {}
+        self._uses: Counter[int] = Counter()
         # The places that were given back, by their length: (index of the file, first page).
         self._free: dict[int, list[tuple[int, int]]] = {}
         # The first page of the last file that nobody has had.
@@ -77,18 +80,16 @@ class PagePool:
         """
         length = -(-page_size(envs) // PAGE)
         with self._lock:
-            if not self._bells:
-                self._bells = [(Doorbell(), Doorbell()) for _ in range(_BELLS)]
             free = self._free.setdefault(length, [])
             if not free:
                 free.append(self._next_place(length))
             which, first = free[0]
             file, memory = self._files[which]
             file.reserve(first * PAGE, PAGE)
+            bell = self._choose_bell()
             heapq.heappop(free)
             own = memory[first * PAGE : (first + length) * PAGE]
             own[:PAGE] = bytes(PAGE)
-            bell = min(range(_BELLS), key=self._uses.__getitem__)
             self._uses[bell] += 1
             return PageSlot(ControlPage(own, *self._bells[bell]), file, PagePlace(first, length), bell)
 
@@ -100,15 +101,28 @@ class PagePool:
         self._next += length
         return len(self._files) - 1, self._next - length
 
+    def _choose_bell(self) -> int:
+        """Return the number of the doorbells that the fewest workers have; of new ones where workers cannot share."""
+        if not Doorbell.is_shareable:
+            number = max(self._bells, default=-1) + 1
+            self._bells[number] = Doorbell(), Doorbell()
+            return number
+        if not self._bells:
+            self._bells = {number: (Doorbell(), Doorbell()) for number in range(_BELLS)}
+        return min(self._bells, key=self._uses.__getitem__)
+
     def give_back(self, slot: PageSlot) -> None:
         """Take a page back whose worker has ended."""
         with self._lock:
             self._uses[slot.bell] -= 1
+            if not Doorbell.is_shareable:
+                for bell in self._bells.pop(slot.bell):
+                    bell.close()
             which = next(index for index, (file, _) in enumerate(self._files) if file is slot.file)
             heapq.heappush(self._free[slot.place.length], (which, slot.place.first))
-            if any(self._uses):
+            if self._uses.total():
                 return
-            for bell in (bell for bells in self._bells for bell in bells):
+            for bell in itertools.chain(*self._bells.values()):
                 bell.close()
             for file, _ in self._files:
                 file.close()

@@ -17,13 +17,14 @@ from envactors.backends.fork_server import FORK_SERVERS, Settings
 from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
 from envactors.backends.stacks import ProcessStacks
+from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
 from envactors.system.processes import SIGKILL, Process, fixed_layout
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PagePlace
 from envactors.wire.info_codec import InfoReader
-from envactors.worker.bootstrap import Descriptors
+from envactors.worker.bootstrap import STACKS_FILE, Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4
@@ -44,11 +45,11 @@ class ProcessBackend(Backend):
 
     Args:
         start_method: How processes start; none of the methods needs a ``__main__`` guard. ``"forkserver"``, the default
-            on Linux, forks a fresh process that has imported NumPy and, if the caller has, Gymnasium, so that a worker
-            starts in milliseconds. ``"loky"``, the default elsewhere, and ``"spawn"`` start a fresh interpreter, by
-            loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state its other
-            threads are; no other method forks the caller. All actors of equal settings share a fork server; it ends
-            with the last of them, and if it is lost, they go on.
+            on Linux and only there, forks a fresh process that has imported NumPy and, if the caller has, Gymnasium, so
+            that a worker starts in milliseconds. ``"loky"``, the default elsewhere, and ``"spawn"`` start a fresh
+            interpreter, by loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state
+            its other threads are; no other method forks the caller. All actors of equal settings share a fork server;
+            it ends with the last of them, and if it is lost, they go on.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
         max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
@@ -66,8 +67,8 @@ class ProcessBackend(Backend):
             containers.
 
     Raises:
-        ValueError: There is no such start method, ``max_starting`` is no int >= 1, or ``preload`` is used without a
-            fork server.
+        ValueError: There is no such start method here, ``max_starting`` is no int >= 1, or ``preload`` is used without
+            a fork server.
         TypeError: ``spin`` or ``randomize_layout`` is no bool.
     """
 
@@ -85,6 +86,8 @@ class ProcessBackend(Backend):
     ) -> None:
         if start_method not in get_args(starting.StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(starting.StartMethod)}")
+        if start_method == "forkserver" and PORTABLE:
+            raise ValueError("start_method is 'forkserver', which needs Linux: expected 'loky', 'spawn' or 'fork'")
         for name, value in (("spin", spin), ("randomize_layout", randomize_layout)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is {value!r}: expected True or False")
@@ -113,7 +116,7 @@ class ProcessBackend(Backend):
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
         DESCRIPTOR_LIMIT.make_room()
         number, mark = REAPER.enlist()
-        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark}
+        environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark, VARIABLE: SYSTEM}
         slab = None if memory is None else memory.fileno()
         return ProcessWorker(number, slab, envs, functools.partial(self._start, name, env_vars, environment))
 
@@ -175,9 +178,12 @@ class ProcessWorker(Worker):
             self._slot = slot = PAGES.take(envs)
             ours.callback(PAGES.give_back, slot)
             self.page = slot.page
-            to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.fileno()
-            theirs_fds = Descriptors(their_sock.fileno(), out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab)
-            self._process = start(theirs_fds, slot.place)
+            self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
+            stacks = None if self._stacks is None else self._stacks.fileno()
+            to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.ringer()
+            pages = slot.file.fileno()
+            descriptors = Descriptors(their_sock.fileno(), out_w, err_w, pages, to_worker, to_parent, slab, stacks)
+            self._process = start(descriptors, slot.place)
             REAPER.watch(number, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories
             sock.setblocking(False)
@@ -193,7 +199,7 @@ class ProcessWorker(Worker):
         self._slot.begin_timing()
 
     def ask_stacks(self) -> ProcessStacks:
-        return ProcessStacks(self._process)
+        return ProcessStacks(self._process, self._stacks)
 
     def reap(self) -> ExitStatus:
         REAPER.dismiss(self._number)  # ends the processes that env code has started

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 
-from envactors.system.polling import packet_pair
+from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
 from envactors.worker import reaper
 
@@ -25,10 +25,10 @@ _RECENT = 100
 class Reaper:
     """Starts the reaper with the first worker of this process and reports each worker to it. It is thread-safe.
 
-    The kernel ends workers with their caller (`detach`). The processes that they have started end neither with
-    the caller nor with the worker: the reaper ends them. It is a process of its own so that it survives the caller's
-    SIGKILL, and so that searching all processes of a machine delays no thread here. If the reaper itself is lost, the
-    next one continues with the same workers.
+    The kernel, where it can, ends workers with their caller (`end_with_parent`). The processes that they have started
+    end neither with the caller nor with the worker: the reaper ends them, and where the kernel cannot, the workers
+    too. It is a process of its own so that it survives the caller's SIGKILL, and so that searching all processes of a
+    machine delays no thread here. If the reaper itself is lost, the next one continues with the same workers.
     """
 
     def __init__(self) -> None:
@@ -104,16 +104,19 @@ class Reaper:
         with self._lock:
             self._workers[number] = pid
             with contextlib.suppress(OSError):  # if the reaper was lost just now, the next one gets all workers
-                self._ensure_running().send(f"{number} {pid}".encode(), socket.MSG_DONTWAIT)
+                _report(self._ensure_running(), f"{number} {pid}")
 
     def dismiss(self, number: int) -> None:
         """Report a worker that has ended and is not reaped yet; the reaper ends whatever it has started."""
         with self._lock:
+            pid = self._workers[number]
+            if PORTABLE:
+                kill_group(pid)  # it is still its own
             try:
-                self._ensure_running().send(str(number).encode(), socket.MSG_DONTWAIT)
+                _report(self._ensure_running(), str(number))
                 self._ended.append(number)
             except OSError:
-                kill_group(self._workers[number])  # without a reaper, at least its process group
+                kill_group(pid)  # without a reaper, at least its process group
             del self._workers[number]
 
     def _ensure_running(self) -> socket.socket:
@@ -124,8 +127,8 @@ class Reaper:
                 return sock
             sock.close()
             self._running = None
-        sock, theirs = packet_pair()
-        command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id]
+        sock, theirs = socket.socketpair()
+        command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id, SYSTEM]
         null = subprocess.DEVNULL
         # It has a session of its own, and inherits that all signals are blocked.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -138,8 +141,12 @@ class Reaper:
         self._running = process, sock
         # Those that have ended without their groups, whose ids may be reused by now.
         for report in (*(f"{number} {pid}" for number, pid in self._workers.items()), *map(str, self._ended)):
-            sock.send(report.encode(), socket.MSG_DONTWAIT)
+            _report(sock, report)
         return sock
+
+
+def _report(sock: socket.socket, line: str) -> None:
+    sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT)
 
 
 def end_helper(process: subprocess.Popen[bytes], sock: socket.socket) -> None:

@@ -10,7 +10,7 @@ import os
 import time
 
 from envactors.backends.base import Stacks
-from envactors.system.memory import open_file_of
+from envactors.system.memory import SharedFile, open_file_of
 from envactors.system.processes import STACKS_SIGNAL, Process, describe_state
 from envactors.worker.bootstrap import STACKS_FILE
 
@@ -24,30 +24,27 @@ class ProcessStacks(Stacks):
 
     Args:
         process: The process; it may be reaped meanwhile.
+        file: The file that they come in; None if the process has made it, and then it is looked for.
     """
 
-    def __init__(self, process: Process) -> None:
-        self._pid = process.pid
-        # A descriptor of the process, and of the file that they come in. The file is not there while the process
-        # starts, or if env code has closed it; none is there without free descriptors.
-        self._process: Process | None = None
+    def __init__(self, process: Process, file: SharedFile | None) -> None:
+        self._process = process
+        self._file = file
+        # A descriptor of the file. It is not there while the process starts, or if env code has closed it; none is
+        # there without free descriptors.
         self._fd: int | None = None
         self._start = 0
-        with contextlib.suppress(OSError):
-            self._process = Process(process.pid, os.dup(process.fileno()), lambda: None)
         self._ask()
 
     def _ask(self) -> None:
-        if self._process is None:
-            return
-        self._fd = open_file_of(self._pid, STACKS_FILE)
+        with contextlib.suppress(OSError):
+            pid, file = self._process.pid, self._file
+            self._fd = open_file_of(pid, STACKS_FILE) if file is None else os.dup(file.fileno())
         if self._fd is not None:
             self._start = os.fstat(self._fd).st_size
             self._process.send_signal(STACKS_SIGNAL)
 
     def __del__(self) -> None:
-        if self._process is not None:
-            self._process.reap()
         if self._fd is not None:
             os.close(self._fd)
 
@@ -57,7 +54,7 @@ class ProcessStacks(Stacks):
         return os.pread(self._fd, os.fstat(self._fd).st_size - self._start, self._start).decode(errors="replace")
 
     def wait(self, seconds: float) -> str:
-        end, text, unchanged, pid = time.monotonic() + seconds, "", 0.0, self._pid
+        end, text, unchanged, pid = time.monotonic() + seconds, "", 0.0, self._process.pid
         while not (text and unchanged >= _SETTLED) and time.monotonic() < end:
             time.sleep(_POLL)
             if self._fd is None:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Literal, TypeAlias
 
+from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, open_sentinel
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
-# Elsewhere the system's libraries do not bear being forked, or nothing ends forked workers with their caller.
-DEFAULT: Final[StartMethod] = "forkserver" if sys.platform == "linux" else "loky"
+# Elsewhere the system's libraries do not bear being forked, and nothing ends what a fork server has forked.
+DEFAULT: Final[StartMethod] = "loky" if PORTABLE else "forkserver"
+
 
 # The variables that set the number of threads of numerical libraries, which read them once, when they are imported.
 THREAD_CAPS = (
@@ -32,6 +34,11 @@ THREAD_CAPS = (
 )
 # The processes that multiprocessing reaps by itself.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
+
+
+def as_elsewhere(start_method: Any) -> Any:
+    """Return the start method for what users of another library call so: its fork server is for a clean process."""
+    return DEFAULT if start_method == "forkserver" else start_method
 
 
 def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:

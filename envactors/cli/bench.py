@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import datetime as dt
 import importlib.util
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from envactors.cli.arguments import at_least, seconds
 from envactors.cli.reports import count
+from envactors.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
     from envactors.cli.figures import Comparison, Finding
@@ -31,7 +31,6 @@ _NEEDED = ("psutil", "rich")
 _LOOP = "loop"
 # What the others are held against, rather than compared with.
 _YARDSTICKS = (_LOOP, "apart")
-_PR_SET_CHILD_SUBREAPER = 36
 # Default packing to measure, if there are enough envs for it.
 _PACKED, _LEAST_ENVS_TO_PACK = 4, 8
 
@@ -134,7 +133,7 @@ def _bench(
     from envactors.cli.subjects import SubjectProcess, close_all
 
     load_before = os.getloadavg()
-    _adopt_orphans()
+    adopt_orphans()  # so that `close_all` finds them all
     spared = [child.pid for child in psutil.Process().children()]
     with tempfile.TemporaryDirectory(prefix="envactors-", ignore_cleanup_errors=True) as directory:
         subjects = [SubjectProcess(subject, job, Path(directory, subject.name)) for subject in subject_types]
@@ -167,17 +166,6 @@ def _bench(
 
         draw_comparisons(comparisons, f"{arguments.env}, {count(arguments.num_envs, 'env')}", arguments.plot)
     return _FAILED if any(one.failure is not None for one in subjects if one.subject_type.is_envactors) else _RAN
-
-
-def _adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends, so that `close_all` finds them all.
-
-    Raises:
-        OSError: The kernel refused.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def _measure(

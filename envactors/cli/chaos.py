@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _ZEROS, _WRONG, _NOT_RUN = 0, 1, 2
 _NEEDED = ("psutil", "rich")
-_EXTRA = "pip install 'envactors[demo]'"
 _START_METHODS = ("forkserver", "loky", "spawn", "fork")
+_EXTRA = "pip install 'envactors[demo]'"
 
 _DESCRIPTION = """\
 Runs a vector env under real faults: its workers are killed while idle, in steps,
@@ -75,8 +75,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--start-method",
         choices=_START_METHODS,
-        default=_START_METHODS[0],
-        help="how processes start (default: forkserver, which takes milliseconds)",
+        help="how processes start (default: forkserver on Linux, which takes milliseconds, and loky elsewhere)",
     )
     parser.add_argument(
         "--nodes",
@@ -139,6 +138,8 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
         f"{arguments.env or 'echo'}: {count(arguments.faults, 'fault')} over {count(arguments.num_envs, 'env')}, "
         f"{arguments.envs_per_actor} per actor, on_failure={arguments.on_failure!r}, seed {arguments.seed}"
     )
+    method = arguments.start_method
+    near = ea.ProcessBackend() if method is None else ea.ProcessBackend(method)
     with _make_view(title) as view:
         report = chaos(
             factory,
@@ -149,7 +150,7 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
             on_failure=arguments.on_failure,
             deadline=arguments.deadline,
             shared_memory=arguments.shared_memory,
-            backend=None if arguments.nodes else ea.ProcessBackend(start_method=arguments.start_method),
+            backend=None if arguments.nodes else near,
             nodes=arguments.nodes,
             observed=arguments.observed,
             watch=view.changed,

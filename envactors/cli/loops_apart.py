@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from envactors.cli.baselines import SteppedEnv
 from envactors.cli.jobs import Job
 from envactors.cli.subject_base import Subject
+from envactors.system.cpus import cores
 
 # How long the processes run between two looks at the clock of the round, in seconds.
 _SLICE = 0.1
@@ -58,7 +58,7 @@ class LoopsApart(Subject):
 
 
 def _count(job: Job) -> int:
-    return min(job.num_envs, len(os.sched_getaffinity(0)))
+    return min(job.num_envs, cores())
 
 
 def _serve(pipe: multiprocessing.connection.Connection[Any, Any], job: Job, env_ids: Sequence[int]) -> None:

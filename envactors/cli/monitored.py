@@ -17,7 +17,7 @@ from envactors.observe.programs import (
     pid_of,
     running_programs,
 )
-from envactors.system.processes import describe_state
+from envactors.system.processes import command_line, describe_state
 
 _HOW = "ENVACTORS_MONITOR=1 in its environment, or call ea.monitor() in it"
 NO_PROGRAM = f"no program of yours is monitored: start one with {_HOW}"
@@ -92,13 +92,7 @@ class Program:
 
     def command(self) -> str:
         """Return its command line, as the system knows it; empty if it does not."""
-        if self.pid is None:
-            return ""
-        try:
-            words = Path(f"/proc/{self.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        except OSError:
-            return ""
-        return one_line(words)
+        return "" if self.pid is None else one_line(command_line(self.pid))
 
 
 def find_program(name: str) -> Program:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import DEFAULT, THREAD_CAPS
+from envactors.backends.starting import DEFAULT, THREAD_CAPS, as_elsewhere
 from envactors.errors import ActorError, VectorStepError
 from envactors.integrations.alf_envs import ActorEnvironment, Envs, Specs, interrupted
 from envactors.integrations.alf_rotation import Rotation
@@ -110,7 +110,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                 env_vars=None if threads is None else dict.fromkeys(THREAD_CAPS, str(threads)),
                 backend=backend
                 or ProcessBackend(
-                    DEFAULT if start_method is None else start_method,  # type: ignore[arg-type] # checked there
+                    DEFAULT if start_method is None else as_elsewhere(start_method),
                     max_starting=1 if start_serially else None,
                 ),
                 copy=False,  # each array is copied out of the records

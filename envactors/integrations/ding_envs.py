@@ -9,6 +9,7 @@ from typing import Any
 from envactors.actor.handle import ActorHandle, spawn
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import as_elsewhere
 from envactors.errors import ActorError
 from envactors.integrations.ding_states import require
 from envactors.integrations.ding_values import PRELOAD, BaseEnvManager
@@ -212,7 +213,7 @@ class Envs(BaseEnvManager):
         backend: str | Backend | None = self._cfg["backend"]
         if backend is not None:
             return backend
-        context = self._cfg["context"]
+        context = as_elsewhere(self._cfg["context"])
         return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from envactors.actor.handle import call_or_get
 from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import as_elsewhere
 from envactors.errors import (
     ActorStartError,
     AlreadyPendingError,
@@ -428,7 +429,7 @@ def _limited(
 def _start_method(context: str) -> Any:
     if context not in ("fork", "spawn", "forkserver", "loky"):
         raise ValueError(f"cannot find context for {context!r}: expected 'fork', 'spawn', 'forkserver' or 'loky'")
-    return context
+    return as_elsewhere(context)
 
 
 def _checked_mask(mask: Any, num_envs: int) -> _Flags:

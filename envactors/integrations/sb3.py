@@ -20,7 +20,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorView
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import DEFAULT
+from envactors.backends.starting import DEFAULT, as_elsewhere
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapter_factories
 from envactors.options import Deadlines, RestartPolicy
@@ -231,9 +231,10 @@ def _backend(start_method: str | None, env_fns: list[Callable[[], Any]]) -> Back
         method = DEFAULT
     else:
         multiprocessing.get_context(method)  # raises multiprocessing's own error for an unknown method
+        method = as_elsewhere(method)
     needs_monitor = method == "forkserver" and any(_MONITOR.encode() in _pickled(env_fn) for env_fn in env_fns[:1])
     preload = [_MONITOR] if needs_monitor else []
-    return ProcessBackend(start_method=method, preload=preload)  # type: ignore[arg-type] # checked above or there
+    return ProcessBackend(start_method=method, preload=preload)
 
 
 def _pickled(env_fn: Callable[[], Any]) -> bytes:

@@ -37,7 +37,7 @@ from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
 from envactors.system.polling import WRITABLE, Doorbell
-from envactors.system.processes import open_sentinel
+from envactors.system.processes import open_own_sentinel
 
 # How long to wait for the caller, in seconds.
 _PATIENCE = 60.0
@@ -150,9 +150,9 @@ def main() -> None:
     lease_file = SharedFile("envactors-lease")
     lease = lease_file.map(mmap.PAGESIZE)
     LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
-    own, fds = open_sentinel(os.getpid()), (lease_file.fileno(),)
-    command = module_command("envactors.remote.keeper", orders.path, str(own), str(lease_file.fileno()))
-    keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(own, *fds))  # noqa: S603 # its own module
+    fds = open_own_sentinel(), lease_file.fileno()
+    command = module_command("envactors.remote.keeper", orders.path, str(os.getpid()), *map(str, fds))
+    keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)  # noqa: S603 # its own module
     agent = Agent(link, orders, stamp, lease)
     agent.watches.add(listener.fileno(), lambda _mask: _refuse_second(listener, tls))
     agent.run()

@@ -1,43 +1,40 @@
 """The keeper of a node: ends the agent when the lease is over and the agent, stopped or stuck, cannot do so itself.
 
-With the agent end its workers, as with any caller: the kernel and the reaper see to that.
+With the agent end its workers, as with any caller.
 
-usage: python -m envactors.remote.keeper AGENT_PIDFD LEASE_FD
+usage: python -m envactors.remote.keeper AGENT_PID SENTINEL_FD LEASE_FD
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import select
-import signal
 import struct
 import sys
-import time
 from typing import Final
+
+from envactors.system.clocks import boot_clock
+from envactors.system.polling import wait_readable
+from envactors.system.processes import SIGKILL, Process
 
 # The lease in the file that agent and keeper share: until when workers may run, a time of the boot clock.
 LEASE_FORMAT: Final = struct.Struct("<d")
 
 
-def end_agent_in_time(agent: int, lease: mmap.mmap) -> None:
+def end_agent_in_time(agent: Process, lease: mmap.mmap) -> None:
     """Return once the agent has ended, by itself or by this process.
 
     Args:
-        agent: A pidfd of the agent.
+        agent: The agent.
         lease: Where it writes until when workers may run.
     """
-    poll = select.poll()
-    poll.register(agent, select.POLLIN)
     while True:
         (until,) = LEASE_FORMAT.unpack_from(lease)
-        left = until - time.clock_gettime(time.CLOCK_BOOTTIME)
+        left = until - boot_clock()
         if left <= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(agent, signal.SIGKILL)
+            agent.send_signal(SIGKILL)
             return
-        if poll.poll(1000 * left):
+        if wait_readable(agent.fileno(), left):
             return
 
 
@@ -45,7 +42,8 @@ def main() -> None:
     """Run a keeper: see the module."""
     # Ctrl-C in the terminal of the caller is not meant for it, nor for the agent that it keeps.
     os.setpgid(0, 0)
-    end_agent_in_time(int(sys.argv[1]), mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE))
+    pid, sentinel, lease = map(int, sys.argv[1:])
+    end_agent_in_time(Process(pid, sentinel, lambda: None), mmap.mmap(lease, mmap.PAGESIZE))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import ssl
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
+
+from envactors.system.memory import file_of_text
 
 
 class Certificates(NamedTuple):
@@ -37,8 +38,7 @@ def make_server_context(certificates: Certificates) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     # Python 3.13 refuses certificates without key identifiers otherwise, such as Dask's temporary ones.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    with _as_file(cert) as cert_file, contextlib.ExitStack() as stack:
-        key_file = None if key is None else stack.enter_context(_as_file(key))
+    with _as_file(cert) as cert_file, contextlib.nullcontext() if key is None else _as_file(key) as key_file:
         context.load_cert_chain(cert_file, key_file)
     if ciphers:
         context.set_ciphers(ciphers)
@@ -49,15 +49,6 @@ def _is_text(value: str) -> bool:
     return "\n" in value
 
 
-@contextlib.contextmanager
-def _as_file(value: str) -> Iterator[str]:
-    """Return the name of a file with this text: in memory, since a key does not belong on a disk."""
-    if not _is_text(value):
-        yield value
-        return
-    fd = os.memfd_create("envactors-pem")
-    try:
-        os.write(fd, value.encode())
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
+def _as_file(value: str) -> AbstractContextManager[str]:
+    """Return the name of the file, or of a file with this text."""
+    return file_of_text("envactors-pem", value) if _is_text(value) else contextlib.nullcontext(value)

@@ -6,10 +6,12 @@ import contextlib
 import os
 import resource
 
+from envactors.system.choice import PORTABLE
+
 
 def count_descriptors() -> int:
     """Return how many descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 # called for each start, perhaps with thousands of them
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208 # called for each start, perhaps with thousands of them
 
 
 def descriptor_limits() -> tuple[int, int]:
@@ -20,6 +22,12 @@ def descriptor_limits() -> tuple[int, int]:
 
 
 def limit_descriptors(soft: int, pid: int = 0) -> None:
-    """Set the soft limit of a process, this one if it is 0; nothing happens if it has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    """Set the soft limit of a process, this one if it is 0.
+
+    Nothing happens if it has ended, or if the system limits no other process.
+    """
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    elif not PORTABLE:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from envactors.system.choice import PORTABLE
+
+if TYPE_CHECKING or not PORTABLE:
+    from envactors.system.linux.memory import file_of_text as file_of_text
+    from envactors.system.linux.memory import open_file_of as open_file_of
+    from envactors.system.linux.memory import open_unnamed, reserve
+else:
+    from envactors.system.portable.memory import file_of_text as file_of_text
+    from envactors.system.portable.memory import open_file_of as open_file_of
+    from envactors.system.portable.memory import open_unnamed, reserve
 
 
 class SharedFile:
@@ -16,7 +26,7 @@ class SharedFile:
     """
 
     def __init__(self, name: str) -> None:
-        self._file = os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "r+b", buffering=0)
+        self._file = open_unnamed(name)
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -27,12 +37,12 @@ class SharedFile:
         return map_file(self.fileno(), size)
 
     def reserve(self, start: int, size: int) -> None:
-        """Reserve the memory of a part.
+        """Reserve the memory of a part, which nobody uses yet.
 
         Raises:
             OSError: There is not enough memory.
         """
-        os.posix_fallocate(self.fileno(), start, size)
+        reserve(self.fileno(), start, size)
 
     def close(self) -> None:
         self._file.close()
@@ -44,12 +54,3 @@ class SharedFile:
 def map_file(fd: int, size: int, start: int = 0) -> mmap.mmap:
     """Map a file, or a part that begins at a multiple of a page, as memory shared with all processes that map it."""
     return mmap.mmap(fd, size, offset=start)
-
-
-def open_file_of(pid: int, name: str) -> int | None:
-    """Return a descriptor of another process's `SharedFile` of this name; None if it has none, or has ended."""
-    with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/fd").iterdir():
-            if str(path.readlink()) == f"/memfd:{name} (deleted)":
-                return os.open(path, os.O_RDONLY)
-    return None

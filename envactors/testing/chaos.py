@@ -92,7 +92,7 @@ def chaos(
         raise ValueError(f"deadline is {deadline}: expected a positive number of seconds")
     started = time.monotonic()
     report_builder = ReportBuilder(faults, seed, on_failure)
-    near = ea.ProcessBackend(start_method="forkserver")
+    near = ea.ProcessBackend()
     launcher = LocalNodes(nodes) if nodes else None
     node_faults = None if launcher is None else NodeFaults(launcher, faults, seed, report_builder)
     if launcher is not None:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import psutil
 
+from envactors.system.descriptors import count_descriptors
+
 _SHM = Path("/dev/shm")  # noqa: S108 # only read
 
 
@@ -39,12 +41,12 @@ def inventory(known_shm: Collection[str] | None = None) -> Inventory:
         known_shm: Earlier entries of /dev/shm, which the whole machine shares. New entries that other programs have
             mapped are ignored, and earlier entries that are gone count as if they were still there.
     """
-    shm = {path.name for path in _SHM.iterdir()}
+    shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
     if known_shm is not None:
         new = shm - {*known_shm}
         shm = {*known_shm, *(new - _used_by_strangers() if new else ())}
     return Inventory(
-        len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        count_descriptors(),
         sorted(thread.name for thread in threading.enumerate()),
         sorted(child.pid for child in psutil.Process().children(recursive=True)),
         sorted(shm),

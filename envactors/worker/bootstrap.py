@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from envactors.arrays.slab import Layout, Slab
 from envactors.system.memory import SharedFile, map_file
 from envactors.system.polling import Doorbell
-from envactors.system.processes import STACKS_SIGNAL, detach, restore_random_layout
+from envactors.system.processes import STACKS_SIGNAL, detach, end_with_parent, restore_random_layout
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage, PagePlace
 from envactors.wire.info_codec import InfoWriter
@@ -32,7 +32,10 @@ _inherited: list[Any] = []
 
 
 class Descriptors(NamedTuple):
-    """The descriptors that a worker inherits from its parent; the slab's is None if its steps never use one."""
+    """The descriptors that a worker inherits from its parent.
+
+    The slab's is None if its steps never use one, and that for stacks if the parent finds the worker's own file.
+    """
 
     channel: int
     stdout: int
@@ -41,6 +44,7 @@ class Descriptors(NamedTuple):
     to_worker: int
     to_parent: int
     slab: int | None = None
+    stacks: int | None = None
 
     def present(self) -> list[int]:
         """Return the descriptors without None, in order."""
@@ -48,11 +52,12 @@ class Descriptors(NamedTuple):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled by loky alone, which passes them to the process that it is starting.
-        return _unpickle_descriptors, tuple(DupFd(fd) for fd in self.present())
+        return _unpickle_descriptors, tuple(None if fd is None else DupFd(fd) for fd in self)
 
 
 def _unpickle_descriptors(*passed: Any) -> Descriptors:
-    return Descriptors(*(descriptor.detach() for descriptor in passed))
+    fds: list[Any] = [None if descriptor is None else descriptor.detach() for descriptor in passed]
+    return Descriptors(*fds)
 
 
 def run(descriptors: Descriptors, page: PagePlace, parent_pid: int, fixed_layout: bool = False) -> NoReturn:
@@ -67,7 +72,8 @@ def run(descriptors: Descriptors, page: PagePlace, parent_pid: int, fixed_layout
     """
 
     def work() -> None:
-        detach(parent_pid)
+        detach()
+        end_with_parent(parent_pid)
         if fixed_layout:
             restore_random_layout()
         _serve(Descriptors(*descriptors), PagePlace(*page))  # lists for an interpreter that was started directly
@@ -93,7 +99,9 @@ def run_forked(
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in changes.items() if value is not None})
         _reseed()
-        detach(parent_pid)
+        detach()
+        if parent_pid is not None:
+            end_with_parent(parent_pid)
         _serve(descriptors, page)
 
     _exit_after(work)
@@ -121,8 +129,9 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     _redirect(descriptors)
     faulthandler.enable()
     signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # the parent sends it once the file is there
-    stacks = SharedFile(STACKS_FILE)
-    faulthandler.register(STACKS_SIGNAL, file=stacks.fileno(), all_threads=True)
+    own = SharedFile(STACKS_FILE) if descriptors.stacks is None else None
+    fd = descriptors.stacks if own is None else own.fileno()
+    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)  # type: ignore[arg-type] # one of the two
     memory = map_file(descriptors.pages, place.length * PAGE, place.first * PAGE)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))

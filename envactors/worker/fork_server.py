@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Final, NamedTuple, NoReturn
 
-from envactors.system.processes import count_threads, detach, open_sentinel
+from envactors.system.processes import count_threads, detach, end_with_parent, open_sentinel
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run_forked
 
@@ -71,7 +71,8 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
         parent_pid: The caller's process id.
         preload: Modules to import.
     """
-    detach(parent_pid)
+    detach()
+    end_with_parent(parent_pid)
     gc.disable()  # imports are quicker without
     with socket.socket(fileno=requests) as sock:
         refusal = _import_all(preload)

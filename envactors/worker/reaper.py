@@ -1,10 +1,10 @@
 """The reaper: a program that ends the processes which a caller and its workers leave behind.
 
 It outlives its caller by a moment. It uses only a few modules of the standard library, so its system calls are here and
-not in `envactors.system`. Through descriptor 0 the caller reports workers that have started ("3 4711": the worker's
-number and process id) and that have ended ("3"); the reaper itself waits for the end of the caller.
+not in `envactors.system`. Through descriptor 0 the caller reports, a line each, workers that have started ("3 4711":
+the worker's number and process id) and that have ended ("3"); the reaper itself waits for the end of the caller.
 
-A process belongs to a worker if one of three conditions holds:
+On Linux, a process belongs to a worker if one of three conditions holds:
 
 - Its environment, as ``/proc/<pid>/environ`` shows it, has the worker's mark in `VARIABLE`. Children inherit it,
   whatever group or session they make for themselves. /proc shows the environment that a program was started with: a
@@ -15,6 +15,9 @@ A process belongs to a worker if one of three conditions holds:
 
 So a process escapes only if its parent has ended and it has a group of its own and no mark: it was started without that
 variable, hides its environment, or is a forked copy of a forked worker.
+
+Elsewhere (`GroupReaper`) only the second condition is known. There the caller itself ends the group of a worker that
+has ended, while no other process can have its id, and the reaper ends the groups of all workers with the caller.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ _WAIT = 0.25
 _GRACE = 0.5
 # and how long an exec takes at most.
 _EXEC = 0.01
+# How often to look whether the caller has ended without closing descriptor 0, of which forked children have copies.
+_BEAT = 0.5
 # The process id of the parent of all kernel threads, which have no environment.
 _KERNEL_THREADS = 2
 
@@ -73,6 +78,55 @@ class ProcessSnapshot:
                 self.environment = _read(pid, "environ")
 
 
+class Reports:
+    """What the caller reports through descriptor 0.
+
+    Attributes:
+        is_open: False once the caller has closed it.
+    """
+
+    def __init__(self) -> None:
+        os.set_blocking(0, False)
+        self.is_open = True
+        # The beginning of a line whose end has not come yet.
+        self._rest = b""
+
+    def read(self) -> list[tuple[bytes, int | None]]:
+        """Return what has come: the numbers of workers, and their process ids if they have started."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(0, 1 << 12):
+                self._rest += data
+            self.is_open = False
+        *lines, self._rest = self._rest.split(b"\n")
+        return [(number, int(pid) if pid else None) for number, _, pid in (line.partition(b" ") for line in lines)]
+
+
+class GroupReaper:
+    """Waits until the caller ends, and then ends the process groups of its workers.
+
+    Args:
+        caller_pid: The caller's process id.
+    """
+
+    def __init__(self, caller_pid: int) -> None:
+        self._caller = caller_pid
+
+    def run(self) -> None:
+        """Run until the caller has ended, or has closed descriptor 0."""
+        groups: dict[bytes, int] = {}
+        reports = Reports()
+        while reports.is_open and os.getppid() == self._caller:
+            select.select([0], [], [], _BEAT)
+            for number, pid in reports.read():
+                if pid is None:
+                    groups.pop(number, None)
+                else:
+                    groups[number] = pid
+        for group in groups.values():
+            with contextlib.suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
+
+
 class Reaper:
     """Waits until workers or the caller end, and then ends the processes that they have started.
 
@@ -94,7 +148,7 @@ class Reaper:
         self._safe = {os.getpid(), caller_pid}
         # The descriptors to wait for: that of the reports, and a pidfd of the caller.
         self._sources = [0]
-        os.set_blocking(0, False)
+        self._reports = Reports()
         with contextlib.suppress(OSError):  # it has ended already
             self._sources.append(os.pidfd_open(caller_pid))
         self._caller_ended = os.getppid() != caller_pid
@@ -113,14 +167,12 @@ class Reaper:
         ready = select.select(self._sources, [], [], seconds)[0]
         self._caller_ended |= any(fd > 0 for fd in ready)
         if 0 in ready:
-            with contextlib.suppress(BlockingIOError):
-                while message := os.read(0, 64):
-                    number, _, pid = message.partition(b" ")
-                    if pid:
-                        self._groups[number] = int(pid)
-                    else:
-                        self._ended.add(number)
-                self._caller_ended = True
+            for number, pid in self._reports.read():
+                if pid is None:
+                    self._ended.add(number)
+                else:
+                    self._groups[number] = pid
+            self._caller_ended |= not self._reports.is_open
         if self._caller_ended:
             self._sources = []  # there is nothing more to wait for
         return bool(ready)
@@ -207,5 +259,6 @@ def _read(pid: int, name: str) -> bytes:
 
 if __name__ == "__main__":
     os.chdir("/")
-    Reaper(int(sys.argv[1]), sys.argv[2]).run()
+    caller, mark, system = sys.argv[1:]
+    (GroupReaper(int(caller)) if system == "portable" else Reaper(int(caller), mark)).run()
     os._exit(0)

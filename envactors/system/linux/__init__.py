@@ -1,0 +1,1 @@
+"""The calls that only Linux has."""

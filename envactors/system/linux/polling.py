@@ -1,0 +1,67 @@
+"""Waiting with epoll, and doorbells on eventfd."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+from collections.abc import Callable
+
+from envactors.system.bells import BaseDoorbell
+
+READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+WRITABLE = select.EPOLLOUT
+
+
+class Poller:
+    """Waits for many descriptors at once; another poller can wait for it.
+
+    Attributes:
+        poll: Waits up to so many seconds (None: for ever) and returns pairs (descriptor, READABLE | WRITABLE).
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self.poll: Callable[[float | None], list[tuple[int, int]]] = self._epoll.poll
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def add(self, fd: int, *, edges: bool = False) -> None:
+        """Watch a descriptor for reading; with ``edges``, report it once each time that something new comes."""
+        self._epoll.register(fd, select.EPOLLIN | (select.EPOLLET if edges else 0))
+
+    def watch(self, fd: int, *, readable: bool = True, writable: bool = False) -> None:
+        """Change what a descriptor is watched for; with neither it is not reported."""
+        self._epoll.modify(fd, (select.EPOLLIN if readable else 0) | (select.EPOLLOUT if writable else 0))
+
+    def remove(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+class Doorbell(BaseDoorbell[Poller]):
+    """A doorbell; see `BaseDoorbell`.
+
+    Args:
+        fd: The descriptor of a doorbell that another process made; None makes one.
+
+    Attributes:
+        is_shareable: Whether several processes can hear one doorbell.
+    """
+
+    is_shareable = True
+
+    def __init__(self, fd: int | None = None) -> None:
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if fd is None else fd
+        super().__init__(fd, fd, functools.partial(os.eventfd_write, fd, 1))
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._hearing)
+
+    def _add_to(self, poller: Poller) -> None:
+        poller.add(self._hearing, edges=True)

@@ -1,0 +1,38 @@
+"""Temporary files that are unlinked at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+
+_ZEROS = bytes(1 << 20)
+
+
+def open_unnamed(name: str) -> IO[bytes]:
+    """Return a new file without a path."""
+    return tempfile.TemporaryFile(buffering=0, prefix=name)
+
+
+def reserve(fd: int, start: int, size: int) -> None:
+    """Reserve the space of a part of a file, which nobody uses yet; mapped memory without it would end the process."""
+    end = start + size
+    while start < end:
+        start += os.pwrite(fd, _ZEROS[: end - start], start)
+
+
+def open_file_of(pid: int, name: str) -> int | None:
+    """Return None: other processes do not show their files."""
+    del pid, name
+    return None
+
+
+@contextlib.contextmanager
+def file_of_text(name: str, text: str) -> Iterator[str]:
+    """Return the path of a file with this text, which is readable for this user alone and is removed at the end."""
+    with tempfile.NamedTemporaryFile(prefix=name) as file:
+        file.write(text.encode())
+        file.flush()
+        yield file.name

@@ -1,0 +1,324 @@
+"""The calls of Linux and what stands in for them: the same names, and the same of what others rely on."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import SOON, is_gone, run_script, wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envactors as ea
+from envactors.system import choice
+
+FILES = ["memory", "polling", "processes"]
+SYSTEMS = ["linux", "portable"]
+
+
+def implementation(system, file):
+    return importlib.import_module(f"envactors.system.{system}.{file}")
+
+
+@pytest.fixture(params=SYSTEMS)
+def polling(request):
+    return implementation(request.param, "polling")
+
+
+@pytest.fixture(params=SYSTEMS)
+def processes(request):
+    return implementation(request.param, "processes")
+
+
+@pytest.fixture(params=SYSTEMS)
+def memory(request):
+    return implementation(request.param, "memory")
+
+
+def public(module):
+    """The public names of a module, and how its functions and the methods of its classes are called."""
+    shown = {}
+    for name, value in vars(module).items():
+        if name.startswith("_") or inspect.ismodule(value) or getattr(value, "__module__", None) == "typing":
+            continue
+        function = inspect.unwrap(value) if callable(value) else None
+        if inspect.isfunction(function) and function.__module__ == module.__name__:
+            required = [one.name for one in inspect.signature(value).parameters.values() if one.default is one.empty]
+            shown[name] = required
+        elif not callable(value) and name.isupper():
+            shown[name] = "constant"
+    return shown
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_stand_in_has_the_same_names(file):
+    ours, theirs = (public(implementation(system, file)) for system in SYSTEMS)
+    assert ours == theirs
+    assert ours
+
+
+def test_its_pollers_and_doorbells_are_called_alike():
+    linux, portable = (implementation(system, "polling") for system in SYSTEMS)
+    methods = "add", "watch", "remove", "close", "fileno"
+    for name in methods:
+        ours, theirs = (inspect.signature(getattr(module.Poller, name)) for module in (linux, portable))
+        assert {*theirs.parameters} <= {*ours.parameters}
+    assert {name for name in dir(linux.Doorbell) if not name.startswith("_")} <= {*dir(portable.Doorbell)}
+
+
+# Waiting -------------------------------------------------------------------------------------------------
+
+
+def heard(poller):
+    return {fd for fd, _ in poller.poll(0)}
+
+
+@given(st.lists(st.sampled_from(["ring", "first", "second", "nested"]), max_size=40))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_poller_hears_each_ring(system, events):
+    """Whoever has heard it before; a poller that has a doorbell registered is itself readable for another."""
+    polling = implementation(system, "polling")
+    with contextlib.ExitStack() as stack:
+        first, second, nesting = (stack.enter_context(contextlib.closing(polling.Poller())) for _ in range(3))
+        bell = stack.enter_context(contextlib.closing(polling.Doorbell()))
+        bell.register(first)
+        bell.register(second)
+        nesting.add(second.fileno())
+        unheard = set()
+        for event in events:
+            if event == "ring":
+                bell.ring()
+                unheard = {first, second}
+            elif event == "nested":
+                assert second not in unheard or heard(nesting) == {second.fileno()}
+            else:
+                poller = {"first": first, "second": second}[event]
+                if poller in unheard:
+                    assert heard(poller) == {bell.fileno()}
+                unheard.discard(poller)
+        for poller in (first, second):
+            heard(poller)
+        assert [heard(poller) for poller in (first, second)] == [set(), set()]  # and not for ever
+
+
+def test_a_sleeping_poller_hears_what_another_has_taken(polling):
+    with contextlib.ExitStack() as stack:
+        sleeping, taking = (stack.enter_context(contextlib.closing(polling.Poller())) for _ in range(2))
+        bell = stack.enter_context(contextlib.closing(polling.Doorbell()))
+        bell.register(sleeping)
+        bell.register(taking)
+        for _ in range(200):
+            woken = []
+            thread = threading.Thread(target=lambda woken=woken: woken.append(heard_at_last(sleeping)))
+            thread.start()
+            bell.ring()
+            taking.poll(0)
+            thread.join(SOON)
+            assert woken == [{bell.fileno()}]
+
+
+def heard_at_last(poller):
+    return {fd for fd, _ in poller.poll(SOON)}
+
+
+def test_a_doorbell_that_was_unregistered_or_closed_is_not_reported(polling):
+    with contextlib.closing(polling.Poller()) as poller, contextlib.closing(polling.Poller()) as other:
+        bell = polling.Doorbell()
+        for one in (poller, other):
+            bell.register(one)
+        bell.ring()
+        bell.unregister(poller)
+        bell.unregister(poller)
+        assert heard(poller) == set()
+        assert heard(other) == {bell.fileno()}
+        bell.ring()
+        bell.close()
+        bell.ring()
+        assert heard(other) == set()
+
+
+def test_rings_that_nobody_hears_do_not_block(polling):
+    with contextlib.closing(polling.Doorbell()) as bell, contextlib.closing(polling.Poller()) as poller:
+        for _ in range(100_000):
+            bell.ring()
+        bell.register(poller)
+        assert heard(poller) == {bell.fileno()}
+
+
+def test_a_descriptor_that_is_watched_for_nothing_is_silent(polling):
+    reader, writer = os.pipe()
+    with contextlib.closing(polling.Poller()) as poller:
+        poller.add(reader)
+        os.write(writer, b"x")
+        assert poller.poll(0) == [(reader, polling.READABLE & poller.poll(0)[0][1])]
+        poller.watch(reader, readable=False)
+        assert poller.poll(0) == []
+        poller.watch(reader)
+        assert [fd for fd, _ in poller.poll(0)] == [reader]
+        poller.watch(reader, readable=False)
+        poller.remove(reader)
+        poller.add(writer)
+        poller.watch(writer, readable=False, writable=True)
+        ((fd, mask),) = poller.poll(0)
+        assert (fd, mask & polling.WRITABLE) == (writer, polling.WRITABLE)
+    os.close(reader)
+    os.close(writer)
+
+
+# Memory --------------------------------------------------------------------------------------------------
+
+
+def test_a_reserved_part_of_a_file_is_zeros_and_no_more_is_touched(memory):
+    with memory.open_unnamed("test") as file:
+        os.ftruncate(file.fileno(), 20_000)
+        os.pwrite(file.fileno(), b"before", 4000)
+        memory.reserve(file.fileno(), 8192, 4096)
+        assert os.pread(file.fileno(), 6, 4000) == b"before"
+        assert os.pread(file.fileno(), 4096, 8192) == bytes(4096)
+        memory.reserve(file.fileno(), 16384, 3 << 20)
+        assert os.fstat(file.fileno()).st_size == 16384 + (3 << 20)
+
+
+def test_the_file_of_a_text_is_this_users_alone(memory):
+    with memory.file_of_text("test", "secret\n") as path:
+        assert path.startswith("/proc/self") or Path(path).stat().st_mode & 0o077 == 0
+        assert Path(path).read_text() == "secret\n"
+    assert not Path(path).exists()
+
+
+# Processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_the_end_of_a_child_is_seen_before_it_is_reaped(processes, how):
+    child = subprocess.Popen(["sleep", "0.1" if how == "exit" else "100"])
+    sentinel = processes.open_sentinel(child.pid)
+    with contextlib.closing(implementation("linux", "polling").Poller()) as poller:
+        poller.add(sentinel)
+        if how == "kill":
+            assert poller.poll(0) == []
+            processes.send_signal(child.pid, sentinel, signal.SIGKILL)
+        assert [fd for fd, _ in poller.poll(SOON)] == [sentinel]
+    processes.send_signal(child.pid, sentinel, signal.SIGKILL)  # it has ended already
+    os.close(sentinel)
+    assert child.wait() == (0 if how == "exit" else -signal.SIGKILL)
+
+
+def test_what_the_system_tells_of_a_process(processes):
+    with subprocess.Popen(["sleep", "100"]) as child, contextlib.ExitStack() as stack:
+        stack.callback(child.kill)
+        wait_until(lambda: processes.command_line(child.pid) == ["sleep", "100"])
+        wait_until(lambda: 100_000 < processes.resident_memory(child.pid) < 1 << 30)
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: processes.describe_state(child.pid).startswith("is stopped"))
+        child.kill()
+        wait_until(lambda: processes.describe_state(child.pid) == "has ended")
+    assert processes.command_line(child.pid) == []
+    assert processes.resident_memory(child.pid) == 0
+    assert processes.describe_state(child.pid) == "has ended"
+
+
+@pytest.mark.parametrize("doing", ["nothing", "a loop in Python", "a loop in C"])
+def test_workers_end_with_a_caller_that_is_killed(doing):
+    """And with them what they have started and what has stayed in their group."""
+    code = """
+        import collections, itertools, os, subprocess, sys
+        import envactors as ea
+
+        class Env:
+            def pids(self):
+                return os.getpid(), subprocess.Popen(["sleep", "100"]).pid
+
+            def work(self, doing):
+                while doing == "a loop in Python":
+                    pass
+                if doing == "a loop in C":
+                    collections.deque(itertools.repeat(0), maxlen=0)  # with the GIL
+
+        actors = [ea.spawn(Env, backend=ea.ProcessBackend(method)) for method in ("loky", "spawn", "fork")]
+        print(*(pid for actor in actors for pid in actor.pids().result(10)), flush=True)
+        futures = [actor.work(sys.argv[1]) for actor in actors]
+        while not all(future.done() or future.running() for future in futures):
+            pass
+        os.kill(os.getpid(), 9)
+    """
+    environment = {**os.environ, choice.VARIABLE: "portable"}
+    done = run_script(code, doing, env=environment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 6
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+# The choice ----------------------------------------------------------------------------------------------
+
+
+def test_the_variable_chooses(monkeypatch):
+    for value, chosen in (("portable", "portable"), ("linux", "linux"), ("", "linux")):
+        monkeypatch.setenv(choice.VARIABLE, value)
+        assert choice.choose() == chosen
+    monkeypatch.setenv(choice.VARIABLE, "bsd")
+    with pytest.raises(ImportError, match=r"ENVACTORS_SYSTEM is 'bsd': expected one of \('linux', 'portable'\)"):
+        choice.choose()
+
+
+@pytest.mark.parametrize("missing", ["eventfd", "memfd_create", "pidfd_open"])
+def test_without_the_calls_of_linux_the_stand_in_is_chosen(monkeypatch, missing):
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    assert choice.choose() == "linux"
+    monkeypatch.delattr(os, missing)
+    assert choice.choose() == "portable"
+
+
+def test_windows_is_refused_with_what_to_use(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(ImportError, match="does not run on Windows itself: run it in WSL"):
+        choice.choose()
+
+
+def test_the_stand_in_works_and_says_what_it_has_not():
+    code = """
+        import os, signal
+        import envactors as ea
+        from envactors.backends.starting import DEFAULT
+        from envactors.integrations.gymnasium_vector import _start_method
+        from envactors.testing import EchoEnv
+
+        assert DEFAULT == _start_method("forkserver") == "loky"
+        try:
+            ea.ProcessBackend("forkserver")
+        except ValueError as error:
+            print(error)
+        with ea.VectorEnv([EchoEnv] * 3, on_failure="renew", envs_per_actor=2) as envs:
+            envs.reset(seed=0)
+            for turn in range(20):
+                if turn == 10:
+                    os.kill(envs[0].pid, signal.SIGKILL)
+                obs, *_ = envs.step([turn] * 3)
+            print(obs[:, 2].tolist(), envs[0].stats().restarts)
+    """
+    done = run_script(code, env={**os.environ, choice.VARIABLE: "portable"})
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "start_method is 'forkserver', which needs Linux: expected 'loky', 'spawn' or 'fork'",
+        "[19, 19, 19] 1",
+    ]
+
+
+def test_workers_use_what_their_caller_uses():
+    with ea.spawn(Chosen, env_vars={choice.VARIABLE: ""}) as actor:
+        assert actor.system().result(SOON) == choice.SYSTEM
+
+
+class Chosen:
+    def system(self):
+        return choice.SYSTEM
