@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 import envactors as ea
+from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv, FaultyEnv
 
 SOON = 10.0  # seconds that anything may take on a busy machine
@@ -32,6 +33,9 @@ SOON = 10.0  # seconds that anything may take on a busy machine
 # a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
 # Where there are no fork servers, these are fresh interpreters, and the tests take much longer.
 FORK_SERVER = ea.ProcessBackend()
+START_METHODS = ["loky", "spawn", "fork"] if PORTABLE else ["loky", "spawn", "forkserver", "fork"]
+# Seconds within which a process has begun to make its env, on a machine that is not too busy.
+UP = 1.5 if PORTABLE else 0.5
 
 
 @contextlib.contextmanager

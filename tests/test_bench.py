@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from helpers import is_gone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ from envactors.cli.jobs import BenchInputError, EnvSource, make_job
 from envactors.cli.libraries import GymnasiumLoop
 from envactors.cli.loops_apart import LoopsApart
 from envactors.cli.registry import BASELINES, choose_subjects
+from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv, workloads
 
 COMMAND = Path(sys.executable).with_name("envactors")
@@ -223,7 +225,8 @@ def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 def assert_all_gone(processes: list[psutil.Process], patience: float) -> None:
     _, left = psutil.wait_procs(processes, timeout=patience)
-    assert left == []
+    # Where the command cannot adopt orphans, it is for the system's first process to reap them, whenever it likes.
+    assert [process for process in left if not (PORTABLE and is_gone(process.pid))] == []
 
 
 class Mute(EchoEnv):

@@ -146,7 +146,7 @@ def test_long_runs(seed, on_failure):
         on_failure=on_failure,
         envs_per_actor=(1, 2, 4)[seed % 3],
         shared_memory=seed % 4 != 3,
-        backend=ea.ProcessBackend(start_method="forkserver", spin=seed % 2 == 0),
+        backend=ea.ProcessBackend(spin=seed % 2 == 0),
     )
     assert report.ok, "\n".join(report.problems) or report
 

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, is_gone, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, UP, Counter, is_gone, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.system.choice import PORTABLE
 
 MANY = ea.RestartPolicy(max_restarts=20, backoff=0.0)
 NEVER = ea.RestartPolicy(max_restarts=0)
@@ -251,10 +252,10 @@ def test_deadlines_count_from_when_the_call_could_start_and_have_their_own_for_s
 
 
 def test_the_start_deadline():
-    with ea.spawn(lambda: time.sleep(60), deadlines=ea.Deadlines(start=1.0)) as actor:
+    with ea.spawn(lambda: time.sleep(60), deadlines=ea.Deadlines(start=UP + 0.5)) as actor:
         error, took = timed(actor.anything().result)
         assert isinstance(error, ea.ActorStartError)
-        assert 1.0 <= took < 2.0
+        assert UP + 0.5 <= took < UP + 1.5
         assert isinstance(error.__cause__, ea.ActorTimeoutError)
         assert "in <lambda>" in error.__cause__.stacks
 
@@ -475,6 +476,7 @@ def test_a_deliberate_end_is_not_a_crash():
 
 
 @pytest.mark.fresh_processes
+@pytest.mark.timeout(240 if PORTABLE else 60)
 def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
     """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
     # A fresh interpreter costs a tenth of a second of a core, and twice a round: every fortieth round has them.

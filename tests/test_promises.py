@@ -21,6 +21,8 @@ import pytest
 from helpers import (
     FORK_SERVER,
     SOON,
+    START_METHODS,
+    UP,
     Counter,
     ExplodesOnArrival,
     FaultyEcho,
@@ -34,7 +36,7 @@ from helpers import (
 import envactors as ea
 from envactors.testing import EchoEnv, FaultyEnv
 
-METHODS = ["loky", "spawn", "forkserver", "fork"]
+METHODS = START_METHODS
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
 NEVER = ea.RestartPolicy(max_restarts=0)
 DEATHS = {"kill": (None, signal.SIGKILL), "segfault": (None, signal.SIGSEGV), "exit": (3, None)}
@@ -149,9 +151,9 @@ def test_the_start_deadline_ends_c_code_too():
     def hang():
         collections.deque(itertools.repeat(0), maxlen=0)
 
-    with ea.spawn(hang, deadlines=ea.Deadlines(start=0.5)) as actor:
+    with ea.spawn(hang, deadlines=ea.Deadlines(start=UP)) as actor:
         error = actor.add().exception(SOON)
-        assert 0.5 <= error.elapsed < 2.0
+        assert UP <= error.elapsed < UP + 1.5
         assert isinstance(error, ea.ActorStartError)
         assert isinstance(error.__cause__, ea.ActorTimeoutError)
         assert "in hang" in error.__cause__.stacks
@@ -266,7 +268,7 @@ def test_close_may_come_from_anywhere(when, tmp_path):
 
         class Trainer:
             def __init__(self):
-                self.envs = ea.VectorEnv([Env] * 3, backend=ea.ProcessBackend(start_method="forkserver"))
+                self.envs = ea.VectorEnv([Env] * 3)
                 self.envs.reset()
             def __del__(self):
                 if "__del__" in when:
@@ -443,7 +445,7 @@ def test_errors_of_a_start_tell_whose_factory_it_was(how, incarnation):
             time.sleep(100)
         return EchoEnv(index)
 
-    options = {"envs_per_actor": 3, "restart": NEVER, "deadlines": ea.Deadlines(start=0.6), "backend": FORK_SERVER}
+    options = {"envs_per_actor": 3, "restart": NEVER, "deadlines": ea.Deadlines(start=UP + 0.1), "backend": FORK_SERVER}
     factories = [lambda i=i: factory(i) for i in range(3)]
     if incarnation == 0:
         with pytest.raises(ea.ActorStartError) as caught:

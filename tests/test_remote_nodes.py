@@ -21,7 +21,7 @@ from envactors.remote.records import Record, RecordKind
 from envactors.remote.session import Session
 from envactors.remote.watches import Watches
 from envactors.remote.worker import RemoteWorker
-from envactors.system.polling import Doorbell
+from envactors.system.polling import WRITABLE, Doorbell
 
 LEASE = 5.0
 numbers = itertools.count(1)
@@ -169,7 +169,7 @@ def test_a_full_link_is_watched_for_room_until_there_is_some(join, loop):
         assert select.select([agent], [], [], SOON)[0]
         came += len(agent.receive())
         if loop.channels[fd]:
-            node._on_link(select.EPOLLOUT)
+            node._on_link(WRITABLE)
     assert node._link.backlog == 0
     assert not loop.channels[fd]
 

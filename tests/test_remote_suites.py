@@ -15,6 +15,7 @@ from helpers import SOON, Counter
 import envactors as ea
 from envactors import backends
 from envactors.remote import LocalNodes
+from envactors.system.choice import PORTABLE
 from envactors.testing import BackendConformance, EchoEnv
 
 SUITES = [test_packed, test_renewal, test_replay, test_standbys]
@@ -60,7 +61,8 @@ for suite in SUITES:
 @pytest.fixture(scope="module")
 def nodes(helper_processes):
     """Nodes that stay: there is an actor on each."""
-    backend = ea.RemoteBackend(LocalNodes(2), preload=["helpers", *[module.__name__ for module in SUITES]])
+    preload = () if PORTABLE else ("helpers", *[module.__name__ for module in SUITES])
+    backend = ea.RemoteBackend(LocalNodes(2), preload=preload)
     with contextlib.ExitStack() as stack:
         actors = [stack.enter_context(ea.spawn(Counter, backend=backend)) for _ in range(2)]
         assert [actor.add(1).result(SOON) for actor in actors] == [1, 1]

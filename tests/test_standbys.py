@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import FORK_SERVER, SOON, Counter, Placed, is_gone, wait_for_path, wait_until, wait_while
+from helpers import FORK_SERVER, SOON, UP, Counter, Placed, is_gone, wait_for_path, wait_until, wait_while
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
@@ -446,7 +446,7 @@ class WatchesItsLock(ActorFuture):
 def test_what_waits_for_a_standby_that_ends_is_told_without_its_lock(tmp_path, end, phase):
     """Its close began with a kill, one change of its state within another: what followed came under the outer one."""
     blocked = tmp_path / "blocked"
-    backend = ea.ProcessBackend(start_method="forkserver", max_starting=1)
+    backend = ea.ProcessBackend(max_starting=1)
 
     def make():
         wait_while(blocked)
@@ -546,10 +546,10 @@ def test_a_start_deadline_does_not_count_while_waiting(at_most, tmp_path):
     at_most(1)
     with ea.spawn(lambda: wait_while(blocked) or Counter()) as first:
         wait_for_path(blocked.with_suffix(".seen"))
-        with ea.spawn(Counter, deadlines=ea.Deadlines(start=1.0)) as second:
+        with ea.spawn(Counter, deadlines=ea.Deadlines(start=UP + 0.5)) as second:
             begun = time.monotonic()
             future = second.add()
-            wait_until(lambda: time.monotonic() - begun > 1.1)
+            wait_until(lambda: time.monotonic() - begun > UP + 0.6)
             assert (second.state, second.pid) == (ea.ActorState.STARTING, None)
             blocked.unlink()
             assert future.result(SOON) == 1

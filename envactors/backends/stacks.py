@@ -30,19 +30,24 @@ class ProcessStacks(Stacks):
     def __init__(self, process: Process, file: SharedFile | None) -> None:
         self._process = process
         self._file = file
-        # A descriptor of the file. It is not there while the process starts, or if env code has closed it; none is
-        # there without free descriptors.
+        # A descriptor of the file; None while the process is not ready to be asked, if env code has closed the file, or
+        # without free descriptors.
         self._fd: int | None = None
         self._start = 0
         self._ask()
 
     def _ask(self) -> None:
+        fd, pid, file = None, self._process.pid, self._file
         with contextlib.suppress(OSError):
-            pid, file = self._process.pid, self._file
-            self._fd = open_file_of(pid, STACKS_FILE) if file is None else os.dup(file.fileno())
-        if self._fd is not None:
-            self._start = os.fstat(self._fd).st_size
-            self._process.send_signal(STACKS_SIGNAL)
+            fd = open_file_of(pid, STACKS_FILE) if file is None else os.dup(file.fileno())
+        if fd is None:
+            return
+        self._start = os.fstat(fd).st_size
+        if self._start == 0:  # the process writes a line once it is ready
+            os.close(fd)
+            return
+        self._fd = fd
+        self._process.send_signal(STACKS_SIGNAL)
 
     def __del__(self) -> None:
         if self._fd is not None:

@@ -6,7 +6,6 @@ import faulthandler
 import functools
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -128,10 +127,10 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
-    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # the parent sends it once the file is there
     own = SharedFile(STACKS_FILE) if descriptors.stacks is None else None
     fd = descriptors.stacks if own is None else own.fileno()
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)  # type: ignore[arg-type] # one of the two
+    os.write(fd, b"\n")  # type: ignore[arg-type] # from now on the parent may send it
     memory = map_file(descriptors.pages, place.length * PAGE, place.first * PAGE)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))

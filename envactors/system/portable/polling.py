@@ -35,7 +35,8 @@ class Poller:
         self._bells: dict[int, Doorbell] = {}
         # The doorbells that other pollers have heard, and what wakes this one then.
         self._announced: set[int] = set()
-        self._wakes, self._waker = -1, -1
+        self._wakes, self._waker = _bell_pair()
+        self._selector.register(self._wakes, selectors.EVENT_READ)
         self._closed = False
         self._lock = threading.RLock()
 
@@ -75,10 +76,6 @@ class Poller:
 
     def add_bell(self, bell: Doorbell) -> None:
         """Report each ring of a doorbell."""
-        with self._lock:
-            if self._wakes < 0:
-                self._wakes, self._waker = _bell_pair()
-                self.add(self._wakes)
         self._bells[bell.fileno()] = bell
         self.add(bell.fileno())
 
@@ -117,9 +114,8 @@ class Poller:
             if not self._closed:
                 self._closed = True
                 self._selector.close()
-                for fd in (self._wakes, self._waker):
-                    if fd >= 0:
-                        os.close(fd)
+                os.close(self._wakes)
+                os.close(self._waker)
 
 
 class Doorbell(BaseDoorbell[Poller]):
