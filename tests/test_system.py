@@ -209,7 +209,7 @@ def test_the_end_of_a_child_is_seen_before_it_is_reaped(processes, how):
             processes.send_signal(child.pid, sentinel, signal.SIGKILL)
         assert [fd for fd, _ in poller.poll(SOON)] == [sentinel]
     processes.send_signal(child.pid, sentinel, signal.SIGKILL)  # it has ended already
-    os.close(sentinel)
+    processes.close_sentinel(sentinel)
     assert child.wait() == (0 if how == "exit" else -signal.SIGKILL)
 
 

@@ -16,6 +16,7 @@ from envactors.system.choice import PORTABLE
 if TYPE_CHECKING or not PORTABLE:
     from envactors.system.linux.processes import STACKS_SIGNAL as STACKS_SIGNAL
     from envactors.system.linux.processes import adopt_orphans as adopt_orphans
+    from envactors.system.linux.processes import close_sentinel, send_signal
     from envactors.system.linux.processes import command_line as command_line
     from envactors.system.linux.processes import count_threads as count_threads
     from envactors.system.linux.processes import describe_state as describe_state
@@ -25,10 +26,10 @@ if TYPE_CHECKING or not PORTABLE:
     from envactors.system.linux.processes import open_sentinel as open_sentinel
     from envactors.system.linux.processes import resident_memory as resident_memory
     from envactors.system.linux.processes import restore_random_layout as restore_random_layout
-    from envactors.system.linux.processes import send_signal
 else:
     from envactors.system.portable.processes import STACKS_SIGNAL as STACKS_SIGNAL
     from envactors.system.portable.processes import adopt_orphans as adopt_orphans
+    from envactors.system.portable.processes import close_sentinel, send_signal
     from envactors.system.portable.processes import command_line as command_line
     from envactors.system.portable.processes import count_threads as count_threads
     from envactors.system.portable.processes import describe_state as describe_state
@@ -38,7 +39,6 @@ else:
     from envactors.system.portable.processes import open_sentinel as open_sentinel
     from envactors.system.portable.processes import resident_memory as resident_memory
     from envactors.system.portable.processes import restore_random_layout as restore_random_layout
-    from envactors.system.portable.processes import send_signal
 
 SIGKILL = signal.SIGKILL
 
@@ -73,7 +73,7 @@ class Process:
         """Reap the ended process and return its exit code, minus the signal's number, or None if nobody can tell."""
         with self._lock:
             self._is_reaped = True
-            os.close(self._sentinel)
+            close_sentinel(self._sentinel)
         return self._exit_code()
 
 

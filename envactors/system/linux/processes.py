@@ -28,6 +28,11 @@ def open_sentinel(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
+def close_sentinel(sentinel: int) -> None:
+    """Close what `open_sentinel` has returned."""
+    os.close(sentinel)
+
+
 def open_own_sentinel() -> int:
     """Return a descriptor, for a child, that becomes readable when this process ends."""
     return os.pidfd_open(os.getpid())

@@ -20,11 +20,24 @@ STACKS_SIGNAL: Final[int] = signal.SIGURG
 _PATIENCE = 2.0
 
 
+# By the descriptor: the thread that waits for the end of a child.
+_threads: dict[int, threading.Thread] = {}
+
+
 def open_sentinel(pid: int) -> int:
     """Return a descriptor that becomes readable when a child ends, which must not have been reaped yet."""
     ended, ends = os.pipe()
-    threading.Thread(target=_tell_end, args=(pid, ends), name=f"envactors-end-of-{pid}", daemon=True).start()
+    thread = threading.Thread(target=_tell_end, args=(pid, ends), name=f"envactors-end-of-{pid}", daemon=True)
+    thread.start()
+    _threads[ended] = thread
     return ended
+
+
+def close_sentinel(sentinel: int) -> None:
+    """Close what `open_sentinel` has returned, once the child has ended."""
+    # The thread has told so, and is about to end: nothing of it is to be left.
+    _threads.pop(sentinel).join()
+    os.close(sentinel)
 
 
 def _tell_end(pid: int, ends: int) -> None:
