@@ -103,6 +103,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         standbys: int = 0,
         backend: str | Backend | None = None,
     ) -> None:
+        self.closed = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
         if worker is not None:
             raise ValueError(
                 "A custom `worker` must accept 8 arguments, among them the pipes and the queue of Gymnasium's own "
@@ -151,8 +152,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._take_spaces(strictly=shared_memory is True)
         except BaseException:
             self._envs.close(0)
-            self.closed = True
             raise
+        self.closed = False
 
     def _take_spaces(self, strictly: bool) -> None:
         action_spaces, observation_spaces = (
