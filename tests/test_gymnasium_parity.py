@@ -102,7 +102,8 @@ class Nested(gymnasium.Env):
                     gymnasium.spaces.Dict({"deep": gymnasium.spaces.MultiBinary(3)}),
                 ]
             ),
-            "words": gymnasium.spaces.Text(8),
+            # The default is a set of characters, and older versions of Gymnasium sample in its order: one per process.
+            "words": gymnasium.spaces.Text(8, charset="abcdefgh"),
         }
     )
     action_space = gymnasium.spaces.Dict({"go": gymnasium.spaces.Discrete(3), "how": gymnasium.spaces.Box(-1, 1, (2,))})
