@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import envactors as ea
+
 ROOT = Path(__file__).parent.parent
+PACKAGE = Path(ea.__file__).parent  # installed from a wheel it is not below the root
 # What protobuf has to say of mlagents_envs' messages, for the page of whose users it is installed.
 PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,7 +91,7 @@ def test_every_public_name_is_in_the_reference_with_an_example():
     public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
     public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
     for module in ("alf", "ding", "gymnasium", "mlagents", "sb3", "tianshou"):
-        source = ast.parse((ROOT / f"envactors/integrations/{module}.py").read_text())
+        source = ast.parse((PACKAGE / f"integrations/{module}.py").read_text())
         listed = [
             node.value for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
         ]
