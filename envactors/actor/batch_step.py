@@ -98,7 +98,7 @@ class FrameBatchStep:
         for position, outcome in unpack_outcomes(frame.payload):
             request = self._left.pop(position)
             request.started = self.started
-            answers.append(Answer(request, outcome.failed, outcome.content, outcome.check))
+            answers.append(Answer(request, outcome.failed, outcome.content, outcome.check, outcome.reset_within))
         return answers, not self._left
 
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:

@@ -255,6 +255,7 @@ def launch(
     env_vars: Mapping[str, str] | None,
     memory: RowMemory | None = None,
     max_journal: int | None = None,
+    seed_episodes: bool = False,
     standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
     is_standby: bool = False,
 ) -> ActorHandle:
@@ -263,7 +264,8 @@ def launch(
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
-    start = Start(name, first, pickled, registry.collect(), journal=max_journal is not None, levels=levels_of_loggers())
+    journal, levels = max_journal is not None, levels_of_loggers()
+    start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes)
     variables = _checked_env_vars(env_vars)
     config = ActorConfig(
         name, resolved, start, deadlines, restart, variables, memory, max_journal, standbys, is_standby

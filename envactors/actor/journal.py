@@ -16,7 +16,7 @@ import numpy as np
 
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.requests import Answer, CallRequest, Request
-from envactors.arrays.slab import Slab
+from envactors.arrays.slab import RESET, Slab
 from envactors.arrays.specs import unflatten
 from envactors.errors import SerializationError
 from envactors.options import Deadlines
@@ -85,7 +85,7 @@ class Journal:
         request = answer.request
         if isinstance(request, StepRequest):
             if not answer.failed:
-                self._record_transition(request, answer.check, incarnation)
+                self._record_transition(request, answer, incarnation)
         elif isinstance(request, CallRequest):
             if request.kind == Kind.REPLAY:
                 same = not answer.failed and bool(loads(answer.content))
@@ -98,7 +98,7 @@ class Journal:
                 self._record_message(request.kind, bytes(request.payload), request.call_id, self._check)
         return True
 
-    def _record_transition(self, request: StepRequest, check: int, incarnation: int) -> None:
+    def _record_transition(self, request: StepRequest, answer: Answer, incarnation: int) -> None:
         """Record a step or reset in a frame, and the checksum after it; a seeded reset starts anew."""
         message, item, seed = request.message, request.item, None
         assert isinstance(item, PickledItem), "only processes are replayed"
@@ -109,12 +109,19 @@ class Journal:
                 seed = renewed_seed(message.root_seed, incarnation)
                 payload = bytes(dumps(tuple(message._replace(seed=seed))))
             self.fresh = False
+        elif answer.reset_within and message.next_seed is not None:
+            seed = message.next_seed
+            payload = bytes(dumps(tuple(Reset(message.env, seed, None, None))))
         if seed is None:
-            self._record_message(request.kind, payload, request.call_id, check)
+            self._record_message(request.kind, payload, request.call_id, answer.check)
         else:
-            self.forget()
-            self.whole, self.since, self._entries = True, incarnation, [(Kind.RESET, payload)]
-            self._check, self._last_call = check, request.call_id
+            self._start_anew(payload, request.call_id, answer.check, incarnation)
+
+    def _start_anew(self, reset: bytes, call_id: int, check: int, incarnation: int) -> None:
+        """Begin with a seeded reset: nothing before it is needed any more, but for attributes."""
+        self.forget()
+        self.whole, self.since, self._entries = True, incarnation, [(Kind.RESET, reset)]
+        self._check, self._last_call = check, call_id
 
     def forget(self) -> None:
         """Discard what was asked; attributes are kept."""
@@ -133,16 +140,27 @@ class Journal:
         elif kind == Kind.SET:
             self._set_attribute(payload)
 
-    def record_row(self, rows: Slab, env: int, call_id: int) -> None:
-        """Record a step in shared memory."""
-        if not self.whole:
+    def record_row(self, rows: Slab, env: int, call_id: int, reset: bytes | None, incarnation: int) -> None:
+        """Record a step in shared memory.
+
+        Args:
+            rows: The rows.
+            env: The env's index.
+            call_id: The number of the batch step.
+            reset: The pickled `Reset` that began an episode with a seed of its own; None if none began.
+            incarnation: The process that has run it.
+        """
+        check = int(rows.checks[rows.requested[env] & 1, env])
+        if reset is not None:
+            self._start_anew(reset, call_id, check, incarnation)
+        if reset is not None or not self.whole:
             return
         columns = self._entries[-1]
         if not isinstance(columns, _StepColumns):
             columns = _StepColumns(rows)
             self._entries.append(columns)
         columns.add(rows, env)
-        self._grow(call_id, int(rows.checks[rows.requested[env] & 1, env]), columns.row_size)
+        self._grow(call_id, check, columns.row_size)
 
     def _grow(self, call_id: int, check: int, size: int) -> None:
         self._last_call, self._check = call_id, check
@@ -237,11 +255,20 @@ class Journals:
         """Record the end of a request; see `Journal.record`."""
         return not self.replays or self.journal(answer.request.index).record(answer, incarnation)
 
-    def record_rows(self, rows: Slab, infos: InfoReader, envs: Sequence[int], call_id: int) -> None:
+    def record_rows(self, rows: Slab, infos: InfoReader, envs: Sequence[int], call_id: int, incarnation: int) -> None:
         """Record steps that have ended in shared memory, without those that have raised."""
         for env in envs if self.replays else ():
             if not infos.failed(env):
-                self.journal(env).record_row(rows, env, call_id)
+                reset = self._seeded_reset(rows, env) if rows.layout.seeded else None
+                self.journal(env).record_row(rows, env, call_id, reset, incarnation)
+
+    def _seeded_reset(self, rows: Slab, env: int) -> bytes | None:
+        """Return the pickled reset by which an env has begun an episode in its row; None if it has begun none."""
+        assert self.attach is not None, "rows are attached"
+        within = self.attach.autoreset and (rows.terminated[env] or rows.truncated[env])
+        if not within and rows.ops[env] != RESET:
+            return None
+        return bytes(dumps((env - self._first_index, int(rows.seeds[env]), None, None)))
 
     def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:
         """Return what a new process is asked first."""

@@ -56,12 +56,14 @@ class Answer(NamedTuple):
         failed: Whether ``content`` is a `Failure`.
         content: Pickled, or a tuple from a worker of the same process.
         check: The checksum over the env's observations after a step, where it is kept.
+        reset_within: Whether a step has ended an episode and reset the env.
     """
 
     request: Request
     failed: bool
     content: Any
     check: int = 0
+    reset_within: bool = False
 
 
 class Entry(Protocol):

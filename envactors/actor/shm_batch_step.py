@@ -134,7 +134,8 @@ class SharedMemoryBatchStep:
 
     def record(self, recovery: Journals, envs: Sequence[int]) -> None:
         """Record the results of envs that count, unless that was done when they were claimed."""
-        recovery.record_rows(self.rows, self.infos, [env for env in envs if env not in self.claimed], self.call_id)
+        new = [env for env in envs if env not in self.claimed]
+        recovery.record_rows(self.rows, self.infos, new, self.call_id, self.bound)
 
     def withdraw(self, future: ActorFuture) -> Request | None:
         """Return None: no future waits for it."""

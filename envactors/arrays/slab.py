@@ -35,12 +35,14 @@ class Layout(NamedTuple):
         action: One env's action, all of whose leaves can be batched.
         reward: One env's reward.
         envs: The number of envs.
+        seeded: Whether each reset gets the seed that stands in the env's row.
     """
 
     observation: Spec
     action: Spec
     reward: ArraySpec
     envs: int
+    seeded: bool = False
 
     @property
     def size(self) -> int:
@@ -62,6 +64,8 @@ class Slab:
         completed: int64, shape (n,): the number of the last complete transition.
         when: float64, shape (n,): when that was completed (`time.monotonic`); written only if results are streamed.
         ops: uint8, shape (n,): `STEP` or `RESET`.
+        seeds: uint32, shape (n,): the seed of the next reset, also of one within a step; empty if resets have
+            none.
         info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for
             an empty info. The codes are those of `envactors.wire.info_codec`.
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
@@ -94,6 +98,7 @@ class Slab:
         self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
         self.when: npt.NDArray[np.float64] = place((n,), np.float64)
         self.ops: npt.NDArray[np.uint8] = place((n,), np.uint8)
+        self.seeds: npt.NDArray[np.uint32] = place((n if layout.seeded else 0,), np.uint32)
         self.info_encoding: npt.NDArray[np.uint8] = place((n,), np.uint8)
         self.inline_infos: npt.NDArray[np.uint8] = place((n, INLINE_INFO_ROOM), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((n,), np.uint32)

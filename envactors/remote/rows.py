@@ -73,6 +73,8 @@ class MirroredRows:
         # The node's results that the caller has not had are forgotten with the next request: the caller says which is
         # the last that counts.
         request: list[npt.NDArray[Any]] = [slab.completed, slab.requested, slab.ops, *slab.actions]
+        if slab.layout.seeded:
+            request.append(slab.seeds)
         flags: list[npt.NDArray[Any]] = [slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated]
         stacked = [array for array in (slab.checks, *slab.observations) if array is not None]
         return Run(

@@ -88,8 +88,16 @@ def describe_envs(envs: Sequence[EnvState]) -> Description:
     return expected
 
 
-def share_rows(built: VectorActors, description: Description, *, same_step: bool) -> tuple[Slab, InfoReader] | None:
+def share_rows(
+    built: VectorActors, description: Description, *, same_step: bool, seeded: bool
+) -> tuple[Slab, InfoReader] | None:
     """Have actors step through shared memory, if they have some and the values of the envs are arrays of fixed shapes.
+
+    Args:
+        built: The actors.
+        description: What the values look like.
+        same_step: Whether an episode that ends is reset within the step.
+        seeded: Whether each reset gets the seed that stands in the env's row.
 
     Returns:
         The rows of all envs and the reader of what comes beside them; None without.
@@ -99,7 +107,7 @@ def share_rows(built: VectorActors, description: Description, *, same_step: bool
         return None
     if not all(leaf.batchable for leaf in leaves(action)) or not any(leaf.batchable for leaf in leaves(observation)):
         return None
-    layout = Layout(observation, action, reward, len(built.envs))
+    layout = Layout(observation, action, reward, len(built.envs), seeded)
     try:
         shared = built.memory.create(layout)
     except (OSError, ValueError, OverflowError) as error:

@@ -27,6 +27,7 @@ class EnvState:
             otherwise only one that was lost.
         incarnation: The process that holds its episode; None without an episode.
         root_seed: The seed of its last seeded reset.
+        episode: The number of its next episode since that reset, which was number 0; if episodes are seeded.
         retiring: Whether its process is to be replaced before its next episode.
         steps_before: How many steps it had made when its present process began.
     """
@@ -39,6 +40,7 @@ class EnvState:
         self.needs_reset = self.strict = True
         self.incarnation: int | None = None
         self.root_seed: int | None = None
+        self.episode = 0
         self.retiring = False
         self.steps_before = 0
 

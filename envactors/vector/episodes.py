@@ -12,6 +12,7 @@ from envactors.arrays.slab import RESET, Slab
 from envactors.options import RecyclePolicy
 from envactors.vector.env_state import EnvState
 from envactors.vector.failure_policy import Autoreset
+from envactors.wire.messages import episode_seed
 
 
 class Episodes:
@@ -26,6 +27,8 @@ class Episodes:
         autoreset: What happens at the end of an episode.
         ended: bool, shape (n,): whether the next step of an env resets it, by autoreset.
         episodes: int64, shape (n,): how many episodes have ended.
+        seeds: uint32, shape (n,): the seed of each env's next episode, in the rows that the workers read if there are
+            any; None if episodes are not seeded.
         changes: Grows when an env goes in frames, needs a reset, or changes its process: then a prepared step has to
             look at its envs before it is used again.
     """
@@ -35,6 +38,7 @@ class Episodes:
         self.autoreset: Autoreset = autoreset
         self.ended = np.zeros(count, np.bool_)
         self.episodes = np.zeros(count, np.int64)
+        self.seeds: npt.NDArray[np.uint32] | None = None
         self.changes = 0
         # Steps of each env, without those of full batches, which `_rounds` counts for all of them.
         self._steps = np.zeros(count, np.int64)
@@ -48,6 +52,32 @@ class Episodes:
         """int64, shape (n,): how many steps each env has made."""
         return self._steps + self._rounds
 
+    def seed_episodes(self, rows: Slab | None) -> None:
+        """Have each episode begin with a seed of its own, which stands in its row if there are rows.
+
+        Until an env is reset with a seed, its episodes count from a random one.
+        """
+        seeds: npt.NDArray[Any] = np.random.SeedSequence().generate_state(len(self._envs))
+        if rows is not None:
+            rows.seeds[:], seeds = seeds, rows.seeds
+        self.seeds = seeds
+        for env in self._envs:
+            env.root_seed = int(seeds[env.env_id])
+
+    def next_seed(self, env_id: int) -> int | None:
+        """Return the seed of an env's next episode; None if the env chooses."""
+        env = self._envs[env_id]
+        if self.seeds is None:
+            return None
+        return int(self.seeds[env_id]) if env.episode else env.root_seed
+
+    def count_episode(self, env_id: int) -> None:
+        """Count an episode that has begun, or could not: the next one has another seed."""
+        seeds, env = self.seeds, self._envs[env_id]
+        if seeds is not None and env.root_seed is not None:
+            env.episode += 1
+            seeds[env_id] = episode_seed(env.root_seed, env.episode)
+
     def record_all(self, terminated: Any, truncated: Any, resets: Any) -> None:
         """Record one transition of every env.
 
@@ -59,6 +89,8 @@ class Episodes:
         self._rounds += 1
         if resets is not None:
             self._steps -= resets  # a reset is no step
+            if self.seeds is not None:
+                self._count_episodes(np.flatnonzero(resets))
         if terminated.tobytes() != self._none or truncated.tobytes() != self._none:
             self._end(np.flatnonzero(terminated | truncated).tolist())
             if self.autoreset == "next_step":
@@ -71,6 +103,8 @@ class Episodes:
         index = np.asarray(env_ids)
         overs = rows.terminated[index] | rows.truncated[index]
         self._steps[index] += rows.ops[index] != RESET
+        if self.seeds is not None:
+            self._count_episodes(index[rows.ops[index] == RESET])
         if self.autoreset == "next_step":
             self.ended[index] = overs
         if overs.any():
@@ -81,6 +115,8 @@ class Episodes:
         self._steps[env_id] += not reset
         self.ended[env_id] = over and self.autoreset == "next_step"
         self._envs[env_id].needs_reset = False
+        if reset:
+            self.count_episode(env_id)
         if over:
             self._end([env_id])
 
@@ -89,11 +125,17 @@ class Episodes:
         env.steps_before = int(self._steps[env.env_id]) + self._rounds
         env.retiring = False  # the one that was to be replaced is gone
 
+    def _count_episodes(self, env_ids: npt.NDArray[np.intp]) -> None:
+        for env_id in env_ids.tolist():
+            self.count_episode(env_id)
+
     def _end(self, env_ids: list[int]) -> None:
         """Record the ends of episodes."""
         for env_id in env_ids:
             env = self._envs[env_id]
             self.episodes[env_id] += 1
+            if self.seeds is not None and self.autoreset == "same_step":
+                self.count_episode(env_id)
             if self.autoreset == "disabled" and env.strict:
                 env.needs_reset = True
                 self.changes += 1

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from envactors import backends
 from envactors.actor import engine
-from envactors.actor.handle import ActorView, launch
+from envactors.actor.handle import launch
 from envactors.actor.signal_deferral import defer_signals
 from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout, deadline_after
 from envactors.vector import inputs
-from envactors.vector.build import VectorActors, describe_envs, results_of, share_rows
+from envactors.vector.build import VectorActors, describe_envs, share_rows
 from envactors.vector.collector import Collector
+from envactors.vector.env_calls import EnvCalls
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.pending import Pending
@@ -28,7 +28,7 @@ from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
-class VectorEnv:
+class VectorEnv(EnvCalls):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. One thread at a time uses a vector env.
@@ -73,6 +73,12 @@ class VectorEnv:
             workers, if the specs are fixed arrays; otherwise they are sent.
         copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
             possible, valid until that env's next step.
+        seed_episodes: Whether each reset without a seed gets one of its own, so that an episode depends on nothing
+            before it: that of episode ``e`` since the env was last reset with a seed ``s`` (episode 0) is
+            ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])``; an env that never was counts from a random
+            ``s``. That holds for resets by the vector, after failures too, and for those of the user.
+            ``info["episode_seed"]`` of each reset says the seed, and ``on_failure="replay"`` never repeats more than
+            the current episode.
 
     Attributes:
         num_envs: How many envs there are.
@@ -104,11 +110,12 @@ class VectorEnv:
         backend: str | Backend = "process",
         shared_memory: bool = True,
         copy: bool = True,
+        seed_episodes: bool = False,
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
         inputs.check_policies(autoreset, on_failure, max_journal)
         inputs.check_counts(0, standbys=standbys)
-        inputs.check_flags(shared_memory=shared_memory, copy=copy)
+        inputs.check_flags(shared_memory=shared_memory, copy=copy, seed_episodes=seed_episodes)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
@@ -116,20 +123,26 @@ class VectorEnv:
         self._started: PreparedStep | None = None  # by `step_async`
         memory = backend.make_memory() if shared_memory else None
         kept = max_journal if on_failure == "replay" else None
-        launch_alike = functools.partial(
-            launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory, max_journal=kept
+        launch_alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
+        self._built = VectorActors(
+            functools.partial(launch_alike, max_journal=kept, seed_episodes=seed_episodes), memory
         )
-        self._built = VectorActors(launch_alike, memory)
         self.actors, self._envs = self._built.actors, self._built.envs
         try:
             self._built.launch(groups, variables, standbys)
-            self._assemble(autoreset, on_failure, recycle, copy=copy)
+            self._assemble(autoreset, on_failure, recycle, copy=copy, seed_episodes=seed_episodes)
         except BaseException:
             self.close(0)
             raise
 
     def _assemble(
-        self, autoreset: Autoreset, on_failure: OnFailure, recycle: RecyclePolicy | None, *, copy: bool
+        self,
+        autoreset: Autoreset,
+        on_failure: OnFailure,
+        recycle: RecyclePolicy | None,
+        *,
+        copy: bool,
+        seed_episodes: bool,
     ) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
         envs, self.num_envs = self._envs, len(self._envs)
@@ -143,7 +156,9 @@ class VectorEnv:
         self._episodes = episodes = Episodes(envs, autoreset, recycle)
         self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
         self._batcher = Batcher(description.observation, description.reward)
-        shared = share_rows(self._built, description, same_step=autoreset == "same_step")
+        shared = share_rows(self._built, description, same_step=autoreset == "same_step", seeded=seed_episodes)
+        if seed_episodes:
+            episodes.seed_episodes(None if shared is None else shared[0])
         reader = None if shared is None else RowReader(shared[0], copy=copy)
         last = None if on_failure == "raise" else LastResults(len(envs), reader)
         self._transitions = transitions = Transitions(envs, pending, episodes, last, on_failure)
@@ -162,10 +177,6 @@ class VectorEnv:
 
     def __len__(self) -> int:
         return self.num_envs
-
-    def __getitem__(self, env_id: int) -> ActorView:
-        """Return the handle of an env."""
-        return self._envs[operator.index(env_id)].handle
 
     def stats(self) -> VectorStats:
         """Return counts over the vector env's life; the first call begins to take times."""
@@ -314,46 +325,6 @@ class VectorEnv:
             return collector.receive(min_envs, max_envs, deadline)
         return clock.time("recv", lambda: collector.receive(min_envs, max_envs, deadline))
 
-    def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
-        """Call a method of envs side by side.
-
-        Args:
-            method: The method's name.
-            *args: Its arguments.
-            env_ids: Which envs, in this order; None for all.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            One value per env.
-
-        Raises:
-            Exception: What the first env that failed raised, after all have answered.
-        """
-        return results_of([self[env_id].call(method, *args, **kwargs) for env_id in self._select(env_ids)])
-
-    def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
-        """Read an attribute of envs; return one value per env."""
-        return results_of([self[env_id].get(name) for env_id in self._select(env_ids)])
-
-    def set_attr(self, name: str, values: Any, env_ids: Iterable[int] | None = None) -> None:
-        """Write an attribute of envs.
-
-        Args:
-            name: The attribute's name.
-            values: A list or tuple has one value per env; anything else goes to all.
-            env_ids: Which envs, in this order; None for all.
-
-        Raises:
-            VectorInputError: A list or tuple of another length.
-        """
-        ids = self._select(env_ids)
-        each = inputs.one_each(values, len(ids), "values", f"set_attr({name!r}): ")
-        results_of([self[env_id].set(name, value) for env_id, value in zip(ids, each, strict=True)])
-
-    def render(self) -> list[Any]:
-        """Return the frames of all envs, as their ``render`` returns them."""
-        return self.call("render")
-
     def close(self, timeout: float | None = None) -> None:
         """Close the envs and end their processes, side by side; may be called again.
 
@@ -364,6 +335,8 @@ class VectorEnv:
         self._is_closed = True
         if self._built.close(timeout):
             # What refers to the memory; a thread that still waits holds what it needs.
+            if hasattr(self, "_episodes"):
+                self._episodes.seeds = None
             self._stepper = self._transitions = self._collector = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:

@@ -127,10 +127,14 @@ class Transitions:
             requests = []
             for env_id, seed, each, future in arguments:
                 env = self.envs[env_id]
-                env.root_seed = env.root_seed if seed is None else seed
+                if seed is not None:
+                    env.root_seed, env.episode = seed, 0
                 asked = Asked("reset", future)
-                requests.append(EnvRequest(env.reset_message(seed, each), env, self.on_end, None, asked))
+                requests.append(EnvRequest(self._reset_message(env, seed, each), env, self.on_end, None, asked))
             self.submit(requests, stream=True)
+
+    def _reset_message(self, env: EnvState, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        return env.reset_message(self.episodes.next_seed(env.env_id) if seed is None else seed, options)
 
     def _leave_drained_nodes(self, env_ids: list[int]) -> None:
         """Replace the processes that are to leave their nodes, and all of whose envs are reset."""
@@ -162,9 +166,9 @@ class Transitions:
         if self.episodes.ended[env_id]:
             # If failures do not raise they are reported first, also one between two episodes.
             bound = None if self.on_failure == "raise" or env.retiring else env.incarnation
-            return EnvRequest(env.reset_message(), env, self.on_end, bound, asked)
+            return EnvRequest(self._reset_message(env), env, self.on_end, bound, asked)
         autoreset = self.episodes.autoreset == "same_step" and not env.retiring
-        message = Step(env.position, action, autoreset, env.root_seed)
+        message = Step(env.position, action, autoreset, self.episodes.next_seed(env_id))
         return EnvRequest(message, env, self.on_end, env.incarnation, asked)
 
     def submit(self, requests: Sequence[EnvRequest], *, stream: bool) -> None:
@@ -215,7 +219,7 @@ class Transitions:
         if over and env.retiring and episodes.autoreset == "same_step":
             # The reset within the step is done by the next process, since this one is to be replaced.
             env.retire_process()
-            self._ask_again(env, env.reset_message(), None, asked._replace(ending=step))
+            self._ask_again(env, self._reset_message(env), None, asked._replace(ending=step))
             return
         if asked.ending is not None:
             over, info = True, {**step.info, "final_obs": asked.ending.obs, "final_info": asked.ending.info}
@@ -257,6 +261,9 @@ class Transitions:
             self.episodes.changes += 1
         if discards_process:
             env.supervisor.lifecycle.discard(incarnation, env.env_id, asked.method, error)
+        repeats = action is Action.RETRY or (action is Action.RESET and self._repeats_reset(request, error))
+        if was_reset and not repeats and (request.started > 0.0 or not lost):
+            self.episodes.count_episode(env.env_id)  # the next one has another seed, in case this one's is the cause
         if action is Action.RAISE:
             self._deliver(request, None, error, incarnation)
         elif action is Action.REPORT and last is not None:
@@ -264,16 +271,16 @@ class Transitions:
         elif action is Action.RETRY:
             self._ask_again(env, request.message, None if asked_reset else incarnation, asked, at_front=True)
         else:
-            self._ask_again(env, self._reset_after(request, error), None, asked._replace(failure=error))
+            options = request.message.options if asked_reset and isinstance(request.message, Reset) else None
+            message = request.message if repeats else self._reset_message(env, options=options)
+            self._ask_again(env, message, None, asked._replace(failure=error))
 
-    def _reset_after(self, request: EnvRequest, error: BaseException) -> Reset:
-        """Return what a new process is asked after a failure."""
-        message, was_aborted = request.message, isinstance(error, ActorDiedError) and error.aborted
-        if request.asked.method == "step" or not isinstance(message, Reset):
-            return self.envs[request.index].reset_message()
-        if request.asked.failure is not None or (self.on_failure == "replay" and not was_aborted):
-            return message._replace(seed=None)  # inputs that have failed twice are not tried a third time
-        return message
+    def _repeats_reset(self, request: EnvRequest, error: BaseException) -> bool:
+        """Return whether a new process is asked for the same reset."""
+        was_aborted = isinstance(error, ActorDiedError) and error.aborted
+        # Inputs that have failed twice are not tried a third time.
+        tries_again = request.asked.failure is None and (self.on_failure != "replay" or was_aborted)
+        return request.asked.method == "reset" and tries_again
 
     def _deliver(
         self, request: EnvRequest, step: EnvStep | None, error: BaseException | None, incarnation: int

@@ -72,7 +72,8 @@ class Start(NamedTuple):
     """Make the envs.
 
     ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
-    checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers.
+    checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers. With
+    ``seed_episodes`` the infos of resets say their seeds.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Start(NamedTuple):
     attach: Attach | None = None
     journal: bool = False
     levels: dict[str, int] = {}  # noqa: RUF012 # never changed
+    seed_episodes: bool = False
 
 
 class Adopt(NamedTuple):
@@ -134,12 +136,12 @@ class Reset(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Step an env; with ``autoreset`` an episode that ends is reset within the step."""
+    """Step an env; with ``autoreset`` an episode that ends is reset within the step, with ``next_seed``."""
 
     env: int
     action: Any
     autoreset: bool
-    root_seed: int | None
+    next_seed: int | None
 
 
 class PickledItem(NamedTuple):
@@ -228,3 +230,8 @@ REQUESTS: dict[int, Any] = {
 def renewed_seed(root_seed: int, incarnation: int) -> int:
     """Return the seed of a renewed env's first reset: different for each incarnation, the same in every run."""
     return int(np.random.SeedSequence(root_seed, spawn_key=(incarnation,)).generate_state(1)[0])
+
+
+def episode_seed(root_seed: int, number: int) -> int:
+    """Return the seed of an env's episode, from its number since the reset with ``root_seed``, which is episode 0."""
+    return int(np.random.SeedSequence(root_seed, spawn_key=(0, number)).generate_state(1)[0])

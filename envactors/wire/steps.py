@@ -4,7 +4,8 @@ Between processes a payload is a `envactors.wire.bundle`; within one process it 
 The type of a payload tells the two apart.
 
     steps      (env's position, marked if it is a reset, and if results stream; its fields, pickled) ...
-    outcomes   (env's position, marked if it has failed, with a checksum; a transition's or failure's fields) ...
+    outcomes   (env's position, marked if it has failed or was reset within its step, with a checksum; a transition's
+               or failure's fields) ...
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from envactors.wire.pickling import copy_value, dumps, loads, pack_failure
 
 # The parts of a part's number: the lowest 30 bits are the env's position, the highest 32 the checksum.
 _MARK, _STREAM, _POSITION, _CHECK_SHIFT = 1 << 31, 1 << 30, (1 << 30) - 1, 32
+_RESET_WITHIN = _STREAM  # of an outcome
 
 
 def pack_item(item: Step | Reset) -> PickledItem:
@@ -85,11 +87,13 @@ class Outcome(NamedTuple):
         check: The checksum over the env's observations since its last seeded reset, 0 without a journal.
         failed: Whether the content is a `Failure`'s fields rather than a `Transition`'s.
         content: These fields, or their pickle.
+        reset_within: Whether the step has ended an episode and reset the env.
     """
 
     check: int
     failed: bool
     content: Any
+    reset_within: bool = False
 
 
 class OutcomePacker:
@@ -106,14 +110,14 @@ class OutcomePacker:
     def __bool__(self) -> bool:
         return bool(self._ready)
 
-    def add_transition(self, env: int, check: int, transition: tuple[Any, ...]) -> None:
-        """Add the result of an env's item.
+    def add_transition(self, env: int, check: int, transition: tuple[Any, ...], *, reset_within: bool = False) -> None:
+        """Add the result of an env's item; for ``reset_within`` see `Outcome`.
 
         Raises:
             Exception: The result does not pickle or cannot be copied, and nothing was added.
         """
         content = dumps(transition) if self.pickles else tuple([copy_value(part) for part in transition])
-        self._ready.append((env, Outcome(check, False, content)))
+        self._ready.append((env, Outcome(check, False, content, reset_within)))
 
     def add_failure(self, env: int, check: int, failure: Failure) -> None:
         """Add the failure of an env's item."""
@@ -126,7 +130,8 @@ class OutcomePacker:
         if not self.pickles:
             return ready
         return bundle.pack(
-            (env | (_MARK if failed else 0) | check << _CHECK_SHIFT, content) for env, (check, failed, content) in ready
+            (env | _MARK * failed | _RESET_WITHIN * reset_within | check << _CHECK_SHIFT, content)
+            for env, (check, failed, content, reset_within) in ready
         )
 
 
@@ -136,4 +141,5 @@ def unpack_outcomes(payload: Any) -> Iterator[tuple[int, Outcome]]:
         yield from payload
         return
     for number, content in bundle.unpack(payload):
-        yield number & _POSITION, Outcome(number >> _CHECK_SHIFT, bool(number & _MARK), content)
+        failed, reset_within = bool(number & _MARK), bool(number & _RESET_WITHIN)
+        yield number & _POSITION, Outcome(number >> _CHECK_SHIFT, failed, content, reset_within)

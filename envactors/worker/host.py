@@ -35,6 +35,7 @@ class HostedEnv:
         context: The context of its actor.
         page: The control page, on which a reset within a step is recorded.
         journal: Whether to compute a checksum over its observations.
+        tells_seeds: Whether the infos of resets say their seeds.
 
     Attributes:
         context: The context of its actor.
@@ -43,7 +44,9 @@ class HostedEnv:
         check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
     """
 
-    def __init__(self, env: Any, position: int, context: ActorContext, page: ControlPage, journal: bool) -> None:
+    def __init__(
+        self, env: Any, position: int, context: ActorContext, page: ControlPage, journal: bool, tells_seeds: bool
+    ) -> None:
         self.env = env
         self.position = position
         self.journal = journal
@@ -53,6 +56,7 @@ class HostedEnv:
         self.was_reset = False
         self.check = 0
         self._page = page
+        self._tells_seeds = tells_seeds
         # Whether rewards are plain floats.
         self._plain_reward = self.reward_spec == _PLAIN_REWARD
         # The parameters without defaults of its `reset`.
@@ -65,13 +69,13 @@ class HostedEnv:
         # For error messages; made once rather than in every step.
         self._observation_name = f"the observation of env {self.index}"
 
-    def step(self, action: Any, autoreset: bool, root_seed: int | None) -> Fields:
+    def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
         """Step the env; check and convert the values that it returns, except for the flags.
 
         Args:
             action: The action; the env may modify it.
             autoreset: Whether an episode that ends is reset at once (Gymnasium's ``SAME_STEP``).
-            root_seed: See `reset`.
+            next_seed: The seed of such a reset; None lets the env choose.
         """
         result = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
@@ -91,7 +95,7 @@ class HostedEnv:
             if self._page.is_timing:
                 self._page.record_span()
             self._page.record_env(METHOD_RESET, self.position)
-            obs, _, _, _, reset_info = self.reset(None, None, root_seed)
+            obs, _, _, _, reset_info = self.reset(next_seed, None, None)
             info = {**reset_info, "final_obs": last, "final_info": info}
         return obs, reward, terminated, truncated, info
 
@@ -114,7 +118,10 @@ class HostedEnv:
         obs = self._conform(result[0])
         if self.journal:
             self.check = checksum(obs, 0 if seed is not None else self.check)
-        return obs, 0.0, False, False, result[1]
+        info = result[1]
+        if self._tells_seeds and isinstance(info, dict):
+            info = {**info, "episode_seed": seed}
+        return obs, 0.0, False, False, info
 
     def _set_spec(self, spec: Spec | None) -> None:
         self.spec = spec
@@ -179,7 +186,8 @@ class Host:
             seconds = seconds or unpickler.seconds  # the others find imported what they need
             if not offset:
                 registry.install(*message.registrations)
-            self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, message.journal))
+            options = message.journal, message.seed_episodes
+            self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, *options))
         self.hosted_envs = self._made
         return slow_imports(seconds)
 
@@ -261,7 +269,7 @@ class Host:
             hosted.reset(request.seed, request.options, request.root_seed)
         elif isinstance(request, messages.Step):
             self._page.record_env(METHOD_STEP, hosted.position)
-            hosted.step(request.action, request.autoreset, request.root_seed)
+            hosted.step(request.action, request.autoreset, request.next_seed)
         elif isinstance(request, messages.Set):
             self.set(request)
         else:

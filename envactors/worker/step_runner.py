@@ -100,6 +100,7 @@ class StepRunner:
         self._rows = [EnvRow(hosted, slab, infos, autoreset, self._send_overflow) for hosted in self._host.hosted_envs]
         self._stream = False
         self._requested, self._completed, self._ops = slab.requested.data, slab.completed.data, slab.ops.data
+        self._seeds = slab.seeds.data if slab.layout.seeded else None
         self._slab = slab
 
     def run_rows(self, call_id: int) -> None:
@@ -111,12 +112,14 @@ class StepRunner:
             for row in self._rows:
                 row.stamped = stream
         due: list[EnvRow] = []
-        requested, completed, ops = self._requested, self._completed, self._ops
+        requested, completed, ops, seeds = self._requested, self._completed, self._ops, self._seeds
         for row in self._rows:
             index = row.index
             number = requested[index]
             if number != completed[index]:
                 row.number, row.resets = number, ops[index] == RESET
+                if seeds is not None:
+                    row.seed = row.next_seed = seeds[index]
                 due.append(row)
         if due:
             self._run(call_id, due, self._announce if stream else None)
@@ -182,7 +185,7 @@ class StepRunner:
                 if request.resets:
                     transition = hosted.reset(request.seed, request.options, request.root_seed)
                 else:
-                    transition = hosted.step(request.action(), request.autoreset, request.root_seed)
+                    transition = hosted.step(request.action(), request.autoreset, request.next_seed)
             except BaseException as error:
                 failed_with = error
             if context.forks != forks:
@@ -226,9 +229,12 @@ class EnvRow:
         autoreset: Whether a step that ends the episode resets.
         failed: Whether the last result is a failure.
         stamped: Whether to write the time of completion, as results that stream need it.
+        seed: The seed of a reset.
+        next_seed: The seed of a reset within a step.
     """
 
     seed: int | None = None
+    next_seed: int | None = None
     options: dict[str, Any] | None = None
     root_seed: int | None = None
 
@@ -313,15 +319,17 @@ class EnvItem:
 
     autoreset = failed = False
     seed: int | None = None
+    next_seed: int | None = None
     options: dict[str, Any] | None = None
+    root_seed: int | None = None
 
     def __init__(self, hosted: HostedEnv, item: Step | Reset, packer: OutcomePacker) -> None:
-        self.hosted, self.resets, self.root_seed = hosted, isinstance(item, Reset), item.root_seed
+        self.hosted, self.resets = hosted, isinstance(item, Reset)
         self._item, self._packer = item, packer
         if isinstance(item, Reset):
-            self.seed, self.options = item.seed, item.options
+            self.seed, self.options, self.root_seed = item.seed, item.options, item.root_seed
         else:
-            self.autoreset = item.autoreset
+            self.autoreset, self.next_seed = item.autoreset, item.next_seed
 
     def action(self) -> Any:
         """Return the action of a step."""
@@ -336,7 +344,8 @@ class EnvItem:
                 obs, reward, terminated, truncated, info = transition
                 transition = obs, reward, bool(terminated), bool(truncated), info
                 fault = _RESULT
-                self._packer.add_transition(position, check, transition)
+                reset_within = self.autoreset and (transition[2] or transition[3])
+                self._packer.add_transition(position, check, transition, reset_within=reset_within)
             except BaseException as unfit:
                 error = unfit
         if error is not None:
