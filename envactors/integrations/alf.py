@@ -61,16 +61,20 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         deadlines: Deadlines; by default only closing has one (5 s).
         restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
             ALF; otherwise up to 3 in 600 s.
+        seed_episodes: True to seed each env with a seed of its own right before each reset; see `VectorEnv`. Not for
+            envs that reset themselves.
         backend: Backend of the actors; excludes ``start_method``, and ``start_serially`` is not for it.
 
     Attributes:
         envs: One `ActorEnvironment` per env that is not a spare env.
         actors: Handles of the actors, those of spare envs last.
         failures: Exceptions that the last step or reset replaced by a result, by slot; with ``on_failure="renew"``.
+        episode_seeds: Seed of the episode in each slot, by slot; with ``seed_episodes``.
 
     Raises:
         ValueError: The envs' specs differ, or an argument is invalid.
-        RuntimeError: An env could not be created, or there are spare envs with a ``batch_size`` above 1.
+        RuntimeError: An env could not be created, or there are spare envs or ``seed_episodes`` with a ``batch_size``
+            above 1.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         on_failure: OnFailure = "raise",
         deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
+        seed_episodes: bool = False,
         backend: Backend | str | None = None,
     ) -> None:
         if start_method is not None and backend is not None:
@@ -114,6 +119,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                     max_starting=1 if start_serially else None,
                 ),
                 copy=False,  # each array is copied out of the records
+                seed_episodes=seed_episodes,
             )
         except ActorError as error:
             raise interrupted(error) from error
@@ -124,6 +130,11 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                 raise RuntimeError(
                     f"num_spare_envs_for_reload is {spares} and the envs' batch_size "
                     f"{described.batch_size}: expected no spare envs, since such envs reset by themselves"
+                )
+            if seed_episodes and described.resets_itself:
+                raise RuntimeError(
+                    f"seed_episodes is True and the envs' batch_size {described.batch_size}: expected False, since "
+                    "such envs reset by themselves"
                 )
             self._rotation = Rotation(self._all, slots)
         except BaseException:
@@ -137,6 +148,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         self.envs = self._each[:slots]
         self.actors = self._all.actors
         self.failures: dict[int, BaseException] = {}
+        self.episode_seeds: dict[int, int] = {}
 
     # Stepping --------------------------------------------------------------------------------------------
 
@@ -193,7 +205,12 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         raise interrupted(failed) from failed.__cause__
 
     def _time_step(self, obs: Any, ended: npt.NDArray[np.bool_], infos: list[dict[str, Any]]) -> Any:
-        self.failures = {slot: info["failure"] for slot, info in enumerate(infos) if info} if any(infos) else {}
+        self.failures = {}
+        if any(infos):
+            self.failures = {slot: info["failure"] for slot, info in enumerate(infos) if "failure" in info}
+            self.episode_seeds |= {
+                slot: info["episode_seed"] for slot, info in enumerate(infos) if "episode_seed" in info
+            }
         return self._records.time_step(obs, ended if self.failures else None)
 
     # Attributes and methods

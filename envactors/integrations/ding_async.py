@@ -48,9 +48,10 @@ class AsyncActorEnvManager(Envs):
     observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
     ``"fork"``).
 
-    Three entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
+    Four entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
     ``"renew"``: it gives an abnormal timestep with the exception as ``info["failure"]``, and the env's next reset runs
-    in a new process), ``restart`` (limits of the replacement of lost processes under ``"renew"``) and ``backend``
+    in a new process), ``restart`` (limits of the replacement of lost processes under ``"renew"``), ``seed_episodes``
+    (True: each reset has a seed of its own, which `episode_seeds` says; not with ``reset_inplace``) and ``backend``
     (backend of the actors, instead of a ``context``).
 
     Raises:
@@ -75,6 +76,7 @@ class AsyncActorEnvManager(Envs):
         "reset_inplace": False,
         "on_failure": "raise",
         "restart": RestartPolicy(max_restarts=3),
+        "seed_episodes": False,
         "backend": None,
     }
 
@@ -101,6 +103,10 @@ class AsyncActorEnvManager(Envs):
         require(
             self._auto_reset or not self._reset_inplace,
             "reset_inplace with auto_reset=False: expected both, or neither",
+        )
+        require(
+            not (self._cfg["seed_episodes"] and self._reset_inplace),
+            "seed_episodes with reset_inplace: such envs reset by themselves",
         )
         self._wait_num = self._cfg["wait_num"]
         self._step_wait_timeout = self._cfg["step_wait_timeout"]
@@ -149,6 +155,13 @@ class AsyncActorEnvManager(Envs):
             self._await(lambda: not self._resets.under_way or EnvState.RUN in self._states.by_id.values())
             self._settle()
         return self._states.shown
+
+    @property
+    def episode_seeds(self) -> dict[int, int | None]:
+        """Seed of each env's last reset, by env id; None for a reset without one."""
+        self._check_closed()
+        self._settle()
+        return dict(self._resets.seeds)
 
     @property
     def ready_imgs(self) -> dict[int, Any]:

@@ -199,6 +199,7 @@ class Envs(BaseEnvManager):
                 backend=self._backend(),
                 shared_memory=shared,
                 copy=self._cfg["copy_on_get"],
+                seed_episodes=self._cfg["seed_episodes"],
             )
         except ActorError as error:
             raise RuntimeError(f"an env could not be made: {error}") from error

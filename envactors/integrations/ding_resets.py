@@ -57,6 +57,9 @@ class Resets:
         max_retry: Largest number of tries of a reset.
         pause: Time between two tries, in seconds.
         revives: True to renew an actor even if it has used up its restarts.
+
+    Attributes:
+        seeds: The seed of the last reset of each env, by env id; None without one.
     """
 
     def __init__(self, actors: VectorEnv, max_retry: int, pause: float, revives: bool) -> None:
@@ -66,6 +69,7 @@ class Resets:
         self._pause = pause
         self._revives = revives
         self._under_way: dict[int, _Resetting] = {}
+        self.seeds: dict[int, int | None] = {}
 
     @property
     def under_way(self) -> KeysView[int]:
@@ -107,6 +111,7 @@ class Resets:
                 if error is None:
                     del self._under_way[env_id]
                     begun[env_id] = _first_observation(env_id, future)
+                    self.seeds[env_id] = future.result().info.seed
                 else:
                     self._retry(env_id, resetting, error, renews)
         return begun

@@ -64,16 +64,26 @@ class StableBaselinesEnvAdapter(EnvAdapter):
 
 
 class TianshouEnvAdapter(EnvAdapter):
-    """Env with the semantics of tianshou."""
+    """Env with the semantics of tianshou.
 
-    def __init__(self, factory: Callable[[], Any]) -> None:
+    Args:
+        factory: Makes the env.
+        tells_seeds: True to add the seed of each reset to its info.
+    """
+
+    def __init__(self, factory: Callable[[], Any], tells_seeds: bool = False) -> None:
         super().__init__(factory)
+        self._tells_seeds = tells_seeds
         context = current_actor()
         self._needs_reset = context is not None and context.incarnation > 0
 
     def reset(self, **kwargs: Any) -> Any:
         self._needs_reset = False
-        return self._env.reset(**kwargs)
+        result = self._env.reset(**kwargs)
+        if self._tells_seeds:
+            obs, info = result
+            result = obs, {**info, "episode_seed": kwargs["seed"]}
+        return result
 
     def step(self, action: Any) -> Any:
         if self._needs_reset:

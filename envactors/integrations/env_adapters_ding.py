@@ -33,10 +33,12 @@ class ResetInfo(NamedTuple):
     Attributes:
         misfit: The observation as the only element if it does not fit the space; else empty.
         complaint: Traceback of a ``seed`` that failed, or None.
+        seed: The seed, or None.
     """
 
     misfit: tuple[Any, ...]
     complaint: str | None
+    seed: int | None = None
 
 
 def is_abnormal(info: Any) -> bool:
@@ -131,9 +133,9 @@ class DingEnvAdapter(EnvAdapter):
                 self._env.close()  # as DI-engine does: the env is not used after a failed reset
             raise
         try:
-            return conform(self._spec, obs, "the observation"), ResetInfo((), complaint)
+            return conform(self._spec, obs, "the observation"), ResetInfo((), complaint, seed)
         except SpaceMismatchError:
-            return self._blank, ResetInfo((obs,), complaint)
+            return self._blank, ResetInfo((obs,), complaint, seed)
 
     def step(self, action: Any) -> Any:
         timestep = self._env.step(action)

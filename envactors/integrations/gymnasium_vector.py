@@ -76,6 +76,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         deadlines: Deadlines; by default only closing has one (5 s).
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
+        seed_episodes: True to give each episode a seed of its own, which its first info has as ``episode_seed``.
         backend: Backend of the actors; excludes ``context``.
 
     Raises:
@@ -101,6 +102,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
+        seed_episodes: bool = False,
         backend: str | Backend | None = None,
     ) -> None:
         self.closed = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
@@ -133,6 +135,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 deadlines=deadlines,
                 restart=restart,
                 standbys=standbys,
+                seed_episodes=seed_episodes,
                 backend=backend or (ProcessBackend(_start_method(context)) if context is not None else "process"),
                 shared_memory=self.shared_memory,
                 copy=False,

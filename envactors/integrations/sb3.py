@@ -53,6 +53,8 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones.
+        seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
+            `VectorEnv`.
         backend: Backend of the actors; excludes ``start_method``.
 
     Attributes:
@@ -76,6 +78,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
+        seed_episodes: bool = False,
         backend: Backend | str | None = None,
     ) -> None:
         if start_method is not None and backend is not None:
@@ -91,6 +94,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             deadlines=deadlines,
             restart=restart,
             standbys=standbys,
+            seed_episodes=seed_episodes,
             backend=_backend(start_method, env_fns) if backend is None else backend,
         )
         try:

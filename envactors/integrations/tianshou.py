@@ -12,11 +12,15 @@ from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import wait as wait_for
 from typing import Any
 
+import numpy as np
+
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, spawn
 from envactors.backends.base import Backend
 from envactors.integrations.env_adapters import TianshouEnvAdapter
 from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.inputs import check_flags
+from envactors.wire.messages import episode_seed
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -36,6 +40,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         env_fn: Makes the env; called only in the worker.
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
+        seed_episodes: True to give each reset a seed of its own, as `VectorEnv` does; `seed` is episode 0.
         backend: Backend of the actor.
         actor: Actor of the env, if `start` has made it already.
 
@@ -52,19 +57,28 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        seed_episodes: bool = False,
         backend: Backend | str = "process",
         actor: ActorHandle | None = None,
     ) -> None:
-        self.actor = self.start(env_fn, deadlines, restart, backend) if actor is None else actor
+        check_flags(seed_episodes=seed_episodes)
+        self.actor = self.start(env_fn, deadlines, restart, backend, seed_episodes) if actor is None else actor
         self.future: ActorFuture | None = None
+        self._seeds_episodes = seed_episodes
+        # The seed of episode 0, and the number of the next one.
+        self._root_seed, self._episode = int(np.random.SeedSequence().generate_state(1)[0]), 0
         super().__init__(env_fn)
 
     @staticmethod
     def start(
-        env_fn: Callable[[], Any], deadlines: Deadlines, restart: RestartPolicy, backend: Backend | str
+        env_fn: Callable[[], Any],
+        deadlines: Deadlines,
+        restart: RestartPolicy,
+        backend: Backend | str,
+        seed_episodes: bool = False,
     ) -> ActorHandle:
         """Start an env's actor in the background and return its handle."""
-        factory = functools.partial(TianshouEnvAdapter, env_fn)
+        factory = functools.partial(TianshouEnvAdapter, env_fn, seed_episodes)
         return spawn(factory, deadlines=deadlines, restart=restart, backend=backend)
 
     def get_env_attr(self, key: str) -> Any:
@@ -85,7 +99,16 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
             return
         if "seed" in kwargs:
             super().seed(kwargs["seed"])
+        if self._seeds_episodes:
+            kwargs["seed"] = self._next_seed(kwargs.get("seed"))
         self.future = self.actor.call("reset", **kwargs)
+
+    def _next_seed(self, seed: int | None) -> int:
+        """Return the seed of the episode that begins; with a seed of the user's, it is episode 0."""
+        if seed is not None:
+            self._root_seed, self._episode = seed, 0
+        number, self._episode = self._episode, self._episode + 1
+        return episode_seed(self._root_seed, number) if number else self._root_seed
 
     def recv(self) -> Any:
         """Return the result of the last `send`.
@@ -122,6 +145,8 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
     def seed(self, seed: int | None = None) -> Any:
         """Seed the env and its action space: by the env's own ``seed``, or by a reset if it has none."""
         super().seed(seed)
+        if self._seeds_episodes:
+            seed = self._next_seed(seed)
         return self.actor.call("envactors_seed", seed).result()
 
     def render(self, **kwargs: Any) -> Any:
@@ -142,6 +167,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         timeout: Seconds that a step waits for them; it returns at least one result.
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
+        seed_episodes: True to give each episode a seed of its own; see `ActorEnvWorker`.
         backend: Backend of the actors.
 
     Raises:
@@ -156,10 +182,16 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        seed_episodes: bool = False,
         backend: Backend | str = "process",
     ) -> None:
-        actors = iter([ActorEnvWorker.start(env_fn, deadlines, restart, backend) for env_fn in env_fns])
-        super().__init__(env_fns, lambda env_fn: ActorEnvWorker(env_fn, actor=next(actors)), wait_num, timeout)
+        check_flags(seed_episodes=seed_episodes)
+        actors = iter([ActorEnvWorker.start(fn, deadlines, restart, backend, seed_episodes) for fn in env_fns])
+
+        def make(env_fn: Callable[[], Any]) -> ActorEnvWorker:
+            return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))
+
+        super().__init__(env_fns, make, wait_num, timeout)
 
     def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # tianshou's name
         """Step envs as ``BaseVectorEnv.step`` does.
