@@ -51,6 +51,11 @@ def kept_fork_server(env_vars):
     FORK_SERVER.release(env_vars)
 
 
+def episode_seed(root, number):
+    """The seed of an episode, from that of the reset that is number 0; as the formula in the documentation has it."""
+    return root if number == 0 else int(np.random.SeedSequence(root, spawn_key=(0, number)).generate_state(1)[0])
+
+
 class Counter:
     """An env without spaces; everything that a test may want from a worker."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from alfenvs import AlfEnv, Camera, Complaint, Gated, Logged, Many, Nested, TensorSpec, Ticking, uneven, uneven_length
-from helpers import FORK_SERVER, SOON, is_gone, kept_fork_server, run_script, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, episode_seed, is_gone, kept_fork_server, run_script, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.backends import starting
@@ -932,3 +932,24 @@ def test_a_number_that_does_not_fit_is_told(make, odd):
 
     with pytest.raises(RuntimeError, match=r"env_info\['n'\] (has|is)"):
         make([functools.partial(Odd, env_info={"n": TensorSpec((), "int32")})]).reset()
+
+
+def test_slots_say_the_seeds_of_their_episodes(make):
+    env = make([AlfEnv] * 3, num_spare_envs_for_reload=1, seed_episodes=True)
+    env.seed([10, 11, 12])
+    env.reset()
+    assert env.episode_seeds == {0: 10, 1: 11}
+    draws, seeds = [], []
+    for _ in range(12):
+        step = env.step(zeros(env))
+        for slot in np.flatnonzero(np.asarray(step.step_type) == FIRST).tolist():
+            seeds.append(env.episode_seeds[slot])
+            draws.append(float(step.env_info["draw"][slot]))
+    assert len(set(seeds)) == len(seeds) > 4
+    assert set(seeds) < {episode_seed(root, number) for root in (10, 11, 12) for number in range(6)}
+    assert draws == [np.random.default_rng(seed).random() for seed in seeds]
+
+
+def test_envs_that_reset_themselves_have_no_seeds_for_episodes(make):
+    with pytest.raises(RuntimeError, match="seed_episodes"):
+        make([functools.partial(AlfEnv, batched=True, batch_size=2)], seed_episodes=True)

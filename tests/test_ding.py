@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
-from helpers import FORK_SERVER, SOON, run_script
+from helpers import FORK_SERVER, SOON, episode_seed, run_script
 
 import envactors as ea
 from envactors.backends import starting
@@ -166,7 +166,7 @@ def test_cfg_has_the_defaults_of_di_engine():
         "reset_inplace": False,
     }
     ours = {"context": starting.DEFAULT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
-    ours |= {"backend": None}
+    ours |= {"seed_episodes": False, "backend": None}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}
     waits_for_all = {"wait_num": float("inf"), "step_wait_timeout": None}
     assert AsyncActorEnvManager.config == {**alike, **waits, **ours}
@@ -845,3 +845,26 @@ SIDE_BY_SIDE = """
     theirs, ours = play(SubprocessEnvManagerV2), play(ActorEnvManagerV2)
     print("same", len(theirs) > 100 and theirs == ours)
 """
+
+
+@BOTH
+def test_the_manager_says_the_seeds_of_episodes(make, manager):
+    made = make(manager, seed_episodes=True, launch=False)
+    made.seed(10)
+    made.launch()
+    seen = [made.episode_seeds]
+    while len(seen) < 4:
+        made.step(dict.fromkeys(made.ready_obs_id, PLAIN))
+        if made.episode_seeds != seen[-1]:
+            seen.append(made.episode_seeds)
+            assert dict(enumerate(made.seeded)) == made.episode_seeds
+    assert seen[0] == {0: 10, 1: 11}
+    for env_id in range(2):
+        of_env = list(dict.fromkeys(seeds[env_id] for seeds in seen))
+        assert len(of_env) > 1
+        assert of_env == [episode_seed(10 + env_id, number) for number in range(len(of_env))]
+
+
+def test_envs_that_reset_in_place_have_no_seeds_for_episodes(make):
+    with pytest.raises(AssertionError, match="seed_episodes"):
+        make(seed_episodes=True, reset_inplace=True, launch=False)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SOON
+from helpers import SOON, episode_seed
 
 import envactors as ea
 
 gymnasium = pytest.importorskip("gymnasium")
 
+from gymenvs import Teller  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError  # noqa: E402
 from gymnasium.utils.env_checker import data_equivalence  # noqa: E402
@@ -840,3 +841,23 @@ def test_workers_do_not_import_the_drop_in():
     envs = make_vec("CartPole-v1", 1, wrappers=[Spy], vector_kwargs={"context": "loky"})
     assert envs.call("modules") == ((False, False),)
     envs.close()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_infos_say_the_seeds_of_episodes(mode):
+    envs = ActorVectorEnv(
+        [functools.partial(Teller, i, 2 + i) for i in range(2)], autoreset_mode=mode, seed_episodes=True
+    )
+    _, infos = envs.reset(seed=10)
+    seeds = [infos["episode_seed"].tolist()]
+    for _ in range(12):
+        *_, infos = envs.step(np.array([1, 2]))
+        for i in np.flatnonzero(infos.get("_episode_seed", np.zeros(2))).tolist():
+            seeds.append((i, infos["episode_seed"][i]))
+            assert infos["seed"][i] == infos["episode_seed"][i]
+    envs.close()
+    assert seeds[0] == [10, 11]
+    for i in range(2):
+        of_env = [seed for env, seed in seeds[1:] if env == i]
+        assert len(of_env) >= 3
+        assert of_env == [episode_seed(10 + i, number) for number in range(1, len(of_env) + 1)]

@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from helpers import episode_seed
 
 import envactors as ea
 
@@ -568,3 +569,17 @@ def test_twenty_thousand_steps_are_bit_for_bit_the_same(make):
     result, kills = train_with_kills(make, 0.5, train)
     assert kills > 2
     assert result == expected
+
+
+def test_reset_infos_say_the_seeds_of_episodes(make):
+    envs = make(tellers(2, length=3), seed_episodes=True)
+    envs.seed(10)
+    envs.reset()
+    seeds = [[info["episode_seed"] for info in envs.reset_infos]]
+    for _ in range(9):
+        _, _, dones, infos = envs.step(np.array([1, 2]))
+        assert not any("episode_seed" in info for info in infos)
+        if dones.all():
+            seeds.append([info["episode_seed"] for info in envs.reset_infos])
+            assert seeds[-1] == [info["seed"] for info in envs.reset_infos]
+    assert seeds == [[episode_seed(10 + i, number) for i in range(2)] for number in range(4)]

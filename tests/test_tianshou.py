@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from helpers import SOON
+from helpers import SOON, episode_seed
 
 import envactors as ea
 
@@ -219,3 +219,24 @@ def test_normalised_observations(make):
     obs, infos = envs.reset()
     assert obs.shape == (2, 4)
     assert len(infos) == 2
+
+
+@pytest.mark.parametrize("kind", [ActorVectorEnv, of_workers])
+def test_infos_say_the_seeds_of_episodes(make, kind):
+    if kind is not ActorVectorEnv:
+        kind = lambda fns, **_: BaseVectorEnv(fns, functools.partial(ActorEnvWorker, seed_episodes=True))  # noqa: E731
+    envs = make(tellers(2), kind=kind, seed_episodes=True)
+    seeds = []
+    for kwargs in ({"seed": 10}, {}, {}, {"seed": 30}, {}):
+        _, infos = envs.reset(**kwargs)
+        seeds.append([info["episode_seed"] for info in infos])
+        assert seeds[-1] == [info["seed"] for info in infos]
+    # tianshou gives all envs the one seed.
+    numbered = [(10, 0), (10, 1), (10, 2), (30, 0), (30, 1)]
+    assert seeds == [[episode_seed(*one)] * 2 for one in numbered]
+    envs.seed(10)
+    assert [info["episode_seed"] for info in envs.reset()[1]] == [episode_seed(10 + i, 1) for i in range(2)]
+    os.kill(envs.workers[1].actor.pid, signal.SIGKILL)
+    with pytest.raises((ea.ActorDiedError, ea.VectorInputError)):
+        envs.step([1, 1])
+    assert [info["episode_seed"] for info in envs.reset()[1]] == [episode_seed(10 + i, 2) for i in range(2)]
