@@ -325,6 +325,55 @@ PLATFORMS = textwrap.dedent("""
 """)
 
 
+# What `seed_episodes` costs: vectors with and without it take turns in one process.
+SEEDS = textwrap.dedent("""
+    import functools, json, sys, time
+    import gymnasium
+    import numpy as np
+    import envactors as ea
+    from envactors.testing import workloads
+
+    SIDES = {
+        "off": {},
+        "on": {"seed_episodes": True},
+        "replay, off": {"on_failure": "replay"},
+        "replay, on": {"on_failure": "replay", "seed_episodes": True},
+    }
+
+    def limited(workload, length):
+        return gymnasium.wrappers.TimeLimit(getattr(workloads, workload)(), length)
+
+    ROWS = {
+        "100 us of fixed work, episodes of 20 steps": functools.partial(limited, "busy_100us", 20),
+        "100 us of fixed work, episodes of 200 steps": functools.partial(limited, "busy_100us", 200),
+        "does nothing, episodes of 200 steps": functools.partial(limited, "nothing", 200),
+        "CartPole-v1": functools.partial(gymnasium.make, "CartPole-v1"),
+    }
+
+    def rate(envs, seconds=0.5):
+        actions, steps, begun = np.ones(8, np.int64), 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            envs.step(actions)
+            steps += 8
+        return steps / (time.perf_counter() - begun)
+
+    if __name__ == "__main__":
+        rounds, measured = int(sys.argv[1]), {}
+        for name, factory in ROWS.items():
+            results = measured[name] = {side: [] for side in SIDES}
+            made = {side: ea.VectorEnv([factory] * 8, envs_per_actor=4, **more) for side, more in SIDES.items()}
+            for envs in made.values():
+                envs.reset(seed=0)
+                rate(envs)
+            for round in range(rounds):
+                for side, envs in list(made.items())[:: 1 - round % 2 * 2]:
+                    results[side].append(rate(envs))
+            for envs in made.values():
+                envs.close()
+        print(json.dumps(measured))
+""")
+
+
 def run_script(code: str, *arguments: object) -> Any:
     """Return what a script prints as JSON, run in a fresh process."""
     with tempfile.TemporaryDirectory() as directory:
@@ -544,6 +593,20 @@ def show_platforms(measured: Any) -> str:
     return table(head, rows)
 
 
+def measure_seeds(rounds: int) -> Any:
+    """What it costs to seed episodes."""
+    return run_script(SEEDS, rounds)
+
+
+def show_seeds(measured: Any) -> str:
+    """Return the table of what it costs to seed episodes."""
+    rows = []
+    for name, (off, on, replays, both) in ((name, sides.values()) for name, sides in measured.items()):
+        rows.append([name, f"{statistics.median(off):,.0f}", ratio(on, off), ratio(both, replays)])
+    head = ["8 envs, 4 per process", "steps/s without", "`seed_episodes` / without", 'the same under `"replay"`']
+    return table(head, rows)
+
+
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
@@ -552,6 +615,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     "counts": (measure_counts, {"counts": show_counts}),
     "inside": (measure_inside, {"inside": show_inside}),
     "platforms": (measure_platforms, {"platforms": show_platforms}),
+    "seeds": (measure_seeds, {"seeds": show_seeds}),
     "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
     "dropins": (
         lambda rounds: dropins.measure(rounds, known("dropins")),

@@ -68,19 +68,19 @@ class TianshouEnvAdapter(EnvAdapter):
 
     Args:
         factory: Makes the env.
-        tells_seeds: True to add the seed of each reset to its info.
+        reports_seeds: True to add the seed of each reset to its info.
     """
 
-    def __init__(self, factory: Callable[[], Any], tells_seeds: bool = False) -> None:
+    def __init__(self, factory: Callable[[], Any], reports_seeds: bool = False) -> None:
         super().__init__(factory)
-        self._tells_seeds = tells_seeds
+        self._reports_seeds = reports_seeds
         context = current_actor()
         self._needs_reset = context is not None and context.incarnation > 0
 
     def reset(self, **kwargs: Any) -> Any:
         self._needs_reset = False
         result = self._env.reset(**kwargs)
-        if self._tells_seeds:
+        if self._reports_seeds:
             obs, info = result
             result = obs, {**info, "episode_seed": kwargs["seed"]}
         return result

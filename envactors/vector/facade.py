@@ -77,7 +77,7 @@ class VectorEnv(EnvCalls):
             before it: that of episode ``e`` since the env was last reset with a seed ``s`` (episode 0) is
             ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])``; an env that never was counts from a random
             ``s``. That holds for resets by the vector, after failures too, and for those of the user.
-            ``info["episode_seed"]`` of each reset says the seed, and ``on_failure="replay"`` never repeats more than
+            ``info["episode_seed"]`` of each reset is the seed, and ``on_failure="replay"`` never repeats more than
             the current episode.
 
     Attributes:

@@ -73,7 +73,7 @@ class Start(NamedTuple):
 
     ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
     checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers. With
-    ``seed_episodes`` the infos of resets say their seeds.
+    ``seed_episodes`` the infos of resets contain their seeds.
     """
 
     name: str

@@ -35,7 +35,7 @@ class HostedEnv:
         context: The context of its actor.
         page: The control page, on which a reset within a step is recorded.
         journal: Whether to compute a checksum over its observations.
-        tells_seeds: Whether the infos of resets say their seeds.
+        reports_seeds: Whether the infos of resets contain their seeds.
 
     Attributes:
         context: The context of its actor.
@@ -45,7 +45,7 @@ class HostedEnv:
     """
 
     def __init__(
-        self, env: Any, position: int, context: ActorContext, page: ControlPage, journal: bool, tells_seeds: bool
+        self, env: Any, position: int, context: ActorContext, page: ControlPage, journal: bool, reports_seeds: bool
     ) -> None:
         self.env = env
         self.position = position
@@ -56,7 +56,7 @@ class HostedEnv:
         self.was_reset = False
         self.check = 0
         self._page = page
-        self._tells_seeds = tells_seeds
+        self._reports_seeds = reports_seeds
         # Whether rewards are plain floats.
         self._plain_reward = self.reward_spec == _PLAIN_REWARD
         # The parameters without defaults of its `reset`.
@@ -119,7 +119,7 @@ class HostedEnv:
         if self.journal:
             self.check = checksum(obs, 0 if seed is not None else self.check)
         info = result[1]
-        if self._tells_seeds and isinstance(info, dict):
+        if self._reports_seeds and isinstance(info, dict):
             info = {**info, "episode_seed": seed}
         return obs, 0.0, False, False, info
 
