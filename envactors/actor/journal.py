@@ -150,10 +150,11 @@ class Journal:
             reset: The pickled `Reset` that began an episode with a seed of its own; None if none began.
             incarnation: The process that has run it.
         """
+        if reset is None and not self.whole:
+            return
         check = int(rows.checks[rows.requested[env] & 1, env])
         if reset is not None:
             self._start_anew(reset, call_id, check, incarnation)
-        if reset is not None or not self.whole:
             return
         columns = self._entries[-1]
         if not isinstance(columns, _StepColumns):

@@ -66,10 +66,10 @@ class Episodes:
 
     def next_seed(self, env_id: int) -> int | None:
         """Return the seed of an env's next episode; None if the env chooses."""
-        env = self._envs[env_id]
-        if self.seeds is None:
+        seeds, env = self.seeds, self._envs[env_id]
+        if seeds is None:
             return None
-        return int(self.seeds[env_id]) if env.episode else env.root_seed
+        return int(seeds[env_id]) if env.episode else env.root_seed
 
     def count_episode(self, env_id: int) -> None:
         """Count an episode that has begun, or could not: the next one has another seed."""

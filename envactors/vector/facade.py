@@ -192,7 +192,8 @@ class VectorEnv(EnvCalls):
         """Reset envs side by side.
 
         Args:
-            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one (or None) for each env given.
+            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one (or None) for each env given. Without
+                a seed the env chooses; with ``seed_episodes`` it is that of the next episode.
             options: Passed to each env's ``reset``; a list or tuple has one (or None) for each env given.
             env_ids: Which envs, in this order; None for all.
             timeout: How long to wait, in seconds.
