@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -477,7 +478,8 @@ def checksum_of_cartpole(steps, seconds=None, **options):
             while not stop.wait(seconds):
                 pid = dice.choice(envs.actors).pid
                 if pid is not None:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it may have ended since
+                        os.kill(pid, signal.SIGKILL)
 
         thread = threading.Thread(target=storm)
         check = zlib.crc32(envs.reset(seed=1)[0])
