@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
+    from envactors.options import Snapshot as Snapshot
     from envactors.remote.backend import RemoteBackend as RemoteBackend
     from envactors.tuning.tuner import Tuning as Tuning
     from envactors.tuning.tuner import tune as tune
@@ -72,7 +73,7 @@ _HOMES = {
     ),
     "envactors.observe.monitor": "monitor",
     "envactors.observe.trace": "trace",
-    "envactors.options": "Deadlines RecyclePolicy RestartPolicy",
+    "envactors.options": "Deadlines RecyclePolicy RestartPolicy Snapshot",
     "envactors.remote.backend": "RemoteBackend",
     "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",

@@ -143,6 +143,8 @@ class Calls:
             self.tuner.record(now - entry.started, now)
             if isinstance(entry, CallRequest):
                 core.record_span(entry.method, entry.started)
+                if entry.kind == Kind.REPLAY:
+                    core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - entry.started)
         for answer in answers:
             core.completed += 1
             if not core.recovery.record(answer, frame.incarnation):

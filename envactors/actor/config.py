@@ -30,6 +30,7 @@ class ActorConfig:
         env_vars: Environment variables of its workers.
         memory: The memory that batch steps go through; None without it.
         max_journal: How many steps of each env are kept for a replay; None keeps none.
+        save_every: How many steps after another the state of an env is saved, if its steps are kept; None for never.
         standbys: Each returns the process of a standby for an actor that has lost its own, or None; see
             `Lifecycle.give_process`.
         is_standby: Whether the actor only holds a process for others.
@@ -43,6 +44,7 @@ class ActorConfig:
     env_vars: Mapping[str, str]
     memory: RowMemory | None = None
     max_journal: int | None = None
+    save_every: int | None = None
     standbys: Sequence[Callable[[float], ActorProcess | None]] = ()
     is_standby: bool = False
 

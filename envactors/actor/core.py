@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from envactors.actor import recording
 from envactors.actor.callbacks import DeferredCalls
@@ -16,12 +18,14 @@ from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
 from envactors.actor.process import ActorProcess
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import RequestTable, first_look
+from envactors.actor.requests import CallRequest, RequestTable, first_look
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import LAUNCHING, EndReason, Phase
 from envactors.actor.timers import Timers
-from envactors.errors import ActorError
+from envactors.errors import ActorError, SerializationError
 from envactors.wire.durations import Histograms
+from envactors.wire.messages import Kind, Save
+from envactors.wire.pickling import dumps
 
 # What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
 _log = logging.getLogger("envactors.actors")
@@ -50,7 +54,8 @@ class ActorCore:
         self.timers = Timers(reactor.note_timer)
         self.errors = ErrorFactory(config)
         self.table = RequestTable()
-        self.recovery = Journals(config.first_index, len(config.start.factories), config.max_journal)
+        count = len(config.start.factories)
+        self.recovery = Journals(config.first_index, count, config.max_journal, config.save_every, self._save_state)
         self.phase: Phase = LAUNCHING
         # The number of the present process, or of the one that is being started.
         self.incarnation = 0
@@ -68,7 +73,9 @@ class ActorCore:
         # after its start; None without deadlines.
         limit = first_look(config.deadlines)
         self.step_limit = limit if limit != float("inf") and config.backend.kills else None
-        self.completed = self.failed = self.restarts = self.stale = 0
+        self.completed = self.failed = self.restarts = self.stale = self.replays = 0
+        # How long the longest replay of an env took, in seconds.
+        self.longest_replay = 0.0
         # How long the last start took, in seconds; None before the first.
         self.started_in: float | None = None
         # What the envs took in the processes before this one; None until that is asked for.
@@ -79,6 +86,11 @@ class ActorCore:
         """The process id, None while there is no process."""
         process = self.process
         return None if process is None else process.pid
+
+    def _save_state(self, index: int) -> None:
+        """Have the state of an env saved after what runs; under the lock."""
+        payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
+        self.table.add(SaveRequest("snapshot", index, timeout, kind=Kind.SAVE, payload=payload))
 
     def use(self, process: ActorProcess) -> None:
         """Make it the present process."""
@@ -149,6 +161,17 @@ class ActorCore:
         """Kill the process after an error in the middle of a change: what it was told is unknown."""
         if self.process is not None:
             self.process.worker.kill()
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class SaveRequest(CallRequest):
+    """Saves the state of an env, from which it can be brought back."""
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        del value  # the journal has it
+        if error is not None and (not isinstance(error, ActorError) or isinstance(error, SerializationError)):
+            where = {"incarnation": incarnation, "env_id": self.index}
+            _log.warning("the state of env %s cannot be saved: %r", self.index, error, extra=where)
 
 
 class StateChange:

@@ -21,9 +21,9 @@ from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
-from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.options import Deadlines, RestartPolicy, Snapshot, check_timeout
 from envactors.wire import registry
-from envactors.wire.messages import Call, Get, Kind, Set, Start
+from envactors.wire.messages import Call, Get, Kind, Restore, Save, Set, Start
 from envactors.wire.pickling import dumps_by_value
 
 _numbers = itertools.count()
@@ -256,6 +256,7 @@ def launch(
     memory: RowMemory | None = None,
     max_journal: int | None = None,
     seed_episodes: bool = False,
+    snapshot: Snapshot | None = None,
     standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
     is_standby: bool = False,
 ) -> ActorHandle:
@@ -265,10 +266,12 @@ def launch(
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
     journal, levels = max_journal is not None, levels_of_loggers()
-    start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes)
+    functions = None if snapshot is None else _pickle_snapshot(snapshot)
+    start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
     variables = _checked_env_vars(env_vars)
+    every = None if snapshot is None else snapshot.every
     config = ActorConfig(
-        name, resolved, start, deadlines, restart, variables, memory, max_journal, standbys, is_standby
+        name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby
     )
     with defer_signals:
         supervisor = Supervisor(config)
@@ -296,6 +299,16 @@ def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *a
     return caller._submit(Kind.CALL, Call(caller._env, method, args, {}), method, incarnation)
 
 
+def save_state(caller: Caller) -> ActorFuture:
+    """Return the future of an env's state: the checksum over its observations, and bytes."""
+    return caller._submit(Kind.SAVE, Save(caller._env), "snapshot")
+
+
+def restore_state(caller: Caller, check: int, state: bytes) -> ActorFuture:
+    """Put an env into a state that `save_state` has returned."""
+    return caller._submit(Kind.RESTORE, Restore(caller._env, check, state), "restore")
+
+
 def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:
     """End a process whose env is not fit to be used any more; counts as a restart. See `Lifecycle.discard`."""
     handle._supervisor.lifecycle.discard(incarnation, index, method, error)
@@ -310,6 +323,13 @@ def _pickle_factory(factory: Callable[[], Any], name: str) -> bytes:
         raise SerializationError(
             f"the factory of actor {name!r} cannot be pickled: {error!r}; make what it needs inside of it", actor=name
         ) from error
+
+
+def _pickle_snapshot(snapshot: Snapshot) -> bytes:
+    try:
+        return dumps_by_value((snapshot.get, snapshot.set))
+    except Exception as error:
+        raise SerializationError(f"the functions of {snapshot!r} cannot be pickled: {error!r}") from error
 
 
 def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:

@@ -20,7 +20,8 @@ def read_stats(actor: Supervisor) -> ActorStats:
         counts = core.completed, core.failed, core.restarts, core.stale, queued, last, state, core.pid
         node = None if process is None else process.worker.node
         rss = 0 if process is None else process.worker.resident_memory()
-        return ActorStats(*counts, node, core.incarnation, *_under_way(actor), rss, core.started_in)
+        under_way, replays = _under_way(actor), (core.replays, core.longest_replay)
+        return ActorStats(*counts, node, core.incarnation, *under_way, rss, core.started_in, *replays)
 
 
 def _under_way(actor: Supervisor) -> tuple[str | None, float]:

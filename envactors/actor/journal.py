@@ -4,12 +4,14 @@
     replays    a new process has started: one request per env, before all that waits
     can_retry  a step was lost, or has raised: once more, from where the journal ends
 
+With snapshots it begins at the last one instead: so many steps after another, the state of the env is saved.
+
 All of it happens under the actor's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,19 @@ from envactors.arrays.specs import unflatten
 from envactors.errors import SerializationError
 from envactors.options import Deadlines
 from envactors.wire.info_codec import InfoReader
-from envactors.wire.messages import REQUESTS, Attach, Kind, PickledItem, RecordedSteps, Replay, Reset, Set, renewed_seed
+from envactors.wire.messages import (
+    REQUESTS,
+    Attach,
+    Kind,
+    PickledItem,
+    RecordedSteps,
+    Replay,
+    Reset,
+    Restore,
+    Save,
+    Set,
+    renewed_seed,
+)
 from envactors.wire.pickling import dumps, loads
 
 _FIRST_ROWS = 64
@@ -56,18 +70,22 @@ class Journal:
 
     Args:
         limit: How many steps it may hold; a call counts as one, and so does each further KiB of either.
+        save_every: After how many steps and calls the state of the env is to be saved; None for never.
 
     Attributes:
-        whole: Whether it leads from a seeded reset to where the env stands.
+        whole: Whether it leads from a seeded reset, or a saved state, to where the env stands.
         since: The incarnation in which it begins.
         fresh: Whether the env was not reset yet in the present process: its first reset may have a seed of its own.
+        length: How many steps and calls it has.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, save_every: int | None) -> None:
         self.whole = False
         self.since = 0
         self.fresh = True
+        self.length = 0
         self._limit = limit
+        self._save_every = save_every
         # The checksum over all observations so far, as the worker computed it.
         self._check = 0
         # What the limit is compared with: it grows with every entry.
@@ -94,6 +112,8 @@ class Journal:
                 else:
                     self.forget()
                 return same
+            if request.kind in (Kind.SAVE, Kind.RESTORE):
+                self._record_state(request, answer, incarnation)
             if request.kind == Kind.CALL or (request.kind == Kind.SET and not answer.failed):
                 self._record_message(request.kind, bytes(request.payload), request.call_id, self._check)
         return True
@@ -117,10 +137,25 @@ class Journal:
         else:
             self._start_anew(payload, request.call_id, answer.check, incarnation)
 
-    def _start_anew(self, reset: bytes, call_id: int, check: int, incarnation: int) -> None:
-        """Begin with a seeded reset: nothing before it is needed any more, but for attributes."""
+    def _record_state(self, request: CallRequest, answer: Answer, incarnation: int) -> None:
+        """Begin with the state that an env was in when it was saved, or was put into."""
+        if request.kind == Kind.SAVE and not answer.failed:
+            check, state = loads(answer.content)
+            payload = bytes(dumps(tuple(Restore(Save(*loads(request.payload)).env, check, state))))
+            # What waits for an earlier process may run in one that is brought to the same point, as before.
+            self._start_anew(payload, request.call_id, check, self.since if self.whole else incarnation, Kind.RESTORE)
+        elif request.kind == Kind.RESTORE and answer.failed:
+            self.forget()  # nobody knows the env's state
+        elif request.kind == Kind.RESTORE:
+            payload = bytes(request.payload)
+            check = Restore(*loads(payload)).check
+            self._start_anew(payload, request.call_id, check, incarnation, Kind.RESTORE)
+            self.fresh = False
+
+    def _start_anew(self, payload: bytes, call_id: int, check: int, incarnation: int, kind: Kind = Kind.RESET) -> None:
+        """Begin with a seeded reset or a state: nothing before it is needed any more, but for attributes."""
         self.forget()
-        self.whole, self.since, self._entries = True, incarnation, [(Kind.RESET, reset)]
+        self.whole, self.since, self._entries = True, incarnation, [(kind, payload)]
         self._check, self._last_call = check, call_id
 
     def forget(self) -> None:
@@ -129,7 +164,7 @@ class Journal:
             if not isinstance(entry, _StepColumns) and entry[0] == Kind.SET:
                 self._set_attribute(entry[1])
         self._entries = []
-        self._size = 0
+        self._size = self.length = 0
         self._failed_at = None
         self.whole = False
 
@@ -165,9 +200,15 @@ class Journal:
 
     def _grow(self, call_id: int, check: int, size: int) -> None:
         self._last_call, self._check = call_id, check
+        self.length += 1
         self._size += 1 + size // _STEP_ROOM
         if self._size > self._limit:
             self.forget()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the state of the env is to be saved now."""
+        return self._save_every is not None and self.length > 0 and self.length % self._save_every == 0
 
     def _set_attribute(self, payload: bytes) -> None:
         self._attributes[Set(*loads(payload)).name] = payload
@@ -196,6 +237,12 @@ class Journal:
         entries = [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
         return Replay(env, attributes, action, autoreset, entries, self._check)
+
+    @property
+    def begins_with_reset(self) -> bool:
+        """Whether a reset is what comes first in it."""
+        first = self._entries[0] if self._entries else None
+        return isinstance(first, tuple) and first[0] == Kind.RESET
 
     def loses(self, request: Request, incarnation: int) -> bool:
         """Return whether a request is lost with an incarnation: no other is brought to the point that it was for."""
@@ -235,6 +282,8 @@ class Journals:
         count: How many envs there are.
         limit: How many steps each journal may hold; see `Journal`. None: envs are not brought back, and nothing is
             recorded.
+        save_every: After how many steps and calls the state of an env is to be saved; None for never.
+        save: Called with the index of an env whose state is to be saved.
 
     Attributes:
         replays: Whether envs are brought back.
@@ -242,11 +291,14 @@ class Journals:
         journals: Those of all envs, in order.
     """
 
-    def __init__(self, first_index: int, count: int, limit: int | None) -> None:
+    def __init__(
+        self, first_index: int, count: int, limit: int | None, save_every: int | None, save: Callable[[int], None]
+    ) -> None:
         self.replays = limit is not None
         self.attach: Attach | None = None
         self._first_index = first_index
-        self.journals = [Journal(limit or 0) for _ in range(count)]
+        self._save = save
+        self.journals = [Journal(limit or 0, save_every) for _ in range(count)]
 
     def journal(self, index: int) -> Journal:
         """Return the journal of an env, from its index."""
@@ -254,14 +306,24 @@ class Journals:
 
     def record(self, answer: Answer, incarnation: int) -> bool:
         """Record the end of a request; see `Journal.record`."""
-        return not self.replays or self.journal(answer.request.index).record(answer, incarnation)
+        if not self.replays:
+            return True
+        index = answer.request.index
+        journal = self.journal(index)
+        before, same = journal.length, journal.record(answer, incarnation)
+        if journal.length != before and journal.is_due:
+            self._save(index)
+        return same
 
     def record_rows(self, rows: Slab, infos: InfoReader, envs: Sequence[int], call_id: int, incarnation: int) -> None:
         """Record steps that have ended in shared memory, without those that have raised."""
         for env in envs if self.replays else ():
             if not infos.failed(env):
                 reset = self._seeded_reset(rows, env) if rows.layout.seeded else None
-                self.journal(env).record_row(rows, env, call_id, reset, incarnation)
+                journal = self.journal(env)
+                journal.record_row(rows, env, call_id, reset, incarnation)
+                if journal.is_due:
+                    self._save(env)
 
     def _seeded_reset(self, rows: Slab, env: int) -> bytes | None:
         """Return the pickled reset by which an env has begun an episode in its row; None if it has begun none."""
@@ -279,7 +341,8 @@ class Journals:
             message = journal.replay(position, self.attach)
             if message is not None:
                 # The worker says on its page what it is at; each part has its own deadline, this is that of the first.
-                timeout = deadlines.of("call" if message.attributes else "reset")
+                resets = not message.attributes and journal.begins_with_reset
+                timeout = deadlines.of("reset" if resets else "call")
                 payload, index = dumps(tuple(message)), self._first_index + position
                 requests.append(CallRequest("replay", index, timeout, kind=Kind.REPLAY, payload=payload))
         return requests

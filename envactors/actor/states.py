@@ -38,6 +38,8 @@ class ActorStats:
         elapsed: How long that has run, in seconds; 0.0 if none does.
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
+        replays: How often an env was brought back by ``on_failure="replay"``.
+        longest_replay: How long that took at most, in seconds.
     """
 
     completed: int
@@ -54,6 +56,8 @@ class ActorStats:
     elapsed: float
     rss: int
     started_in: float | None
+    replays: int
+    longest_replay: float
 
 
 class Phase(enum.Enum):

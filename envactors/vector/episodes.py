@@ -120,6 +120,13 @@ class Episodes:
         if over:
             self._end([env_id])
 
+    def restore(self, env: EnvState, *, ended: bool) -> None:
+        """Note that an env was put into another state: whether its next step is a reset, and its episode's number."""
+        self.ended[env.env_id] = ended
+        self.changes += 1
+        if self.seeds is not None and env.root_seed is not None:
+            self.seeds[env.env_id] = episode_seed(env.root_seed, env.episode)
+
     def begin_process(self, env: EnvState) -> None:
         """Note that an env has gone over to another process."""
         env.steps_before = int(self._steps[env.env_id]) + self._rounds

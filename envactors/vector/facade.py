@@ -13,11 +13,11 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, check_timeout, deadline_after
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot, check_timeout, deadline_after
 from envactors.vector import inputs
 from envactors.vector.build import VectorActors, describe_envs, share_rows
 from envactors.vector.collector import Collector
-from envactors.vector.env_calls import EnvCalls
+from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.pending import Pending
@@ -28,7 +28,7 @@ from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
-class VectorEnv(EnvCalls):
+class VectorEnv(EnvSnapshots):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. One thread at a time uses a vector env.
@@ -79,6 +79,9 @@ class VectorEnv(EnvCalls):
             ``s``. That holds for resets by the vector, after failures too, and for those of the user.
             ``info["episode_seed"]`` of each reset is the seed, and ``on_failure="replay"`` never repeats more than
             the current episode.
+        snapshot: How the state of an env is read and written, for `snapshot` and `restore`; with
+            ``on_failure="replay"`` each env's is saved every ``snapshot.every`` steps, and a new process is brought
+            from there to where the old one was lost.
 
     Attributes:
         num_envs: How many envs there are.
@@ -111,6 +114,7 @@ class VectorEnv(EnvCalls):
         shared_memory: bool = True,
         copy: bool = True,
         seed_episodes: bool = False,
+        snapshot: Snapshot | None = None,
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
         inputs.check_policies(autoreset, on_failure, max_journal)
@@ -121,11 +125,12 @@ class VectorEnv(EnvCalls):
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
         self._started: PreparedStep | None = None  # by `step_async`
+        self._snapshot = snapshot
         memory = backend.make_memory() if shared_memory else None
         kept = max_journal if on_failure == "replay" else None
         launch_alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
         self._built = VectorActors(
-            functools.partial(launch_alike, max_journal=kept, seed_episodes=seed_episodes), memory
+            functools.partial(launch_alike, max_journal=kept, seed_episodes=seed_episodes, snapshot=snapshot), memory
         )
         self.actors, self._envs = self._built.actors, self._built.envs
         try:
@@ -160,7 +165,7 @@ class VectorEnv(EnvCalls):
         if seed_episodes:
             episodes.seed_episodes(None if shared is None else shared[0])
         reader = None if shared is None else RowReader(shared[0], copy=copy)
-        last = None if on_failure == "raise" else LastResults(len(envs), reader)
+        self._last = last = None if on_failure == "raise" else LastResults(len(envs), reader)
         self._transitions = transitions = Transitions(envs, pending, episodes, last, on_failure)
         self._stepper: SharedMemoryStepper | None = None
         if shared is not None and reader is not None:

@@ -38,6 +38,8 @@ class Kind(enum.IntEnum):
     ADOPT = 10
     REPLAY = 11
     STEPS = 12
+    SAVE = 13
+    RESTORE = 14
 
     RESULT = 16
     FAILED = 17
@@ -73,7 +75,8 @@ class Start(NamedTuple):
 
     ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
     checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers. With
-    ``seed_episodes`` the infos of resets contain their seeds.
+    ``seed_episodes`` the infos of resets contain their seeds. ``snapshot`` is a pickled pair of functions that return
+    and set the state of an env.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Start(NamedTuple):
     journal: bool = False
     levels: dict[str, int] = {}  # noqa: RUF012 # never changed
     seed_episodes: bool = False
+    snapshot: bytes | None = None
 
 
 class Adopt(NamedTuple):
@@ -180,6 +184,20 @@ class Replay(NamedTuple):
     check: int
 
 
+class Save(NamedTuple):
+    """Return the checksum over an env's observations and, as bytes, the state of the env."""
+
+    env: int
+
+
+class Restore(NamedTuple):
+    """Put an env into a state that a `Save` has returned, the checksum included."""
+
+    env: int
+    check: int
+    state: bytes
+
+
 class Close(NamedTuple):
     """Close the envs and end."""
 
@@ -223,7 +241,7 @@ class Transition(NamedTuple):
 
 REQUESTS: dict[int, Any] = {
     Kind[message.__name__.upper()]: message
-    for message in (Start, Call, Get, Set, Describe, Reset, Step, Close, Attach, Adopt, Replay)
+    for message in (Start, Call, Get, Set, Describe, Reset, Step, Close, Attach, Adopt, Replay, Save, Restore)
 }
 
 

@@ -161,6 +161,8 @@ class Host:
         self._made: list[HostedEnv] = []
         # One per env that is made, or being made.
         self._contexts: list[ActorContext] = []
+        # Return and set the state of an env; None without snapshots.
+        self._snapshot: tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None = None
         self._page = page
 
     def running(self) -> ActorContext | None:
@@ -189,6 +191,7 @@ class Host:
             options = message.journal, message.seed_episodes
             self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, *options))
         self.hosted_envs = self._made
+        self._snapshot = None if message.snapshot is None else loads(message.snapshot)
         return slow_imports(seconds)
 
     def adopt(self, message: messages.Adopt, incarnation: int) -> None:
@@ -247,6 +250,19 @@ class Host:
         if first_error is not None:
             raise first_error
 
+    def save(self, message: messages.Save) -> tuple[int, bytes]:
+        """Return the checksum over an env's observations, and its state."""
+        assert self._snapshot is not None, "the parent checks"
+        hosted = self._begin_call(message.env)
+        return hosted.check, bytes(dumps(self._snapshot[0](hosted.env)))
+
+    def restore(self, message: messages.Restore) -> None:
+        """Put an env into a state that `save` has returned."""
+        assert self._snapshot is not None, "the parent checks"
+        hosted = self._begin_call(message.env)
+        self._snapshot[1](hosted.env, loads(message.state))
+        hosted.check, hosted.was_reset = message.check, True
+
     def replay(self, message: messages.Replay) -> bool:
         """Repeat the journal of an env whose process was lost; return whether it has returned the same observations.
 
@@ -272,6 +288,8 @@ class Host:
             hosted.step(request.action, request.autoreset, request.next_seed)
         elif isinstance(request, messages.Set):
             self.set(request)
+        elif isinstance(request, messages.Restore):
+            self.restore(request)
         else:
             with contextlib.suppress(Exception):  # the call may have raised the first time, too
                 self.call(request)

@@ -74,7 +74,7 @@ class Server:
         self._incarnation = 0
         self._call_id = 0
         # By kind of request, whose names they have.
-        handlers = host.call, host.get, host.set, host.describe, host.replay, host.close
+        handlers = host.call, host.get, host.set, host.describe, host.replay, host.save, host.restore, host.close
         self._handlers: dict[int, Callable[[Any], Any]] = {
             Kind[handler.__name__.strip("_").upper()]: handler
             for handler in (self._start, self._adopt, self._attach, *handlers)

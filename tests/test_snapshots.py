@@ -1,0 +1,167 @@
+"""Snapshots: states of envs that are taken, put back, and from which lost envs are brought back."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+from helpers import FORK_SERVER, SOON, wait_until
+
+import envactors as ea
+from envactors.testing import EchoEnv
+
+RESTART = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
+
+
+def make_env():
+    env = gymnasium.make("CartPole-v1", max_episode_steps=60)
+    return gymnasium.wrappers.NormalizeObservation(gymnasium.wrappers.FrameStackObservation(env, 3))
+
+
+def get(env):
+    return env.__dict__
+
+
+def put(env, state):
+    env.__dict__.update(state)
+
+
+def make(n=4, *, every=50, **options):
+    given = {"backend": FORK_SERVER, "restart": RESTART, "snapshot": ea.Snapshot(get, put, every=every), **options}
+    return ea.VectorEnv([make_env] * n, **given)
+
+
+def run(envs, steps, rng, disturb=lambda step: None):
+    """Everything that steps return, by step."""
+    results = []
+    for step in range(steps):
+        disturb(step)
+        obs, rewards, terminated, truncated, infos = envs.step(rng.integers(0, 2, envs.num_envs))
+        assert not any("failure" in info for info in infos)
+        results.append((obs.tobytes(), rewards.tobytes(), terminated.tobytes(), truncated.tobytes()))
+    return results
+
+
+@pytest.mark.parametrize("options", [{}, {"autoreset": "same_step"}, {"envs_per_actor": 2}, {"shared_memory": False}])
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_the_steps_after_a_snapshot_come_again(options, on_failure):
+    with make(on_failure=on_failure, **options) as envs:
+        envs.reset(seed=3)
+        run(envs, 100, np.random.default_rng(0))
+        snapshots = envs.snapshot()
+        first = run(envs, 200, np.random.default_rng(1))
+        envs.restore(pickle.loads(pickle.dumps(snapshots)))
+        assert run(envs, 200, np.random.default_rng(1)) == first
+        assert envs.stats().steps[0] > 300
+
+
+def test_a_snapshot_goes_into_another_env_of_another_vector():
+    with make() as envs, make(backend="thread") as others:
+        envs.reset(seed=3)
+        others.reset(seed=9)
+        run(envs, 70, np.random.default_rng(0))
+        others.restore(envs.snapshot([2]) * 3, env_ids=[3, 0, 1])
+        results = others.step([1, 1, 1, 1], env_ids=[0, 1, 2, 3])[0]
+        expected = envs.step([1], env_ids=[2])[0][0]
+        assert [np.array_equal(row, expected) for row in results] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"shared_memory": False}, {"autoreset": "same_step"}])
+def test_lost_envs_are_brought_back_from_their_last_snapshot(options):
+    def kill(step):
+        if step % 37 == 20:
+            pid = envs.actors[step % len(envs.actors)].pid
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+
+    results = []
+    for disturb in (lambda step: None, kill):
+        with make(on_failure="replay", every=50, max_journal=60, **options) as envs:
+            envs.reset(seed=3)
+            results.append(run(envs, 500, np.random.default_rng(0), disturb))
+            journals = [journal for actor in envs.actors for journal in actor._supervisor.core.recovery.journals]
+            assert all(journal.whole and journal.length <= 60 for journal in journals)
+            stats = envs.stats().actors
+    assert results[0] == results[1]
+    assert sum(one.replays for one in stats) >= 13
+    assert all(0 < one.longest_replay < SOON for one in stats)
+
+
+def test_an_env_that_was_never_seeded_is_brought_back_too():
+    results = []
+    with make(1, on_failure="replay", every=10) as envs:
+        envs.reset()
+        run(envs, 30, np.random.default_rng(0))
+        (snapshot,) = envs.snapshot()
+        results.append(run(envs, 100, np.random.default_rng(1)))
+        envs.restore([snapshot])
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        results.append(run(envs, 100, np.random.default_rng(1)))
+        assert envs.stats().actors[0].restarts == 1
+    assert results[0] == results[1]
+
+
+def test_a_state_that_cannot_be_saved_is_logged_and_costs_no_step(caplog):
+    snapshot = ea.Snapshot(lambda env: 1 / 0, put, every=10)
+    with make(2, on_failure="replay", snapshot=snapshot) as envs:
+        envs.reset(seed=0)
+        run(envs, 25, np.random.default_rng(0))
+        wait_until(lambda: sum("cannot be saved" in record.message for record in caplog.records) == 4)
+        with pytest.raises(ZeroDivisionError):
+            envs.snapshot()
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        run(envs, 25, np.random.default_rng(0))
+
+
+def test_an_env_that_could_not_be_restored_needs_a_reset():
+    def fail(env, state):
+        raise RuntimeError("no")
+
+    with make(2, snapshot=ea.Snapshot(get, fail)) as envs:
+        envs.reset(seed=0)
+        snapshots = envs.snapshot()
+        with pytest.raises(RuntimeError, match="no"):
+            envs.restore(snapshots[:1])
+        with pytest.raises(ea.VectorInputError, match="env 0 was asked to step: it needs a reset first"):
+            envs.step([0, 0])
+        envs.reset()
+        envs.step([0, 0])
+
+
+def test_what_makes_no_sense_is_refused():
+    with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorEnvError, match="was made without snapshot: expected VectorEnv"):
+            envs.snapshot()
+    with make(2, backend="inline") as envs:
+        with pytest.raises(ea.VectorInputError, match="env 0 was asked"):
+            envs.snapshot()
+        envs.reset(seed=0)
+        snapshots = envs.snapshot()
+        with pytest.raises(ea.VectorInputError, match="1 env_ids for 2 snapshots: expected one each"):
+            envs.restore(snapshots, env_ids=[1])
+        with pytest.raises(ea.VectorInputError):
+            envs.restore(snapshots, env_ids=[0, 5])
+        envs.send([0, 0])
+        with pytest.raises(ea.AlreadyPendingError):
+            envs.snapshot()
+        envs.recv()
+    with pytest.raises(ValueError, match=r"Snapshot\(every=...\) is 0: expected an int >= 1"):
+        ea.Snapshot(get, put, every=0)
+    with pytest.raises(TypeError, match=r"Snapshot\(set=...\) is 3: expected a callable"):
+        ea.Snapshot(get, 3)
+
+
+def test_the_state_is_a_copy():
+    """What an env does after a snapshot does not change it, in whatever process it is."""
+    with make(1, backend="inline") as envs:
+        envs.reset(seed=0)
+        (snapshot,) = envs.snapshot()
+        before = copy.deepcopy(snapshot.state)
+        run(envs, 30, np.random.default_rng(0))
+        assert snapshot.state == before
