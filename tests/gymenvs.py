@@ -106,3 +106,19 @@ class Mixed(gymnasium.Env):
 
     def step(self, action):
         return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def stacked_cartpole(normalized=True):
+    """Frames in a stack, and statistics that go on over episodes."""
+    env = gymnasium.make("CartPole-v1", max_episode_steps=60)
+    env = gymnasium.wrappers.FrameStackObservation(env, 3)
+    return gymnasium.wrappers.NormalizeObservation(env) if normalized else env
+
+
+def whole_state(env):
+    """The state of an env that can be pickled, wrappers included."""
+    return env.__dict__
+
+
+def put_state(env, state):
+    env.__dict__.update(state)

@@ -7,9 +7,9 @@ import os
 import pickle
 import signal
 
-import gymnasium
 import numpy as np
 import pytest
+from gymenvs import put_state, stacked_cartpole, whole_state
 from helpers import FORK_SERVER, SOON, wait_until
 
 import envactors as ea
@@ -18,22 +18,14 @@ from envactors.testing import EchoEnv
 RESTART = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 
 
-def make_env():
-    env = gymnasium.make("CartPole-v1", max_episode_steps=60)
-    return gymnasium.wrappers.NormalizeObservation(gymnasium.wrappers.FrameStackObservation(env, 3))
-
-
-def get(env):
-    return env.__dict__
-
-
-def put(env, state):
-    env.__dict__.update(state)
-
-
 def make(n=4, *, every=50, **options):
-    given = {"backend": FORK_SERVER, "restart": RESTART, "snapshot": ea.Snapshot(get, put, every=every), **options}
-    return ea.VectorEnv([make_env] * n, **given)
+    given = {
+        "backend": FORK_SERVER,
+        "restart": RESTART,
+        "snapshot": ea.Snapshot(whole_state, put_state, every=every),
+        **options,
+    }
+    return ea.VectorEnv([stacked_cartpole] * n, **given)
 
 
 def run(envs, steps, rng, disturb=lambda step: None):
@@ -107,7 +99,7 @@ def test_an_env_that_was_never_seeded_is_brought_back_too():
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_costs_no_step(caplog):
-    snapshot = ea.Snapshot(lambda env: 1 / 0, put, every=10)
+    snapshot = ea.Snapshot(lambda env: 1 / 0, put_state, every=10)
     with make(2, on_failure="replay", snapshot=snapshot) as envs:
         envs.reset(seed=0)
         run(envs, 25, np.random.default_rng(0))
@@ -122,7 +114,7 @@ def test_an_env_that_could_not_be_restored_needs_a_reset():
     def fail(env, state):
         raise RuntimeError("no")
 
-    with make(2, snapshot=ea.Snapshot(get, fail)) as envs:
+    with make(2, snapshot=ea.Snapshot(whole_state, fail)) as envs:
         envs.reset(seed=0)
         snapshots = envs.snapshot()
         with pytest.raises(RuntimeError, match="no"):
@@ -152,9 +144,9 @@ def test_what_makes_no_sense_is_refused():
             envs.snapshot()
         envs.recv()
     with pytest.raises(ValueError, match=r"Snapshot\(every=...\) is 0: expected an int >= 1"):
-        ea.Snapshot(get, put, every=0)
+        ea.Snapshot(whole_state, put_state, every=0)
     with pytest.raises(TypeError, match=r"Snapshot\(set=...\) is 3: expected a callable"):
-        ea.Snapshot(get, 3)
+        ea.Snapshot(whole_state, 3)
 
 
 def test_the_state_is_a_copy():

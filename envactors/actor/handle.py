@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.env_records import levels_of_loggers
 from envactors.actor.future import ActorFuture
 from envactors.actor.inspection import read_stacks, read_stats
+from envactors.actor.journal import SavedJournal
 from envactors.actor.process import ActorProcess
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
@@ -23,7 +25,7 @@ from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
 from envactors.options import Deadlines, RestartPolicy, Snapshot, check_timeout
 from envactors.wire import registry
-from envactors.wire.messages import Call, Get, Kind, Restore, Save, Set, Start
+from envactors.wire.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
 from envactors.wire.pickling import dumps_by_value
 
 _numbers = itertools.count()
@@ -307,6 +309,13 @@ def save_state(caller: Caller) -> ActorFuture:
 def restore_state(caller: Caller, check: int, state: bytes) -> ActorFuture:
     """Put an env into a state that `save_state` has returned."""
     return caller._submit(Kind.RESTORE, Restore(caller._env, check, state), "restore")
+
+
+def bring_back(actor: ActorHandle, journals: Sequence[SavedJournal]) -> ActorFuture:
+    """Bring the envs of an actor to where saved journals end; return a future that is settled when that was tried."""
+    actor._supervisor.bring_back(journals)
+    # Queued behind the replays, it runs in whichever process has done them.
+    return actor.options(retries=sys.maxsize)._submit(Kind.DESCRIBE, Describe(0), "describe")
 
 
 def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:

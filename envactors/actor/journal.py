@@ -12,9 +12,10 @@ All of it happens under the actor's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.requests import Answer, CallRequest, Request
@@ -46,10 +47,13 @@ _STEP_ROOM = 1024
 class _StepColumns:
     """Steps in shared memory, one after the other, in arrays that grow."""
 
-    def __init__(self, rows: Slab) -> None:
-        self._columns = [np.empty((_FIRST_ROWS, *array.shape[1:]), array.dtype) for array in rows.actions]
-        self._ops = bytearray()
-        self.row_size = sum(column[0].nbytes for column in self._columns)
+    def __init__(self, columns: list[npt.NDArray[Any]], ops: bytes = b"") -> None:
+        self._columns = columns
+        self._ops = bytearray(ops)
+        self.row_size = sum(column[:1].nbytes for column in columns)
+
+    def __len__(self) -> int:
+        return len(self._ops)
 
     def add(self, rows: Slab, env: int) -> None:
         row = len(self._ops)
@@ -63,6 +67,15 @@ class _StepColumns:
     @property
     def recorded(self) -> RecordedSteps:
         return RecordedSteps([column[: len(self._ops)] for column in self._columns], bytes(self._ops))
+
+
+class SavedJournal(NamedTuple):
+    """A journal on disk; see `Journal`."""
+
+    whole: bool
+    attributes: dict[str, bytes]
+    entries: list[RecordedSteps | tuple[int, bytes]]
+    check: int
 
 
 class Journal:
@@ -168,6 +181,26 @@ class Journal:
         self._failed_at = None
         self.whole = False
 
+    def save(self) -> SavedJournal:
+        """Return it as it goes to disk."""
+        entries = [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
+        return SavedJournal(self.whole, self._attributes, entries, self._check)
+
+    def load(self, saved: SavedJournal, incarnation: int) -> None:
+        """Become one that was saved."""
+        self.forget()
+        self.whole, self.since, self._check, self._attributes = saved.whole, incarnation, saved.check, saved.attributes
+        for entry in saved.entries:
+            if isinstance(entry, RecordedSteps):
+                columns = _StepColumns(entry.actions, entry.ops)
+                self._entries.append(columns)
+                self.length += len(columns)
+                self._size += len(columns) * (1 + columns.row_size // _STEP_ROOM)
+            else:
+                self._entries.append(entry)
+                self.length += 1
+                self._size += 1 + len(entry[1]) // _STEP_ROOM
+
     def _record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
         if self.whole:
             self._entries.append((kind, payload))
@@ -193,7 +226,7 @@ class Journal:
             return
         columns = self._entries[-1]
         if not isinstance(columns, _StepColumns):
-            columns = _StepColumns(rows)
+            columns = _StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in rows.actions])
             self._entries.append(columns)
         columns.add(rows, env)
         self._grow(call_id, check, columns.row_size)
@@ -303,6 +336,11 @@ class Journals:
     def journal(self, index: int) -> Journal:
         """Return the journal of an env, from its index."""
         return self.journals[index - self._first_index]
+
+    def load(self, saved: Sequence[SavedJournal], incarnation: int) -> None:
+        """Have each journal become one that was saved."""
+        for journal, one in zip(self.journals, saved, strict=True):
+            journal.load(one, incarnation)
 
     def record(self, answer: Answer, incarnation: int) -> bool:
         """Record the end of a request; see `Journal.record`."""

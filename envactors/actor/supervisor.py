@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from envactors.actor import engine as engines
@@ -18,6 +19,7 @@ from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.config import ActorConfig
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
+from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.requests import CallRequest, Entry
@@ -163,6 +165,21 @@ class Supervisor:
         index, retries = self.config.first_index, sys.maxsize
         self.submit_call(CallRequest("attach", index, future=future, retries=retries, kind=Kind.ATTACH), attach)
         return future
+
+    def journal(self, index: int) -> Journal:
+        """Return what an env was asked, up to what has ended."""
+        with self.core.change:
+            self.calls.steps.retire()
+            return self.core.recovery.journal(index)
+
+    def bring_back(self, journals: Sequence[SavedJournal]) -> None:
+        """Have the envs brought to where saved journals end, in this process and in those after it."""
+        core = self.core
+        with core.change:
+            core.recovery.load(journals, core.incarnation)
+            for request in core.recovery.replay_requests(core.config.deadlines):
+                core.table.add(request)
+            self.calls.dispatch()
 
     def _submit(self, entry: Entry, *, at_front: bool = False) -> None:
         core = self.core

@@ -127,6 +127,12 @@ class Episodes:
         if self.seeds is not None and env.root_seed is not None:
             self.seeds[env.env_id] = episode_seed(env.root_seed, env.episode)
 
+    def resume(self, env: EnvState, *, steps: int, episodes: int) -> None:
+        """Go on with the counts of an env that was written to a file."""
+        self._steps[env.env_id] = steps - self._rounds
+        self.episodes[env.env_id] = episodes
+        self.begin_process(env)
+
     def begin_process(self, env: EnvState) -> None:
         """Note that an env has gone over to another process."""
         env.steps_before = int(self._steps[env.env_id]) + self._rounds

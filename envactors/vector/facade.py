@@ -17,7 +17,7 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot,
 from envactors.vector import inputs
 from envactors.vector.build import VectorActors, describe_envs, share_rows
 from envactors.vector.collector import Collector
-from envactors.vector.env_snapshots import EnvSnapshots
+from envactors.vector.env_checkpoints import CheckpointFile, EnvCheckpoints
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.pending import Pending
@@ -28,7 +28,7 @@ from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
-class VectorEnv(EnvSnapshots):
+class VectorEnv(EnvCheckpoints):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. One thread at a time uses a vector env.
@@ -82,6 +82,8 @@ class VectorEnv(EnvSnapshots):
         snapshot: How the state of an env is read and written, for `snapshot` and `restore`; with
             ``on_failure="replay"`` each env's is saved every ``snapshot.every`` steps, and a new process is brought
             from there to where the old one was lost.
+        checkpoint_every: After how many steps of an env the file of the last `checkpoint` is written again, at the
+            beginning of a step, if no result is pending.
 
     Attributes:
         num_envs: How many envs there are.
@@ -115,17 +117,20 @@ class VectorEnv(EnvSnapshots):
         copy: bool = True,
         seed_episodes: bool = False,
         snapshot: Snapshot | None = None,
+        checkpoint_every: int | None = None,
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
         inputs.check_policies(autoreset, on_failure, max_journal)
         inputs.check_counts(0, standbys=standbys)
+        inputs.check_counts(1, checkpoint_every=1 if checkpoint_every is None else checkpoint_every)
         inputs.check_flags(shared_memory=shared_memory, copy=copy, seed_episodes=seed_episodes)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
         self._started: PreparedStep | None = None  # by `step_async`
-        self._snapshot = snapshot
+        self._snapshot, self._file = snapshot, CheckpointFile(checkpoint_every)
+        self._options = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
         memory = backend.make_memory() if shared_memory else None
         kept = max_journal if on_failure == "replay" else None
         launch_alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
@@ -245,6 +250,8 @@ class VectorEnv(EnvSnapshots):
         transitions, stepper, collector = self._transitions, self._stepper, self._collector
         if self._is_closed or engine.forks != self._forks:
             self._check_open()
+        if self._file.every is not None:
+            self._checkpoint_if_due()
         ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
         if (clock := self._statistics.clock) is not None:
@@ -365,6 +372,8 @@ class VectorEnv(EnvSnapshots):
         """Start steps; return what was started through shared memory, None if nothing was."""
         transitions, stepper = self._transitions, self._stepper
         self._check_open()
+        if self._file.every is not None:
+            self._checkpoint_if_due()
         if stepper is None:
             transitions.start_steps(env_ids, actions, self.action_spec, stream=stream)
             return None

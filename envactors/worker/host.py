@@ -270,7 +270,7 @@ class Host:
         """
         hosted = self.hosted_envs[message.env]
         for payload in message.attributes:
-            self.set(messages.Set(*loads(payload)))
+            self.set(messages.Set(*loads(payload))._replace(env=message.env))
         if not message.entries:
             return True
         for request in _entries(message):
@@ -304,7 +304,8 @@ def _entries(message: messages.Replay) -> Iterator[Any]:
     for entry in message.entries:
         if not isinstance(entry, messages.RecordedSteps):
             kind, payload = entry
-            yield messages.REQUESTS[kind](*loads(payload))
+            # It may have been at another position, in the vector that a checkpoint was written of.
+            yield messages.REQUESTS[kind](*loads(payload))._replace(env=message.env)
             continue
         assert message.action is not None, "steps in shared memory have actions of a known spec"
         for row, operation in enumerate(entry.ops):

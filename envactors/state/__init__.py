@@ -1,0 +1,1 @@
+"""States of envs that outlast their processes."""
