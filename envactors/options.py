@@ -121,6 +121,36 @@ class RecyclePolicy:
                 raise ValueError(f"RecyclePolicy({name}={value!r}): expected an int > 0, or None for no limit")
 
 
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """How the state of an env is captured and restored. Both functions run in the worker.
+
+    `envactors.state.gymnasium_snapshot` is one for Gymnasium envs.
+
+    Attributes:
+        get: Called with the env; returns its whole state, which must pickle: that of wrappers and of random generators
+            too.
+        set: Called with an env of the same factory and such a state; puts the env into it. That env may be new, and
+            may not have been reset.
+        every: How many steps of an env lie between two automatic snapshots.
+
+    Raises:
+        TypeError: ``get`` or ``set`` cannot be called.
+        ValueError: ``every`` is no int above 0.
+    """
+
+    get: Callable[[Any], Any]
+    set: Callable[[Any, Any], object]
+    every: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("get", "set"):
+            if not callable(value := getattr(self, name)):
+                raise TypeError(f"Snapshot({name}={value!r}): expected a function")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"Snapshot(every={self.every!r}): expected an int > 0")
+
+
 def check_timeout(value: float | None, what: str) -> None:
     """Check that a value is a time-out: seconds, or None.
 

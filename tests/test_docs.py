@@ -87,7 +87,7 @@ def test_every_public_name_is_in_the_reference_with_an_example():
     text = "".join(page.read_text() for page in REFERENCE)
     documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)$", text, flags=re.MULTILINE))
     run = "\n".join(example for page in REFERENCE for _, example in examples(page))
-    homes = ["envactors", "envactors.testing", "envactors.remote"]
+    homes = ["envactors", "envactors.testing", "envactors.remote", "envactors.state"]
     public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
     public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
     for module in ("alf", "ding", "gymnasium", "mlagents", "sb3", "tianshou"):

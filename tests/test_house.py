@@ -19,7 +19,7 @@ from envactors.actor.wait_tuner import BOTH_SPIN, WaitTuner
 
 PACKAGE = Path(ea.__file__).parent
 # What stands beside the core: it is imported by nothing in it.
-BESIDE = ("cli", "integrations", "observe", "remote", "testing", "tuning")
+BESIDE = ("cli", "integrations", "observe", "remote", "state", "testing", "tuning")
 
 # Lines of a file; of code of a class with its bases, and of a function: without docstrings, comments and blank lines.
 MOST_FILE_LINES = 400

@@ -1,1 +1,10 @@
-"""States of envs that outlast their processes."""
+"""Snapshots of envs: everything that the rest of an episode, and the episodes after it, depend on.
+
+`capture` runs in the worker, `files` in the caller. Gymnasium, ALE and MuJoCo are imported by the envs that need them, never from here.
+"""
+
+from __future__ import annotations
+
+from envactors.state.capture import gymnasium_snapshot as gymnasium_snapshot
+
+__all__ = ["gymnasium_snapshot"]

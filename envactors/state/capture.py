@@ -1,0 +1,153 @@
+"""The state of a Gymnasium env with all its wrappers, as bytes.
+
+The state is one pickle of the attributes of all envs of the chain, from the outermost wrapper to the unwrapped env, so
+that an object which several of them hold is one object again afterwards. `envactors.state.kinds` says what is not
+copied but found again in the env that is restored, `envactors.state.pickling` how.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+from typing import Any
+
+from envactors.options import Snapshot
+from envactors.state.kinds import is_output
+from envactors.state.pickling import StatePickler, StateUnpickler
+from envactors.state.places import Places
+
+# Where Gymnasium keeps how an env was made: the same in every env of a factory, and no part of its state.
+_ARGUMENTS = frozenset(["spec", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"])
+
+
+class Own:
+    """In place of the value of an attribute: the env keeps what it has."""
+
+
+def gymnasium_snapshot(every: int = 1000) -> Snapshot:
+    """Return the snapshot of Gymnasium envs: classic control, MuJoCo, ALE, and others that are written in Python.
+
+    It captures the attributes of the env and of every wrapper, their random generators and those of the spaces, what
+    their functions close over, and the state of ALE and MuJoCo. Restored into an env of the same factory, also in
+    another process, it continues bit for bit.
+
+    Of the following an env keeps its own, since they cannot be copied and hold no state that a step depends on:
+    windows, renderers and drawing surfaces, locks, and files that are open for writing. Bounds of spaces and textures,
+    meshes and skins of MuJoCo models count as constant. State outside the env, such as globals and attributes of
+    classes, is not captured.
+
+    ``get`` raises TypeError, and names the attribute, if the env holds anything else that cannot be pickled: sockets,
+    processes, generators, other envs, or objects of other engines. Such an env needs a `Snapshot` of its own.
+
+    Args:
+        every: How many steps of an env lie between two automatic snapshots.
+
+    Raises:
+        ValueError: ``every`` is no int above 0.
+    """
+    return Snapshot(capture, restore, every)
+
+
+def capture(env: Any) -> bytes:
+    """Return the state of an env and its wrappers.
+
+    Raises:
+        TypeError: Something in it cannot be captured.
+    """
+    chain = chain_of(env)
+    states = [_attributes(one) for one in chain]
+    places = Places(chain)
+    try:
+        data = _pickled(states, chain, places)
+    except Exception as error:
+        raise _explained(error, states, chain, places) from error
+    return pickle.dumps(_names(chain)) + data
+
+
+def restore(env: Any, state: bytes) -> None:
+    """Put an env into a state that `capture` returned for one of the same factory.
+
+    Raises:
+        ValueError: The env is not made like the one whose state it is.
+    """
+    chain = chain_of(env)
+    file = io.BytesIO(state)
+    names = pickle.load(file)
+    if names != _names(chain):
+        raise ValueError(f"the snapshot is one of {'<'.join(names)}: expected {'<'.join(_names(chain))}")
+    unpickler = StateUnpickler(file, chain)
+    states = unpickler.load()
+    unpickler.apply_states()
+    for one, values in zip(chain, states, strict=True):
+        _set_attributes(one, values)
+
+
+def chain_of(env: Any) -> list[Any]:
+    """Return an env and the envs that it wraps, from the outside to the inside.
+
+    Raises:
+        TypeError: One of them has state that is not among its attributes.
+    """
+    chain = [env]
+    while (inner := _inner(chain[-1])) is not None and all(inner is not one for one in chain):
+        chain.append(inner)
+    for one in chain:
+        if not hasattr(one, "__dict__") or copyreg._slotnames(type(one)):  # type: ignore[attr-defined] # noqa: SLF001 # as pickle
+            raise TypeError(
+                f"cannot capture {type(one).__name__}: it has __slots__; use a Snapshot with its own get and set"
+            )
+    return chain
+
+
+def _inner(env: Any) -> Any:
+    """Return the env that a wrapper of Gymnasium, or an adapter of a drop-in, has around it; None if there is none."""
+    attributes = getattr(env, "__dict__", {})
+    return next((attributes[name] for name in ("env", "_env") if hasattr(attributes.get(name), "step")), None)
+
+
+def _attributes(env: Any) -> dict[str, Any]:
+    """Return the attributes of an env, with its outputs, which stay its own, as `Own`."""
+    attributes = {name: value for name, value in vars(env).items() if name not in _ARGUMENTS}
+    return {name: Own if is_output(value) else value for name, value in attributes.items()}
+
+
+def _set_attributes(env: Any, values: dict[str, Any]) -> None:
+    live = vars(env)
+    # An env keeps windows and renderers that were opened after the snapshot, too: they would never be closed otherwise.
+    own = {name for name, value in live.items() if name in _ARGUMENTS or is_output(value)}
+    for name in live.keys() - own - values.keys():
+        del live[name]
+    for name, value in values.items():
+        if value is not Own and not (value is None and name in own):
+            live[name] = value
+
+
+def _names(chain: list[Any]) -> list[str]:
+    return [type(one).__qualname__ for one in chain]
+
+
+def _pickled(states: Any, chain: list[Any], places: Places) -> bytes:
+    shared: set[int] = set()
+    while True:
+        file = io.BytesIO()
+        pickler = StatePickler(file, chain, places, shared)
+        pickler.dump(states)
+        if not pickler.found_shared():
+            return file.getvalue()
+        # Arrays that are views of one another have turned up: once more, with them as views.
+        shared |= pickler.found_shared()
+
+
+def _explained(error: Exception, states: list[dict[str, Any]], chain: list[Any], places: Places) -> TypeError:
+    """Return the error that names the attribute which cannot be captured."""
+    advice = "use a Snapshot with its own get and set"
+    for one, values in zip(chain, states, strict=True):
+        for name, value in values.items():
+            try:
+                _pickled(value, chain, places)
+            except Exception as reason:
+                what = f"attribute {name!r} of {type(one).__name__} ({type(value).__name__})"
+                why = f"{reason}" if isinstance(reason, TypeError) else f"{type(reason).__name__}: {reason}"
+                return TypeError(f"cannot capture {what}: {why}; {advice}")
+    return TypeError(f"cannot capture {type(chain[0]).__name__}: {error}; {advice}")

@@ -1,0 +1,118 @@
+"""The state of MuJoCo: that of its models and of their data."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+import zlib
+from typing import Any
+
+import numpy as np
+
+# The arrays of fixed sizes of models and data, by name; all others lie in the arena, and each step makes them anew.
+_FIELDS: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
+# The public names of MuJoCo's classes.
+_NAMES: dict[Any, list[str]] = {}
+# Large arrays of models that change what is seen, at most.
+_CONSTANT = ("mesh_", "skin_", "tex_data")
+# Memory addresses.
+_POINTERS = "plugin_data"
+
+
+def capture_data(data: Any) -> tuple[str, dict[str, Any], bytes]:
+    """Return all arrays of fixed sizes of MuJoCo's data, and what `mj_getState` has besides.
+
+    The state for integration is not enough: envs read derived arrays, such as ``xpos``, before the next step computes
+    them anew. Contacts and constraints are left out: the next step computes them before it uses them.
+    """
+    return _version(), _scalars(data), b"".join([getattr(data, name).tobytes() for name in _data_fields(data)])
+
+
+def restore_data(data: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
+    """Put MuJoCo's data into a state.
+
+    Raises:
+        ValueError: It is one of another model, or of another version of MuJoCo.
+    """
+    version, scalars, content = state
+    _write(data, _data_fields(data), version, content)
+    for name, value in scalars.items():
+        setattr(data, name, value)
+
+
+def capture_model(model: Any) -> tuple[str, dict[str, Any], bytes]:
+    """Return the parameters of a MuJoCo model, which some envs vary between episodes, without textures and meshes."""
+    content = b"".join([getattr(model, name).tobytes() for name in _model_fields(model)])
+    options = {name: getattr(model.opt, name) for name in _names(type(model.opt))}
+    # Mostly zeros, and so a tenth of its size in a tenth of a millisecond.
+    return _version(), options, zlib.compress(content, 1)
+
+
+def restore_model(model: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
+    """Set the parameters of a MuJoCo model.
+
+    Raises:
+        ValueError: They are those of another model, or of another version of MuJoCo.
+    """
+    version, options, content = state
+    _write(model, _model_fields(model), version, zlib.decompress(content))
+    for name, value in options.items():
+        if isinstance(value, np.ndarray):
+            getattr(model.opt, name)[...] = value
+        else:
+            setattr(model.opt, name, value)
+
+
+def is_engine_memory(array: np.ndarray[Any, Any], engine: Any) -> bool:
+    """Return whether an array is a view of the memory of a MuJoCo model or its data."""
+    names = _data_fields(engine) if type(engine).__name__ == "MjData" else _model_fields(engine)
+    return any(np.may_share_memory(array, getattr(engine, name)) for name in names)
+
+
+def _version() -> str:
+    return str(sys.modules["mujoco"].__version__)
+
+
+def _data_fields(data: Any) -> list[str]:
+    if data not in _FIELDS:
+        # In data that was never used the arena is empty.
+        _FIELDS[data] = _arrays(sys.modules["mujoco"].MjData(data.model))
+    return _FIELDS[data]
+
+
+def _model_fields(model: Any) -> list[str]:
+    if model not in _FIELDS:
+        _FIELDS[model] = [name for name in _arrays(model) if not name.startswith(_CONSTANT)]
+    return _FIELDS[model]
+
+
+def _arrays(struct: Any) -> list[str]:
+    names = [name for name in _names(type(struct)) if name != _POINTERS]
+    return [name for name in names if isinstance(value := getattr(struct, name), np.ndarray) and value.size]
+
+
+def _names(struct: Any) -> list[str]:
+    if struct not in _NAMES:
+        _NAMES[struct] = [name for name in dir(struct) if not name.startswith("_")]
+    return _NAMES[struct]
+
+
+def _scalars(data: Any) -> dict[str, Any]:
+    """Return the time, and what says which derived arrays are up to date and which bodies are awake."""
+    names = [
+        name for name in _names(type(data)) if name == "time" or name.startswith("flg_") or name.endswith("_awake")
+    ]
+    return {name: value for name in names if isinstance(value := getattr(data, name), (bool, int, float))}
+
+
+def _write(struct: Any, names: list[str], version: str, content: bytes) -> None:
+    if version != _version():
+        raise ValueError(f"the snapshot was taken with MuJoCo {version}: expected {_version()}")
+    arrays = [getattr(struct, name) for name in names]
+    size = sum(array.nbytes for array in arrays)
+    if len(content) != size:
+        raise ValueError(f"the snapshot of the {type(struct).__name__} has {len(content)} bytes: expected {size}")
+    offset = 0
+    for array in arrays:
+        array[...] = np.frombuffer(content, array.dtype, array.size, offset).reshape(array.shape)
+        offset += array.nbytes

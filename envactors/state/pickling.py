@@ -1,0 +1,173 @@
+"""Pickles the attributes of an env, and finds again in another env what is not copied."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import pickle
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from envactors.state import kinds
+from envactors.state.kinds import Kind, kind_of
+from envactors.state.mujoco import is_engine_memory
+from envactors.state.places import Place, Places, at, describe
+
+PROTOCOL = 5
+
+_NOTHING = object()
+
+
+class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no types
+    """Pickles what envs hold. Objects of classes that cannot be imported are pickled by cloudpickle.
+
+    Args:
+        file: Where the pickle goes.
+        chain: The env and the envs that it wraps; they are referred to, not copied.
+        found_at: The places of what they hold.
+        shared: Ids of arrays whose memory others use, which are pickled as views of them.
+    """
+
+    def __init__(self, file: io.BytesIO, chain: Sequence[Any], found_at: Places, shared: set[int]) -> None:
+        super().__init__(file, protocol=PROTOCOL)
+        self._depths = {id(env): depth for depth, env in enumerate(chain)}
+        self._places = found_at
+        self._shared = shared
+        # Of the arrays that were pickled whole: how many are views, by the id of the array whose memory they use; the
+        # ids of those that have memory of their own.
+        self._views: dict[int, int] = {}
+        self._owners: set[int] = set()
+
+    def found_shared(self) -> set[int]:
+        """Return the ids of arrays whose memory others use, but not in what was loaded from this pickle."""
+        return {owner for owner, count in self._views.items() if count > 1 or owner in self._owners}
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how to pickle an object that is no atom and no list, tuple, dict or set."""
+        depth = self._depths.get(id(value))
+        if depth is not None:
+            return env_at, (depth,)
+        if type(value) is np.ndarray:
+            return self._reduce_array(value)
+        if type(value) is types.MethodType:
+            return _reduce_method(value)
+        if isinstance(value, type):
+            return super().reducer_override(value)
+        kind = kind_of(value)
+        return NotImplemented if kind is None else self._reduce_kept(value, kind)
+
+    def _reduce_kept(self, value: Any, kind: Kind) -> Any:
+        place = self._places.of(value)
+        if place is not None:
+            args = place, type(value).__name__, kind.name, kind.describe(value)
+            state = kind.capture(value)
+            return (keep, args) if state is None else (keep, args, state, None, None, apply)
+        if not kind.required:
+            return type(None), ()
+        if kind is kinds.FUNCTION:
+            return super().reducer_override(value)
+        if kind is kinds.SPACE:
+            return NotImplemented
+        raise TypeError(f"the {type(value).__name__} is in an object whose parts cannot be seen from outside")
+
+    def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        # Memory of something that is no array: MuJoCo's, or that of the bytes from which an array was unpickled.
+        is_foreign = owner.base is not None and not isinstance(owner.base, (bytes, bytearray))
+        if is_foreign and any(is_engine_memory(array, engine) for engine in self._places.engines()):
+            return self._reduce_kept(array, kinds.VIEW)
+        if owner is array or array.dtype.hasobject:
+            self._owners.add(id(array))
+        elif id(owner) in self._shared:
+            offset = array.ctypes.data - owner.ctypes.data
+            return view, (owner, array.shape, array.dtype, offset, array.strides, array.flags.writeable)
+        else:
+            self._views[id(owner)] = self._views.get(id(owner), 0) + 1
+        return NotImplemented
+
+
+class StateUnpickler(pickle.Unpickler):
+    """Loads what `StatePickler` wrote, for an env of the same factory.
+
+    Args:
+        file: The pickle.
+        chain: The env and the envs that it wraps.
+    """
+
+    def __init__(self, file: io.BytesIO, chain: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._chain = chain
+        # The kinds, by id, of what the env keeps.
+        self._kinds: dict[int, Kind] = {}
+        # The states of that. They are applied when all is loaded: until then nothing of the env is changed.
+        self._states: list[tuple[Any, Any]] = []
+        self._own = {"env_at": self._chain.__getitem__, "keep": self._keep, "apply": self._apply}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name in the pickle stands for."""
+        return self._own[name] if module == __name__ and name in self._own else super().find_class(module, name)
+
+    def apply_states(self) -> None:
+        """Put the states of what the env keeps into it."""
+        for value, state in self._states:
+            self._kinds[id(value)].restore(value, state)
+
+    def _keep(self, place: Place, type_name: str, kind_name: str, description: Any) -> Any:
+        kind = kinds.KINDS[kind_name]
+        try:
+            value = at(self._chain, place)
+        except LookupError:
+            value = _NOTHING
+        if type(value).__name__ == type_name and kind.describe(value) == description:
+            self._kinds[id(value)] = kind
+            return value
+        if not kind.required:
+            return None
+        what = "nothing" if value is _NOTHING else f"{value!r:.100}"
+        raise ValueError(
+            f"the {type_name} in {describe(self._chain, place)} is not part of the snapshot, and the env that it is "
+            f"restored into has {what} there: expected an env of the same factory"
+        )
+
+    def _apply(self, value: Any, state: Any) -> None:
+        self._states.append((value, state))
+
+
+def env_at(*_args: Any) -> Any:
+    """Stand in a pickle for `StateUnpickler`'s way to an env of the chain."""
+    raise AssertionError("loaded without a StateUnpickler")
+
+
+def keep(*_args: Any) -> Any:
+    """Stand for what the env keeps at a place."""
+    raise AssertionError("loaded without a StateUnpickler")
+
+
+def apply(*_args: Any) -> None:
+    """Stand for putting a state into what the env keeps."""
+    raise AssertionError("loaded without a StateUnpickler")
+
+
+def view(owner: Any, shape: Any, dtype: Any, offset: int, strides: Any, writeable: bool) -> np.ndarray[Any, Any]:
+    """Return an array that uses the memory of another one."""
+    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, owner.ravel(order="K"), offset, strides)
+    array.flags.writeable = writeable
+    return array
+
+
+def method(value: Any, name: str) -> types.MethodType:
+    """Return a method of an object's class, even if the object has an attribute of that name."""
+    return types.MethodType(inspect.getattr_static(type(value), name), value)
+
+
+def _reduce_method(value: types.MethodType) -> Any:
+    name = value.__func__.__name__
+    if inspect.getattr_static(type(value.__self__), name, None) is value.__func__:
+        return method, (value.__self__, name)
+    return types.MethodType, (value.__func__, value.__self__)
