@@ -168,7 +168,7 @@ def test_mujoco_goes_on_bit_for_bit(name):
     check(lambda: make(name, ["normal observation", "frame stack", "counting"]), 7, 60)
 
 
-@pytest.mark.parametrize("sticky", [0.0])
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
 def test_ale_goes_on_bit_for_bit(sticky):
     ale_py = pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
@@ -179,6 +179,23 @@ def test_ale_goes_on_bit_for_bit(sticky):
         return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(env), 4)
 
     check(factory, 40, 1000)  # to the end of a game, and beyond
+
+
+def test_the_action_that_ale_repeats_is_part_of_a_snapshot():
+    ale_py = pytest.importorskip("ale_py")
+    gymnasium.register_envs(ale_py)
+    env, undisturbed, other = (
+        gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.5, obs_type="grayscale")
+        for _ in range(3)
+    )
+    for one in (env, undisturbed, other):
+        one.reset(seed=1)
+    for seed in range(25):  # half of them before a frame that repeats the action of the one before
+        run(other, 3, 100 + seed)
+        SNAPSHOT.set(other, SNAPSHOT.get(env))
+        expected = run(undisturbed, 8, seed)
+        assert run(other, 8, seed) == expected
+        assert run(env, 8, seed) == expected
 
 
 class Player:
