@@ -44,32 +44,6 @@ class Deadlines:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """How the state of an env is read and written.
-
-    Attributes:
-        get: Called in the worker with the env; returns its state, which can be pickled.
-        set: Called in the worker with an env, of this or another process, and such a state; puts the env into it.
-        every: After how many steps the state is saved for replays.
-
-    Raises:
-        TypeError: ``get`` or ``set`` is no callable.
-        ValueError: ``every`` is no int >= 1.
-    """
-
-    get: Callable[[Any], Any]
-    set: Callable[[Any, Any], None]
-    every: int = 1000
-
-    def __post_init__(self) -> None:
-        for name in ("get", "set"):
-            if not callable(getattr(self, name)):
-                raise TypeError(f"Snapshot({name}=...) is {getattr(self, name)!r}: expected a callable")
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise ValueError(f"Snapshot(every=...) is {self.every!r}: expected an int >= 1")
-
-
-@dataclasses.dataclass(frozen=True)
 class RestartPolicy:
     """When a lost process is replaced.
 
