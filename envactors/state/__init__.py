@@ -1,6 +1,6 @@
 """Snapshots of envs: everything that the rest of an episode, and the episodes after it, depend on.
 
-`capture` runs in the worker, `files` in the caller. Gymnasium, ALE and MuJoCo are imported by the envs that need them,
+Runs in the worker. Gymnasium, ALE and MuJoCo are imported by the envs that need them,
 never from here.
 """
 

@@ -1,19 +1,22 @@
-"""States of envs that outlast them: `VectorEnv.snapshot` and `VectorEnv.restore`."""
+"""States of envs that outlast them: snapshots in memory, and checkpoints on disk."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from envactors.actor.handle import restore_state, save_state
-from envactors.errors import VectorEnvError, VectorInputError
-from envactors.options import Snapshot
+from envactors.actor.handle import ActorHandle, restore_state, save_state
+from envactors.errors import NothingPendingError, VectorEnvError, VectorInputError
 from envactors.vector.build import results_of
+from envactors.vector.checkpoints import Checkpoints, read_checkpoint
 from envactors.vector.env_calls import EnvCalls
 from envactors.vector.env_state import EnvState, check_steppable
-from envactors.vector.episodes import Episodes
-from envactors.vector.pending import Pending
-from envactors.vector.results import EnvStep, LastResults
+from envactors.vector.results import Batch, Batcher, EnvStep
+from envactors.vector.transitions import Transitions
+
+T = TypeVar("T", bound="EnvSnapshots")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +43,12 @@ class EnvSnapshot:
 
 
 class EnvSnapshots(EnvCalls):
-    """Takes the states of envs and puts envs into them; a base of `VectorEnv`."""
+    """Takes the states of envs, in memory or to disk, and puts envs into them; a base of `VectorEnv`."""
 
-    _snapshot: Snapshot | None
-    _pending: Pending
-    _episodes: Episodes
-    _last: LastResults | None
+    actors: list[ActorHandle]
+    _batcher: Batcher
+    _transitions: Transitions
+    _checkpoints: Checkpoints
 
     def snapshot(self, env_ids: Iterable[int] | None = None) -> list[EnvSnapshot]:
         """Take the state of envs, wrappers and random generators, as the ``snapshot`` of the vector does it.
@@ -68,9 +71,9 @@ class EnvSnapshots(EnvCalls):
         return [self._describe(env, *state) for env, state in zip(envs, states, strict=True)]
 
     def _describe(self, env: EnvState, check: int, state: bytes) -> EnvSnapshot:
-        last = None if self._last is None else self._last.newest(env.env_id)
-        ended = bool(self._episodes.ended[env.env_id])
-        return EnvSnapshot(env.env_id, state, check, env.root_seed, env.episode, ended, last)
+        last, ended = self._transitions.last, bool(self._transitions.episodes.ended[env.env_id])
+        newest = None if last is None else last.newest(env.env_id)
+        return EnvSnapshot(env.env_id, state, check, env.root_seed, env.episode, ended, newest)
 
     def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
         """Put envs into states that `snapshot` has returned, of this vector or of one like it.
@@ -91,19 +94,75 @@ class EnvSnapshots(EnvCalls):
         ids = self._select([one.env_id for one in snapshots] if env_ids is None else env_ids)
         if len(ids) != len(snapshots):
             raise VectorInputError(f"{len(ids)} env_ids for {len(snapshots)} snapshots: expected one each")
-        envs = self._idle_envs(ids)
+        envs, last = self._idle_envs(ids), self._transitions.last
         futures = [restore_state(env.handle, one.check, one.state) for env, one in zip(envs, snapshots, strict=True)]
         for env, future, one in zip(envs, futures, snapshots, strict=True):
             failed = future.exception() is not None
             env.needs_reset, env.incarnation = failed, None if failed else future.incarnation
             env.root_seed, env.episode = one.root_seed, one.episode
-            self._episodes.restore(env, ended=one.ended and not failed)
-            if self._last is not None and one.last is not None and not failed:
-                self._last.keep_step(one.last._replace(env_id=env.env_id))
+            self._transitions.episodes.restore(env, ended=one.ended and not failed)
+            if last is not None and one.last is not None and not failed:
+                last.keep_step(one.last._replace(env_id=env.env_id))
         results_of(futures)
 
     def _idle_envs(self, ids: list[int]) -> list[EnvState]:
-        if self._snapshot is None:
+        if not self._checkpoints.saves:
             raise VectorEnvError("this vector env was made without snapshot: expected VectorEnv(..., snapshot=...)")
-        self._pending.check_idle(ids)
+        self._transitions.pending.check_idle(ids)
         return [self._envs[env_id] for env_id in ids]
+
+    def last_batch(self) -> Batch:
+        """Return the last result of each env again, with reward 0 after a reset; for ``on_failure`` other than "raise".
+
+        Raises:
+            NothingPendingError: An env has none yet.
+        """
+        ids, last = self._select(None), self._transitions.last
+        steps = [None if last is None else last.newest(env_id) for env_id in ids]
+        if None in steps:
+            raise NothingPendingError("last_batch of envs that have not been reset: reset them first")
+        return self._batcher.batch([step for step in steps if step is not None])
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write everything that `resume` needs to a file, in place of the one that is there.
+
+        With ``checkpoint_every`` that file is written again from now on.
+
+        Args:
+            path: The file.
+
+        Raises:
+            VectorEnvError: ``on_failure`` is not ``"replay"``, or an env cannot be brought back: it was never seeded,
+                or was stepped more than ``max_journal`` times since, and there is no ``snapshot``.
+            AlreadyPendingError: An env has a result pending.
+            OSError: The file cannot be written; what was there before still is.
+        """
+        self._select(None)
+        self._checkpoints.write(path)
+
+    @classmethod
+    def resume(cls: type[T], path: str | os.PathLike[str], factories: Iterable[Callable[[], Any]], **options: Any) -> T:
+        """Return a vector as it was when a checkpoint was written: equal actions give equal observations from there.
+
+        `stats` says after how many steps of each env that was, `last_batch` what their last results were. The file is
+        read with pickle: resume from none that others may have written.
+
+        Args:
+            path: The file.
+            factories: As for the vector that has written it.
+            **options: As for `VectorEnv`; ``autoreset``, ``on_failure`` and ``seed_episodes`` are the written ones.
+
+        Raises:
+            VectorEnvError: The file is no whole checkpoint, is one of another kind of vector, or an env did not return
+                the observations that it had returned.
+            OSError: The file cannot be read.
+        """
+        saved, factories = read_checkpoint(path), list(factories)
+        merged = saved.merge(path, options, len(factories))
+        envs = cls(factories, **merged)  # type: ignore[call-arg] # it is that of `VectorEnv`
+        try:
+            envs._checkpoints.bring_back(path, saved, envs.actors)
+        except BaseException:
+            envs.close(0)  # type: ignore[attr-defined] # likewise
+            raise
+        return envs

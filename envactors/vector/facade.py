@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from envactors import backends
 from envactors.actor import engine
@@ -16,8 +16,9 @@ from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot, check_timeout, deadline_after
 from envactors.vector import inputs
 from envactors.vector.build import VectorActors, describe_envs, share_rows
+from envactors.vector.checkpoints import Checkpoints
 from envactors.vector.collector import Collector
-from envactors.vector.env_checkpoints import CheckpointFile, EnvCheckpoints
+from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.pending import Pending
@@ -28,7 +29,19 @@ from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 
 
-class VectorEnv(EnvCheckpoints):
+class Choices(NamedTuple):
+    """What a vector was made with, as far as it does not concern its actors; see `VectorEnv`."""
+
+    autoreset: Autoreset
+    on_failure: OnFailure
+    recycle: RecyclePolicy | None
+    copy: bool
+    seed_episodes: bool
+    snapshot: Snapshot | None
+    checkpoint_every: int | None
+
+
+class VectorEnv(EnvSnapshots):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. One thread at a time uses a vector env.
@@ -120,62 +133,54 @@ class VectorEnv(EnvCheckpoints):
         checkpoint_every: int | None = None,
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
-        inputs.check_policies(autoreset, on_failure, max_journal)
+        inputs.check_policies(autoreset, on_failure, max_journal, checkpoint_every)
         inputs.check_counts(0, standbys=standbys)
-        inputs.check_counts(1, checkpoint_every=1 if checkpoint_every is None else checkpoint_every)
         inputs.check_flags(shared_memory=shared_memory, copy=copy, seed_episodes=seed_episodes)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
-        self._started: PreparedStep | None = None  # by `step_async`
-        self._snapshot, self._file = snapshot, CheckpointFile(checkpoint_every)
-        self._options = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
         memory = backend.make_memory() if shared_memory else None
         kept = max_journal if on_failure == "replay" else None
-        launch_alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
-        self._built = VectorActors(
-            functools.partial(launch_alike, max_journal=kept, seed_episodes=seed_episodes, snapshot=snapshot), memory
-        )
+        alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
+        alike = functools.partial(alike, max_journal=kept, seed_episodes=seed_episodes, snapshot=snapshot)
+        self._built = VectorActors(alike, memory)
         self.actors, self._envs = self._built.actors, self._built.envs
         try:
             self._built.launch(groups, variables, standbys)
-            self._assemble(autoreset, on_failure, recycle, copy=copy, seed_episodes=seed_episodes)
+            self._assemble(Choices(autoreset, on_failure, recycle, copy, seed_episodes, snapshot, checkpoint_every))
         except BaseException:
             self.close(0)
             raise
 
-    def _assemble(
-        self,
-        autoreset: Autoreset,
-        on_failure: OnFailure,
-        recycle: RecyclePolicy | None,
-        *,
-        copy: bool,
-        seed_episodes: bool,
-    ) -> None:
+    def _assemble(self, choices: Choices) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
         envs, self.num_envs = self._envs, len(self._envs)
+        autoreset, on_failure, seed_episodes = choices.autoreset, choices.on_failure, choices.seed_episodes
         self._all_ids = list(range(self.num_envs))
+        self._started: PreparedStep | None = None  # by `step_async`
         self._check_made()
         description = describe_envs(envs)
         self.metadata, self.render_mode = description.metadata, description.render_mode
         self.action_spec: Spec | None = description.action
         self.reward_spec: Spec = description.reward
         self._pending = pending = Pending(len(envs))
-        self._episodes = episodes = Episodes(envs, autoreset, recycle)
+        self._episodes = episodes = Episodes(envs, autoreset, choices.recycle)
         self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
         self._batcher = Batcher(description.observation, description.reward)
         shared = share_rows(self._built, description, same_step=autoreset == "same_step", seeded=seed_episodes)
         if seed_episodes:
             episodes.seed_episodes(None if shared is None else shared[0])
-        reader = None if shared is None else RowReader(shared[0], copy=copy)
-        self._last = last = None if on_failure == "raise" else LastResults(len(envs), reader)
+        reader = None if shared is None else RowReader(shared[0], copy=choices.copy)
+        last = None if on_failure == "raise" else LastResults(len(envs), reader)
         self._transitions = transitions = Transitions(envs, pending, episodes, last, on_failure)
         self._stepper: SharedMemoryStepper | None = None
         if shared is not None and reader is not None:
             self._stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
         self._collector = Collector(envs, pending, self._batcher, self._stepper)
+        saves, every = choices.snapshot is not None, choices.checkpoint_every
+        same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
+        self._checkpoints = Checkpoints(transitions, same, description.action, saves=saves, every=every)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared; for subclasses, which can `call` methods of the envs."""
@@ -250,8 +255,8 @@ class VectorEnv(EnvCheckpoints):
         transitions, stepper, collector = self._transitions, self._stepper, self._collector
         if self._is_closed or engine.forks != self._forks:
             self._check_open()
-        if self._file.every is not None:
-            self._checkpoint_if_due()
+        if self._checkpoints.every is not None:
+            self._checkpoints.write_if_due()
         ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
         deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
         if (clock := self._statistics.clock) is not None:
@@ -350,7 +355,7 @@ class VectorEnv(EnvCheckpoints):
             # What refers to the memory; a thread that still waits holds what it needs.
             if hasattr(self, "_episodes"):
                 self._episodes.seeds = None
-            self._stepper = self._transitions = self._collector = None  # type: ignore[assignment]
+            self._stepper = self._transitions = self._collector = self._checkpoints = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -372,8 +377,8 @@ class VectorEnv(EnvCheckpoints):
         """Start steps; return what was started through shared memory, None if nothing was."""
         transitions, stepper = self._transitions, self._stepper
         self._check_open()
-        if self._file.every is not None:
-            self._checkpoint_if_due()
+        if self._checkpoints.every is not None:
+            self._checkpoints.write_if_due()
         if stepper is None:
             transitions.start_steps(env_ids, actions, self.action_spec, stream=stream)
             return None

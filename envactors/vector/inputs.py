@@ -39,8 +39,8 @@ def check_counts(least: int, **counts: object) -> None:
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 
-def check_policies(autoreset: object, on_failure: object, max_journal: object) -> None:
-    """Refuse policies that do not exist, and journals of no length.
+def check_policies(autoreset: object, on_failure: object, max_journal: object, checkpoint_every: object) -> None:
+    """Refuse policies that do not exist, and numbers of steps that are none.
 
     Raises:
         VectorInputError: Naming the option.
@@ -50,6 +50,8 @@ def check_policies(autoreset: object, on_failure: object, max_journal: object) -
             raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
     if not is_count(max_journal):
         raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
+    if checkpoint_every is not None:
+        check_counts(1, checkpoint_every=checkpoint_every)
 
 
 def group_envs(
