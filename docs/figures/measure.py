@@ -376,6 +376,77 @@ SEEDS = textwrap.dedent("""
 """)
 
 
+# What snapshots cost: the calls by themselves, and vectors with and without them, which take turns in one process. Envs
+# whose packages are missing are left out.
+SNAPSHOTS = textwrap.dedent("""
+    import functools, json, statistics, sys, time
+    import gymnasium
+    import numpy as np
+    import envactors as ea
+    from envactors.state import gymnasium_snapshot
+    from envactors.testing import workloads
+
+    ENVS = {
+        "CartPole-v1": functools.partial(gymnasium.make, "CartPole-v1"),
+        "MuJoCo Hopper-v5": functools.partial(gymnasium.make, "Hopper-v5"),
+        "MuJoCo Humanoid-v5": functools.partial(gymnasium.make, "Humanoid-v5"),
+        "ALE/Pong-v5, 4 frames": workloads.pong,
+    }
+    SIDES = {"none": None, "every 1,000": 1000, "every 100": 100}
+
+    def timed(call):
+        begun = time.perf_counter()
+        result = call()
+        return result, 1000 * (time.perf_counter() - begun)
+
+    def calls(make):
+        env, snapshot = make(), gymnasium_snapshot()
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        rows = []
+        for _ in range(200):
+            (_, _, terminated, truncated, _), step = timed(lambda: env.step(env.action_space.sample()))
+            if terminated or truncated:
+                env.reset()
+            state, get = timed(lambda: snapshot.get(env))
+            rows.append((len(state), get, timed(lambda: snapshot.set(env, state))[1], step))
+        env.close()
+        return [statistics.median(column) for column in zip(*rows)]
+
+    def rate(envs, seconds=0.7):
+        space = np.zeros((8, *envs.action_spec.shape), envs.action_spec.dtype)
+        steps, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            envs.step(space)
+            steps += 8
+        return steps / (time.perf_counter() - begun)
+
+    if __name__ == "__main__":
+        rounds, measured = int(sys.argv[1]), {}
+        for name, make in ENVS.items():
+            try:
+                make().close()
+            except Exception as error:
+                print(f"{name}: left out, {error!r}", file=sys.stderr)
+                continue
+            vectors = {}
+            for side, every in SIDES.items():
+                snapshot = None if every is None else gymnasium_snapshot(every=every)
+                options = {"on_failure": "replay", "snapshot": snapshot, "max_journal": 10_000}
+                vectors[side] = ea.VectorEnv([make] * 8, envs_per_actor=4, **options)
+                vectors[side].reset(seed=0)
+                rate(vectors[side])
+            rates = {side: [] for side in vectors}
+            for round in range(rounds):
+                for side, envs in list(vectors.items())[:: 1 - round % 2 * 2]:
+                    rates[side].append(rate(envs))
+            for envs in vectors.values():
+                envs.close()
+            measured[name] = {"calls": calls(make), "rates": rates}
+        print(json.dumps(measured))
+""")
+
+
 def run_script(code: str, *arguments: object) -> Any:
     """Return what a script prints as JSON, run in a fresh process."""
     with tempfile.TemporaryDirectory() as directory:
@@ -609,6 +680,23 @@ def show_seeds(measured: Any) -> str:
     return table(head, rows)
 
 
+def measure_snapshots(rounds: int) -> Any:
+    """What snapshots cost."""
+    return run_script(SNAPSHOTS, rounds)
+
+
+def show_snapshots(measured: Any) -> str:
+    """Return the table of snapshots."""
+    rows = []
+    for name, sides in measured.items():
+        size, get, put, step = sides["calls"]
+        none, seldom, often = sides["rates"].values()
+        row = [name, f"{size / 1000:,.1f}", f"{get:.2f}", f"{put:.2f}", f"{step:.2f}"]
+        rows.append([*row, ratio(seldom, none), ratio(often, none)])
+    head = ["", "KB", "taken in (ms)", "put back in (ms)", "a step takes (ms)", "every 1,000 steps / none"]
+    return table([*head, "every 100 steps / none"], rows)
+
+
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
@@ -618,6 +706,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     "inside": (measure_inside, {"inside": show_inside}),
     "platforms": (measure_platforms, {"platforms": show_platforms}),
     "seeds": (measure_seeds, {"seeds": show_seeds}),
+    "snapshots": (measure_snapshots, {"snapshots": show_snapshots}),
     "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
     "dropins": (
         lambda rounds: dropins.measure(rounds, known("dropins")),
