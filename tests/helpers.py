@@ -365,3 +365,8 @@ def run_script(code: str, *args: str, timeout: float = 40.0, **kwargs) -> subpro
         check=False,
         **kwargs,
     )
+
+
+def journals(actor):
+    """What an actor's envs were asked, up to where they stand."""
+    return actor._supervisor.core.recovery.journals

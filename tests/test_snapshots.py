@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 import signal
 
+import gymnasium
 import numpy as np
 import pytest
 from gymenvs import put_state, stacked_cartpole, whole_state
 from helpers import FORK_SERVER, SOON, wait_until
+from storms import checksum_of_run
 
 import envactors as ea
-from envactors.testing import EchoEnv
+from envactors.state import gymnasium_snapshot
+from envactors.testing import EchoEnv, workloads
 
 RESTART = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 
@@ -157,3 +161,26 @@ def test_the_state_is_a_copy():
         before = copy.deepcopy(snapshot.state)
         run(envs, 30, np.random.default_rng(0))
         assert snapshot.state == before
+
+
+# Long runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "steps"), [("hopper", 1_000_000), ("pong", 400_000)])
+def test_many_steps_of_engines_with_kills_give_the_observations_of_an_undisturbed_run(name, steps):
+    """Seeded once: what brings them back is their snapshots."""
+    pytest.importorskip({"hopper": "mujoco", "pong": "ale_py"}[name])
+    dice = np.random.default_rng(2)
+    if name == "hopper":
+        make, actions = functools.partial(gymnasium.make, "Hopper-v5"), dice.uniform(-1, 1, (997, 8, 3)).astype("f4")
+    else:
+        make, actions = workloads.pong, dice.integers(0, 6, (997, 8))
+    options = {"snapshot": gymnasium_snapshot(every=500), "max_journal": 600}
+    undisturbed, _, restarts = checksum_of_run(make, actions, steps, **options)
+    assert restarts == 0
+    disturbed, longest, restarts = checksum_of_run(make, actions, steps, 0.5, **options)
+    assert disturbed == undisturbed
+    assert restarts >= 10
+    assert longest <= 600
