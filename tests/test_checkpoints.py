@@ -105,8 +105,6 @@ else:
     envs = ea.VectorEnv([make_env] * 3, on_failure="replay", seed_episodes=True, checkpoint_every=every)
     envs.reset(seed=5)
     envs.checkpoint(path)
-taken = int(sum(envs.stats().steps) + sum(envs.stats().episodes))
-step = int(max(a + b for a, b in zip(envs.stats().steps, envs.stats().episodes)))
 print("from", *envs.stats().steps, flush=True)
 while True:
     steps = envs.stats().steps
@@ -127,19 +125,21 @@ def run_and_kill(path, lines):
             caller.kill()
 
 
-def test_a_caller_that_is_killed_at_any_moment_is_resumed(tmp_path):
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(300)])])
+def test_a_caller_that_is_killed_at_any_moment_is_resumed(kills, tmp_path):
     path, seed = tmp_path / "envs", random.randrange(1 << 30)
     chance = random.Random(seed)
-    (_, *expected) = run_and_kill(tmp_path / "undisturbed", 3 * 400)
+    (_, *expected) = run_and_kill(tmp_path / "undisturbed", 3 * 100 * kills)
     # An env's observation after a number of steps; that of a reset, which is no step, comes with the same number.
     known = {}
     for env, count, *rest in expected:
         known.setdefault((env, count), []).append(rest)
     reached = [0, 0, 0]
-    for _ in range(5):
+    for _ in range(kills):
         (first, *start), *told = run_and_kill(path, 3 * chance.randrange(10, 70))
         assert first == "from"
-        assert all(0 <= before - int(now) <= 7 for before, now in zip(reached, start, strict=True)), seed
+        # It may have made more steps than it has printed.
+        assert all(before - int(now) <= 7 for before, now in zip(reached, start, strict=True)), seed
         for env, count, *rest in told:
             assert rest in known[env, count], f"seed {seed}: env {env} after {count} steps"
             reached[int(env)] = int(count)
