@@ -1,8 +1,8 @@
 """The control pages and doorbells of all workers of this process: a few descriptors, however many workers there are.
 
 A page belongs to one worker, and to the next one only after that has ended. Doorbells are shared, where the system lets
-several processes hear one, once there are more workers than bells: a ring is only a hint, so whoever it wakes for
-nothing looks at its own counters and sleeps again.
+several processes hear one, once there are more workers than bells: a ring is only a hint, and a process that it wakes
+for nothing reads its own counters and sleeps again.
 """
 
 from __future__ import annotations

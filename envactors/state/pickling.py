@@ -65,7 +65,7 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
         if place is not None:
             args = place, type(value).__name__, kind.name, kind.describe(value)
             state = kind.capture(value)
-            return (keep, args) if state is None else (keep, args, state, None, None, apply)
+            return (own_at, args) if state is None else (own_at, args, state, None, None, apply)
         if not kind.required:
             return type(None), ()
         if kind is kinds.FUNCTION:
@@ -107,7 +107,7 @@ class StateUnpickler(pickle.Unpickler):
         self._kinds: dict[int, Kind] = {}
         # The states of that. They are applied when all is loaded: until then nothing of the env is changed.
         self._states: list[tuple[Any, Any]] = []
-        self._own = {"env_at": self._chain.__getitem__, "keep": self._keep, "apply": self._apply}
+        self._own = {"env_at": self._chain.__getitem__, "own_at": self._own_at, "apply": self._apply}
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name in the pickle stands for."""
@@ -118,7 +118,7 @@ class StateUnpickler(pickle.Unpickler):
         for value, state in self._states:
             self._kinds[id(value)].restore(value, state)
 
-    def _keep(self, place: Place, type_name: str, kind_name: str, description: Any) -> Any:
+    def _own_at(self, place: Place, type_name: str, kind_name: str, description: Any) -> Any:
         kind = kinds.KINDS[kind_name]
         try:
             value = at(self._chain, place)
@@ -144,7 +144,7 @@ def env_at(*_args: Any) -> Any:
     raise AssertionError("loaded without a StateUnpickler")
 
 
-def keep(*_args: Any) -> Any:
+def own_at(*_args: Any) -> Any:
     """Stand for what the env keeps at a place."""
     raise AssertionError("loaded without a StateUnpickler")
 

@@ -59,7 +59,7 @@ class BaseDoorbell(ABC, Generic[_Poller]):
         """Stop being readable until the next ring; not for a doorbell that is registered somewhere."""
 
     def register(self, poller: _Poller) -> None:
-        """Add it to a poller, which reports each ring until `unregister` or `close`, whoever else polls it."""
+        """Add it to a poller, which reports each ring until `unregister` or `close`, also if others poll it."""
         with self._lock:
             if not self._closed and poller not in self._pollers:
                 self._add_to(poller)

@@ -43,7 +43,7 @@ class EnvSnapshot:
 
 
 class EnvSnapshots(EnvCalls):
-    """Takes the states of envs, in memory or to disk, and puts envs into them; a base of `VectorEnv`."""
+    """States of envs, in memory and on disk: how they are taken and put back; a base of `VectorEnv`."""
 
     actors: list[ActorHandle]
     _batcher: Batcher

@@ -19,9 +19,9 @@ WRITABLE = selectors.EVENT_WRITE
 class Poller:
     """Waits for many descriptors at once; another poller can wait for it.
 
-    The system only says that a doorbell's socket has something to read, and whoever reads that takes it from the
-    others. So a poller that hears a doorbell empties its socket and announces it to the other pollers that it is
-    registered with. Each of them reports every ring at least once; rings that are reported twice do no harm.
+    The system only says that a doorbell's socket has something to read, and the first poller that reads it takes it
+    from the others. So a poller that hears a doorbell empties its socket and announces it to the other pollers that it
+    is registered with. Each of them reports every ring at least once; rings that are reported twice do no harm.
 
     Raises:
         OSError: The platform has no way of waiting that can be nested (epoll, kqueue or /dev/poll).
