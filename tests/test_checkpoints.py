@@ -42,8 +42,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("packing", [1, 3])
+@pytest.mark.parametrize(("way", "packing"), [*((way, 1) for way in WAYS), ("seeded episodes", 3), ("snapshots", 3)])
 def test_a_resumed_vector_goes_on_as_the_other_would_have(way, packing, tmp_path):
     options, path = WAYS[way], tmp_path / "envs"
     with make(**options) as envs:

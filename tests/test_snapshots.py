@@ -44,7 +44,7 @@ def run(envs, steps, rng, disturb=lambda step: None):
 
 
 @pytest.mark.parametrize("options", [{}, {"autoreset": "same_step"}, {"envs_per_actor": 2}, {"shared_memory": False}])
-@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+@pytest.mark.parametrize("on_failure", ["raise", pytest.param("renew", marks=pytest.mark.soak), "replay"])
 def test_the_steps_after_a_snapshot_come_again(options, on_failure):
     with make(on_failure=on_failure, **options) as envs:
         envs.reset(seed=3)
