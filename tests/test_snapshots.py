@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymenvs import put_state, stacked_cartpole, whole_state
-from helpers import FORK_SERVER, SOON, wait_until
+from helpers import FORK_SERVER, SOON, journals, wait_until
 from storms import checksum_of_run
 
 import envactors as ea
@@ -80,8 +80,7 @@ def test_lost_envs_are_brought_back_from_their_last_snapshot(options):
         with make(on_failure="replay", every=50, max_journal=60, **options) as envs:
             envs.reset(seed=3)
             results.append(run(envs, 500, np.random.default_rng(0), disturb))
-            journals = [journal for actor in envs.actors for journal in actor._supervisor.core.recovery.journals]
-            assert all(journal.whole and journal.length <= 60 for journal in journals)
+            assert all(one.whole and one.length <= 60 for actor in envs.actors for one in journals(actor))
             stats = envs.stats().actors
     assert results[0] == results[1]
     assert sum(one.replays for one in stats) >= 13
@@ -100,6 +99,18 @@ def test_an_env_that_was_never_seeded_is_brought_back_too():
         results.append(run(envs, 100, np.random.default_rng(1)))
         assert envs.stats().actors[0].restarts == 1
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps(shared_memory):
+    with make(2, on_failure="replay", every=10, shared_memory=shared_memory) as envs:
+        envs.reset()
+        run(envs, 25, np.random.default_rng(0))
+        envs.get_attr("spec")  # behind what was asked of the workers for the journal
+        assert all(one.whole and one.length < 10 for actor in envs.actors for one in journals(actor))
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        run(envs, 25, np.random.default_rng(0))
+        assert envs.stats().actors[0].replays == 1
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_costs_no_step(caplog):

@@ -89,7 +89,7 @@ class Journal:
         whole: Whether it leads from a seeded reset, or a saved state, to where the env stands.
         since: The incarnation in which it begins.
         fresh: Whether the env was not reset yet in the present process: its first reset may have a seed of its own.
-        length: How many steps and calls it has.
+        length: How many steps and calls it has, or would have if it were whole.
     """
 
     def __init__(self, limit: int, save_every: int | None) -> None:
@@ -207,6 +207,8 @@ class Journal:
             self._grow(call_id, check, len(payload))
         elif kind == Kind.SET:
             self._set_attribute(payload)
+        elif kind in (Kind.RESET, Kind.STEP):
+            self.length += 1  # an env that was never seeded is brought back once its state was saved
 
     def record_row(self, rows: Slab, env: int, call_id: int, reset: bytes | None, incarnation: int) -> None:
         """Record a step in shared memory.
@@ -219,6 +221,7 @@ class Journal:
             incarnation: The process that has run it.
         """
         if reset is None and not self.whole:
+            self.length += 1
             return
         check = int(rows.checks[rows.requested[env] & 1, env])
         if reset is not None:
