@@ -109,7 +109,10 @@ def start_python(
         "import json, sys; boot = json.loads(sys.argv.pop()); sys.path[:] = boot.pop('path'); "
         f"sys.argv[:] = boot.pop('argv'); from {module} import {function}; {function}(**boot)"
     )
-    command = [sys.executable, "-c", code, json.dumps(boot)]
+    # The path is the caller's, without a directory of the interpreter's own: if that is gone, Python 3.13.0 imports no
+    # `socket`.
+    options = ["-P"] if sys.version_info >= (3, 11) else []
+    command = [sys.executable, *options, "-c", code, json.dumps(boot)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)  # noqa: S603 # its own code
 
 
