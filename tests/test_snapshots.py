@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymenvs import put_state, stacked_cartpole, whole_state
-from helpers import FORK_SERVER, SOON, journals, wait_until
+from helpers import FORK_SERVER, SOON, journals, wait_for_path, wait_until, wait_while
 from storms import checksum_of_run
 
 import envactors as ea
@@ -111,6 +111,24 @@ def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps(shared_memory
         os.kill(envs.actors[0].pid, signal.SIGKILL)
         run(envs, 25, np.random.default_rng(0))
         assert envs.stats().actors[0].replays == 1
+
+
+def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_path):
+    def get_slowly(env):
+        (tmp_path / "saving").touch()
+        wait_while(tmp_path / "held")
+        return whole_state(env)
+
+    (tmp_path / "held").touch()
+    with make(1, on_failure="replay", snapshot=ea.Snapshot(get_slowly, put_state, every=10)) as envs:
+        envs.reset(seed=0)
+        run(envs, 10, np.random.default_rng(0))
+        envs.send([0])
+        wait_for_path(tmp_path / "saving")
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        (tmp_path / "held").unlink()
+        assert "failure" not in envs.recv(timeout=SOON).infos[0]
+        assert [(one.whole, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_costs_no_step(caplog):

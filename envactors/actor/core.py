@@ -30,6 +30,8 @@ from envactors.wire.pickling import dumps
 # What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
 _log = logging.getLogger("envactors.actors")
 _log.addHandler(logging.NullHandler())
+# How often the state of an env is saved again in the next process, if one ends meanwhile.
+_SAVE_RETRIES = 3
 
 
 class ActorCore:
@@ -90,7 +92,8 @@ class ActorCore:
     def _save_state(self, index: int) -> None:
         """Have the state of an env saved after what runs; under the lock."""
         payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
-        self.table.add(SaveRequest("snapshot", index, timeout, kind=Kind.SAVE, payload=payload))
+        request = SaveRequest("snapshot", index, timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload)
+        self.table.add(request)
 
     def use(self, process: ActorProcess) -> None:
         """Make it the present process."""
