@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,22 +33,22 @@ class Inventory(NamedTuple):
     shm: list[str]
 
 
-def inventory(known_shm: Collection[str] | None = None) -> Inventory:
+def inventory(earlier: Inventory | None = None) -> Inventory:
     """Return what this process holds now.
 
     Args:
-        known_shm: Earlier entries of /dev/shm, which the whole machine shares. New entries that other programs have
-            mapped are ignored, and earlier entries that are gone count as if they were still there.
+        earlier: An inventory to compare with. Its children and its entries of /dev/shm count as if they were still
+            there: a ``ps`` by which a node's agent measures memory may have been among them, and /dev/shm is the whole
+            machine's. New entries of it that other programs have mapped are ignored.
     """
     shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
-    if known_shm is not None:
-        new = shm - {*known_shm}
-        shm = {*known_shm, *(new - _used_by_strangers() if new else ())}
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    if earlier is not None:
+        new = shm - {*earlier.shm}
+        shm = {*earlier.shm, *(new - _used_by_strangers() if new else ())}
+        children |= {*earlier.children}
     return Inventory(
-        count_descriptors(),
-        sorted(thread.name for thread in threading.enumerate()),
-        sorted(child.pid for child in psutil.Process().children(recursive=True)),
-        sorted(shm),
+        count_descriptors(), sorted(thread.name for thread in threading.enumerate()), sorted(children), sorted(shm)
     )
 
 
@@ -70,7 +69,7 @@ def _used_by_strangers() -> set[str]:
 def settled_inventory(wanted: Inventory, patience: float = 10.0) -> Inventory:
     """Return the inventory as soon as it equals ``wanted``, or the last one after ``patience`` seconds."""
     deadline = time.monotonic() + patience
-    while (now := inventory(wanted.shm)) != wanted and time.monotonic() < deadline:
+    while (now := inventory(wanted)) != wanted and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.02)
     return now
