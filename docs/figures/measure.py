@@ -51,6 +51,20 @@ ENVS = {
 START_METHODS = ("forkserver", "fork", "spawn", "loky")
 PEER = "AsyncVectorEnv, forkserver"
 
+# Steps per second of a vector of eight envs, for the scripts that begin with it.
+RATE = textwrap.dedent("""
+    import time
+    import numpy as np
+
+    def rate(envs, actions=np.ones((1, 8), np.int64), seconds=0.7):
+        batches, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            envs.step(actions[batches % len(actions)])
+            batches += 1
+        return 8 * batches / (time.perf_counter() - begun)
+""")
+
+
 # Runs in a fresh process; prints the seconds and the bytes it was asked for.
 ONE_START = textwrap.dedent("""
     import json, os, sys, time
@@ -143,19 +157,12 @@ CALLS = textwrap.dedent("""
 
 # Runs in a fresh process; prints env-steps per second on two nodes and on one machine, and the processor time that a
 # batch takes of the caller, by the numbers of nodes, actors and envs.
-NODES = textwrap.dedent("""
+NODES = RATE + textwrap.dedent("""
     import json, sys, time
     import gymnasium, numpy as np
     import envactors as ea
     from envactors.remote import LocalNodes
     from envactors.testing import workloads
-
-    def rate(envs, seconds=0.7):
-        actions, steps, begun = np.ones(8, np.int64), 0, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            envs.step(actions)
-            steps += 8
-        return steps / (time.perf_counter() - begun)
 
     def cost(nodes, actors, count, batches=400):
         actions = np.ones(count, np.int64)
@@ -196,7 +203,7 @@ NODES = textwrap.dedent("""
 # Runs in a fresh process; prints env-steps per second with nothing switched on, after a `stats()`, and with a trace,
 # `stats()` ten times a second, and a monitor that another process asks twice a second. All sides use the same workers:
 # two sets of the same processes may differ by more than what is measured.
-INSIDE = textwrap.dedent("""
+INSIDE = RATE + textwrap.dedent("""
     import contextlib, json, os, subprocess, sys, threading, time
     import numpy as np
     import envactors as ea
@@ -211,13 +218,6 @@ INSIDE = textwrap.dedent("""
     for line in sys.stdin:
         ask(Path(line.strip()), {"get": "snapshot"}, 5)
     '''
-
-    def rate(envs, seconds=0.7):
-        actions, steps, begun = np.ones(8, np.int64), 0, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            envs.step(actions)
-            steps += 8
-        return steps / (time.perf_counter() - begun)
 
     def switch_off(envs):
         envs._statistics.clock = None
@@ -326,7 +326,7 @@ PLATFORMS = textwrap.dedent("""
 
 
 # What `seed_episodes` costs: vectors with and without it take turns in one process.
-SEEDS = textwrap.dedent("""
+SEEDS = RATE + textwrap.dedent("""
     import functools, json, sys, time
     import gymnasium
     import numpy as np
@@ -352,13 +352,6 @@ SEEDS = textwrap.dedent("""
 
     ACTIONS = np.random.default_rng(0).integers(0, 2, (997, 8))
 
-    def rate(envs, seconds=0.15):  # short turns, so that what else runs slows all sides down alike
-        steps, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            envs.step(ACTIONS[steps // 8 % 997])
-            steps += 8
-        return steps / (time.perf_counter() - begun)
-
     if __name__ == "__main__":
         rounds, measured = int(sys.argv[1]), {}
         for name, factory in ROWS.items():
@@ -366,10 +359,11 @@ SEEDS = textwrap.dedent("""
             made = {side: ea.VectorEnv([factory] * 8, envs_per_actor=4, **more) for side, more in SIDES.items()}
             for envs in made.values():
                 envs.reset(seed=0)
-                rate(envs)
+                rate(envs, ACTIONS)
             for round in range(5 * rounds):
                 for side, envs in list(made.items())[:: 1 - round % 2 * 2]:
-                    results[side].append(rate(envs))
+                    # Short turns, so that what else runs slows all sides down alike.
+                    results[side].append(rate(envs, ACTIONS, seconds=0.15))
             for envs in made.values():
                 envs.close()
         print(json.dumps(measured))
@@ -378,7 +372,7 @@ SEEDS = textwrap.dedent("""
 
 # What snapshots cost: the calls by themselves, and vectors with and without them, which take turns in one process. Envs
 # whose packages are missing are left out.
-SNAPSHOTS = textwrap.dedent("""
+SNAPSHOTS = RATE + textwrap.dedent("""
     import functools, json, statistics, sys, time
     import gymnasium
     import numpy as np
@@ -413,14 +407,6 @@ SNAPSHOTS = textwrap.dedent("""
         env.close()
         return [statistics.median(column) for column in zip(*rows)]
 
-    def rate(envs, seconds=0.7):
-        space = np.zeros((8, *envs.action_spec.shape), envs.action_spec.dtype)
-        steps, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
-            envs.step(space)
-            steps += 8
-        return steps / (time.perf_counter() - begun)
-
     if __name__ == "__main__":
         rounds, measured = int(sys.argv[1]), {}
         for name, make in ENVS.items():
@@ -435,11 +421,12 @@ SNAPSHOTS = textwrap.dedent("""
                 options = {"on_failure": "replay", "snapshot": snapshot, "max_journal": 10_000}
                 vectors[side] = ea.VectorEnv([make] * 8, envs_per_actor=4, **options)
                 vectors[side].reset(seed=0)
-                rate(vectors[side])
+                actions = np.zeros((1, 8, *vectors[side].action_spec.shape), vectors[side].action_spec.dtype)
+                rate(vectors[side], actions)
             rates = {side: [] for side in vectors}
             for round in range(rounds):
                 for side, envs in list(vectors.items())[:: 1 - round % 2 * 2]:
-                    rates[side].append(rate(envs))
+                    rates[side].append(rate(envs, actions))
             for envs in vectors.values():
                 envs.close()
             measured[name] = {"calls": calls(make), "rates": rates}

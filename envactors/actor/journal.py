@@ -183,8 +183,7 @@ class Journal:
 
     def save(self) -> SavedJournal:
         """Return it as it goes to disk."""
-        entries = [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
-        return SavedJournal(self.whole, self._attributes, entries, self._check)
+        return SavedJournal(self.whole, self._attributes, self._recorded_entries(), self._check)
 
     def load(self, saved: SavedJournal, incarnation: int) -> None:
         """Become one that was saved."""
@@ -194,12 +193,13 @@ class Journal:
             if isinstance(entry, RecordedSteps):
                 columns = _StepColumns(entry.actions, entry.ops)
                 self._entries.append(columns)
-                self.length += len(columns)
-                self._size += len(columns) * (1 + columns.row_size // _STEP_ROOM)
+                self._count(len(columns), columns.row_size)
             else:
                 self._entries.append(entry)
-                self.length += 1
-                self._size += 1 + len(entry[1]) // _STEP_ROOM
+                self._count(1, len(entry[1]))
+
+    def _recorded_entries(self) -> list[RecordedSteps | tuple[int, bytes]]:
+        return [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
 
     def _record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
         if self.whole:
@@ -236,10 +236,13 @@ class Journal:
 
     def _grow(self, call_id: int, check: int, size: int) -> None:
         self._last_call, self._check = call_id, check
-        self.length += 1
-        self._size += 1 + size // _STEP_ROOM
+        self._count(1, size)
         if self._size > self._limit:
             self.forget()
+
+    def _count(self, steps: int, size: int) -> None:
+        self.length += steps
+        self._size += steps * (1 + size // _STEP_ROOM)
 
     @property
     def is_due(self) -> bool:
@@ -270,9 +273,8 @@ class Journal:
         attributes = list(self._attributes.values())
         if not self.whole and not attributes:
             return None
-        entries = [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
-        return Replay(env, attributes, action, autoreset, entries, self._check)
+        return Replay(env, attributes, action, autoreset, self._recorded_entries(), self._check)
 
     @property
     def begins_with_reset(self) -> bool:
