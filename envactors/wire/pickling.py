@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import importlib
 import io
 import pickle
+import sys
 import traceback
+import types
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -33,6 +37,56 @@ _IMMUTABLE = frozenset(
 # Arrays of at least this size, in bytes, are placed behind the pickle rather than in it, so that loading does not copy
 # them. `envactors.wire.channel` reads larger frames into buffers of their own, so that these arrays are writable.
 _LARGE = 1 << 16
+
+_IS_NUMPY_1 = np.__version__.startswith("1.")
+
+
+def read_other_numpy() -> None:
+    """Let this process unpickle what NumPy 1 or 2, whichever it does not have, has pickled.
+
+    Pickles name private modules, which have other names since NumPy 2. Each version reads most of the other's names;
+    this adds those of arrays, which NumPy 1 does not have and NumPy 2 warns of, and of errors.
+    """
+    mine, other = ("numpy.core", "numpy._core") if _IS_NUMPY_1 else ("numpy._core", "numpy.core")
+    sys.modules.setdefault(f"{other}._exceptions", importlib.import_module(f"{mine}._exceptions"))
+    arrays: Any = importlib.import_module(f"{mine}.numeric")
+    if _IS_NUMPY_1:
+        sys.modules.setdefault(f"{other}.numeric", arrays)
+    importlib.import_module(f"{other}.numeric").__dict__["_frombuffer"] = arrays._frombuffer  # noqa: SLF001
+
+
+if _IS_NUMPY_1:  # workers may have it without being told that their caller has another one
+    read_other_numpy()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
+    """Pickles code together with the tag of the interpreters that run it: others would take it for other code."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            _, parts = self.dispatch_table[types.CodeType](obj)
+            place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
+            return load_code_by_value, (sys.implementation.cache_tag, place, parts)
+        return super().reducer_override(obj)
+
+
+def load_code_by_value(tag: str, place: str, parts: tuple[Any, ...]) -> types.CodeType:
+    """Rebuild code that was pickled by value.
+
+    Raises:
+        TypeError: It is of another version of Python.
+    """
+    if tag != sys.implementation.cache_tag:
+        raise TypeError(
+            f"{place} was pickled by value, as code of {tag}, and {sys.executable} runs that of "
+            f"{sys.implementation.cache_tag}: put it into a module that both sides can import"
+        )
+    return types.CodeType(*parts)
+
+
+def has_code(pickled: bytes) -> bool:
+    """Return whether a pickle has code in it, which only interpreters of this version can load."""
+    return load_code_by_value.__name__.encode() in pickled
 
 
 def dumps(value: Any) -> bytes | bytearray:
@@ -62,14 +116,19 @@ def dumps(value: Any) -> bytes | bytearray:
         data = b"__main__"
     if b"__main__" in data:
         large.clear()
-        data = cloudpickle.dumps(value, PROTOCOL, buffer_callback=pickle_in_band)
+        data = _dump(_Pickler, value, pickle_in_band)
     return bundle.pack(enumerate([data, *large])) if large else data
 
 
 def dumps_by_value(value: Any) -> bytes:
     """Pickle with cloudpickle: lambdas, local classes and everything of ``__main__`` are pickled by value."""
-    data: bytes = cloudpickle.dumps(value, PROTOCOL)
-    return data
+    return _dump(_Pickler, value)
+
+
+def _dump(pickler: type[_Pickler], value: Any, place_buffer: Callable[[Any], bool] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    pickler(buffer, PROTOCOL, place_buffer).dump(value)
+    return buffer.getvalue()
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
@@ -80,7 +139,7 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
     return pickle.loads(pickled, buffers=large)
 
 
-class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
+class _ExceptionPickler(_Pickler):
     """Pickles every exception in a value as its class, arguments and state."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -89,21 +148,15 @@ class _ExceptionPickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickl
         return super().reducer_override(obj)
 
 
-def _dump_exception(error: BaseException) -> bytes:
-    buffer = io.BytesIO()
-    _ExceptionPickler(buffer, PROTOCOL).dump(error)
-    return buffer.getvalue()
-
-
 # The failures of a step are the envs' own exceptions, which may not survive a plain pickle.
-copyreg.pickle(VectorStepError, lambda error: (pickle.loads, (_dump_exception(error),)))
+copyreg.pickle(VectorStepError, lambda error: (loads, (_dump(_ExceptionPickler, error),)))
 
 
 def pack_failure(error: BaseException, fault: Fault) -> Failure:
     """Return an exception as a `Failure`; an exception that does not pickle is sent as text alone."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
-        pickled = _dump_exception(error)
+        pickled = _dump(_ExceptionPickler, error)
     except Exception:
         pickled = None
     return Failure(fault, pickled, _safe_repr(error), text)
