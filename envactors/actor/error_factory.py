@@ -26,11 +26,6 @@ from envactors.errors import (
 from envactors.wire.messages import Failure, Fault, Frame
 from envactors.wire.pickling import loads, unpack_failure
 
-_WHAT_NODES_NEED = (
-    ": it has to be on the node. Install it there, send it by Dask's client.upload_file before the first actor starts, "
-    "or have it travel with the factory by cloudpickle.register_pickle_by_value(module)"
-)
-
 
 class ErrorFactory:
     """Builds the errors of one actor.
@@ -102,7 +97,8 @@ class ErrorFactory:
             cause, ending = unpack_failure(failure), {"stderr_tail": report.stderr_tail}
             text = f"the factory of {who} raised {failure.text}{_after(where)}"
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
-            text += _WHAT_NODES_NEED if self._config.backend.is_far and isinstance(cause, ImportError) else ""
+            advice = self._config.backend.import_advice if isinstance(cause, ImportError) else ""
+            text += f": {advice}" if advice else ""
         elif timed_out and cause is not None:
             text = f"{who} could not be started within its start deadline of {seconds} s: {cause}"
         elif timed_out:

@@ -25,8 +25,9 @@ from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
 from envactors.options import Deadlines, RestartPolicy, Snapshot, check_timeout
 from envactors.wire import registry
+from envactors.wire.factory import Factory, as_callable
 from envactors.wire.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
-from envactors.wire.pickling import dumps_by_value
+from envactors.wire.pickling import dumps_by_value, has_code
 
 _numbers = itertools.count()
 
@@ -217,7 +218,7 @@ class ActorHandle(ActorView):
 
 
 def spawn(
-    factory: Callable[[], Any],
+    factory: Factory,
     *,
     name: str | None = None,
     backend: str | Backend = "process",
@@ -228,7 +229,8 @@ def spawn(
     """Make an actor; return at once, the env is made in the background.
 
     Args:
-        factory: Makes the env, in the worker; any callable without arguments, lambdas and local classes too.
+        factory: Makes the env, in the worker; any callable without arguments, lambdas and local classes too, or a
+            string ``"module:callable"``, and then only the worker imports the module.
         name: For errors and output; made up when None.
         backend: Where the actor lives: a name or a backend.
         deadlines: How long things may take.
@@ -236,9 +238,9 @@ def spawn(
         env_vars: Environment variables of the worker, set before it imports anything.
 
     Raises:
-        TypeError: ``factory`` is no callable, or ``env_vars`` no mapping of strings.
-        SerializationError: ``factory`` cannot be pickled.
-        ValueError: No such backend.
+        TypeError: ``factory`` is no callable and no string, or ``env_vars`` no mapping of strings.
+        SerializationError: ``factory`` cannot be pickled, or has code of another version of Python than the worker's.
+        ValueError: No such backend, or ``factory`` is a string of another form.
     """
     name = f"actor-{next(_numbers)}" if name is None else name
     return launch(
@@ -247,7 +249,7 @@ def spawn(
 
 
 def launch(
-    factories: list[Callable[[], Any]],
+    factories: list[Factory],
     *,
     name: str,
     first: int,
@@ -271,6 +273,13 @@ def launch(
     functions = None if snapshot is None else _pickle_snapshot(snapshot)
     start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
     variables = _checked_env_vars(env_vars)
+    if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
+        raise SerializationError(
+            f"the factories or snapshot functions of actor {name!r} are pickled by value, as code of "
+            f"{sys.implementation.cache_tag}, which workers of {resolved!r} do not run: put them into a module that "
+            "workers can import, and name a factory as 'module:callable'",
+            actor=name,
+        )
     every = None if snapshot is None else snapshot.every
     config = ActorConfig(
         name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby
@@ -323,11 +332,10 @@ def discard_process(handle: ActorHandle, incarnation: int | None, index: int, me
     handle._supervisor.lifecycle.discard(incarnation, index, method, error)
 
 
-def _pickle_factory(factory: Callable[[], Any], name: str) -> bytes:
-    if not callable(factory):
-        raise TypeError(f"the factory of actor {name!r} is {factory!r}: expected a callable without arguments")
+def _pickle_factory(factory: Factory, name: str) -> bytes:
+    make = as_callable(factory, f"actor {name!r}")
     try:
-        return dumps_by_value(factory)
+        return dumps_by_value(make)
     except Exception as error:
         raise SerializationError(
             f"the factory of actor {name!r} cannot be pickled: {error!r}; make what it needs inside of it", actor=name

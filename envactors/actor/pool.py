@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import as_completed, wait
 from typing import Any
 
@@ -15,6 +15,7 @@ from envactors.actor.requests import CallRequest
 from envactors.actor.states import ActorState
 from envactors.errors import ActorClosedError
 from envactors.options import check_timeout
+from envactors.wire.factory import Factory
 from envactors.wire.messages import Call, Kind
 
 
@@ -73,7 +74,7 @@ class ActorPool:
         ValueError: ``n`` is less than 1.
     """
 
-    def __init__(self, factory: Callable[[], Any], n: int, **spawn_options: Any) -> None:
+    def __init__(self, factory: Factory, n: int, **spawn_options: Any) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ValueError(f"a pool of {n!r} actors: expected an int >= 1")
         options = inspect.signature(spawn).bind(factory, **spawn_options)

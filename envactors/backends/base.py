@@ -156,12 +156,14 @@ class Backend(Protocol):
         spin: Whether callers and workers may spin before they sleep.
         inline: Whether workers run in the threads of their callers.
         is_far: Whether workers are on other machines, and what they ring comes with their replies.
+        import_advice: What to do if a factory needs a module that workers do not find; empty if that is plain.
         pickles: Whether steps are pickled; otherwise they are passed as objects (``envactors.wire.steps.pack_steps``).
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
     """
 
     is_far: bool = False
+    import_advice: str = ""
     kills: bool
     spin: bool
     inline: bool
@@ -190,6 +192,14 @@ class Backend(Protocol):
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, free everything that the backend has started."""
+
+    def loads_code(self, env_vars: Mapping[str, str]) -> bool:
+        """Return whether workers with these environment variables can load functions that are pickled by value.
+
+        They can if they run the same version of Python, or if it is not known yet that they do not.
+        """
+        del env_vars
+        return True
 
     def count_cores(self) -> int:
         """Return how many cores there are for its workers.

@@ -28,6 +28,7 @@ from envactors.integrations.env_adapters_alf import AlfEnvAdapter, StepType, Tim
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.failure_policy import OnFailure
 from envactors.vector.inputs import seeds_for
+from envactors.wire.factory import as_callable
 
 __all__ = ["ActorEnvironment", "ActorParallelEnvironment", "StepType", "TimeStep"]
 
@@ -79,7 +80,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
 
     def __init__(
         self,
-        env_constructors: Iterable[Callable[..., Any]],
+        env_constructors: Iterable[Callable[..., Any] | str],
         start_serially: bool = True,
         blocking: bool = False,  # noqa: ARG002 # part of ALF's signature
         flatten: bool = True,  # noqa: ARG002
@@ -98,7 +99,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         super().__init__()
         threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
-            functools.partial(AlfEnvAdapter, constructor, env_id, threads)
+            functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id, threads)
             for env_id, constructor in enumerate(env_constructors)
         ]
         if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < max(len(factories), 1):

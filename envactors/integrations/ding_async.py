@@ -26,6 +26,7 @@ from envactors.integrations.ding_values import EnvState, config_dict, read_times
 from envactors.integrations.env_adapters_ding import RawTimestep
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
+from envactors.wire.factory import Factory
 
 _log = logging.getLogger("envactors")
 
@@ -85,9 +86,7 @@ class AsyncActorEnvManager(Envs):
         """Return a copy of the default configuration: an ``EasyDict`` if it is installed, else a similar dict."""
         return config_dict({**cls.config, "cfg_type": f"{cls.__name__}Dict"})
 
-    def __init__(
-        self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any] | None = None, **options: Any) -> None:
         for name in options:
             if name not in self.config:
                 raise TypeError(f"{type(self).__name__} has no option {name!r}: expected some of {sorted(self.config)}")

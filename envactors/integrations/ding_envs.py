@@ -13,10 +13,12 @@ from envactors.backends.starting import as_elsewhere
 from envactors.errors import ActorError
 from envactors.integrations.ding_states import require
 from envactors.integrations.ding_values import PRELOAD, BaseEnvManager
+from envactors.integrations.env_adapters import adapted
 from envactors.integrations.env_adapters_ding import DingEnvAdapter
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
+from envactors.wire.factory import Factory
 
 
 class Reference:
@@ -43,7 +45,7 @@ class Envs(BaseEnvManager):
         cfg: Complete configuration of the manager.
     """
 
-    def __init__(self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any]) -> None:
+    def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any]) -> None:
         self._closed = True
         self._cfg = cfg
         self._env_fn = list(env_fn)
@@ -118,7 +120,7 @@ class Envs(BaseEnvManager):
         if not self._closed:
             return self._actors.actors[0]
         if self._scout is None:
-            factory = functools.partial(DingEnvAdapter, self._env_fn[0], False, False)
+            factory = adapted(DingEnvAdapter, self._env_fn[0], False, False)
             self._scout = spawn(factory, deadlines=Deadlines(start=self._start_deadline()), backend=self._backend())
         return self._scout
 
@@ -190,7 +192,7 @@ class Envs(BaseEnvManager):
         try:
             self._actors = VectorEnv(
                 [
-                    functools.partial(DingEnvAdapter, env_fn, shared, self._reset_inplace, path)
+                    adapted(DingEnvAdapter, env_fn, shared, self._reset_inplace, path)
                     for env_fn, path in zip(self._env_fn, paths, strict=True)
                 ],
                 autoreset="disabled",

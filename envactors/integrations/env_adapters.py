@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors.errors import VectorInputError
+from envactors.wire.factory import Factory, as_callable
 from envactors.worker.context import current_actor
 
 
@@ -108,9 +109,17 @@ class TianshouEnvAdapter(EnvAdapter):
         return None
 
 
-def adapter_factories(
-    adapter: Callable[[Callable[[], Any]], EnvAdapter], factories: Iterable[Callable[[], Any]]
-) -> list[Any]:
+def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) -> Callable[[], EnvAdapter]:
+    """Return a factory of an adapter around what another factory makes.
+
+    Raises:
+        TypeError: The factory is neither a callable nor a string.
+        ValueError: It is a string of another form than ``"module:callable"``.
+    """
+    return functools.partial(adapter, as_callable(factory, "an env"), *args)
+
+
+def adapter_factories(adapter: Callable[..., EnvAdapter], factories: Iterable[Factory]) -> list[Any]:
     """Return one factory of adapters per env factory; the same factory gives the same object, which standbys need."""
     made: dict[int, Any] = {}
-    return [made.setdefault(id(factory), functools.partial(adapter, factory)) for factory in list(factories)]
+    return [made.setdefault(id(factory), adapted(adapter, factory)) for factory in list(factories)]

@@ -38,6 +38,7 @@ from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
+from envactors.wire.factory import Factory
 
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Steps: TypeAlias = tuple[Any, npt.NDArray[np.float64], _Flags, _Flags, dict[str, Any]]
@@ -87,7 +88,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        env_fns: Sequence[Factory],
         shared_memory: bool | None = None,
         copy: bool = True,
         context: str | None = None,

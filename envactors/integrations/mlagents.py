@@ -23,6 +23,7 @@ from envactors.backends.base import Backend
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
 from envactors.integrations.env_adapters_mlagents import UnityEnvAdapter
 from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.wire.factory import as_callable
 
 try:
     from mlagents_envs.exception import (
@@ -118,7 +119,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
 
     def __init__(
         self,
-        env_factory: Callable[[int, list[Any]], Any],
+        env_factory: Callable[[int, list[Any]], Any] | str,
         run_options: Any,
         n_env: int = 1,
         *,
@@ -132,7 +133,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         self.env_workers: list[Worker] = []
         for i in range(n_env):
             actor = launch(
-                [functools.partial(UnityEnvAdapter, env_factory, i, engine)],
+                [functools.partial(UnityEnvAdapter, as_callable(env_factory, f"worker {i}"), i, engine)],
                 name=f"worker-{i}",
                 first=i,
                 backend=backend,

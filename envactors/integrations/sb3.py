@@ -11,7 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapt
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
+from envactors.wire.factory import Factory
 from envactors.wire.pickling import dumps_by_value
 
 try:
@@ -70,7 +71,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
 
     def __init__(
         self,
-        env_fns: Iterable[Callable[[], Any]],
+        env_fns: Iterable[Factory],
         start_method: str | None = None,
         *,
         envs_per_actor: int | Literal["auto"] = 1,
@@ -229,7 +230,7 @@ def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return ending, reset_info
 
 
-def _backend(start_method: str | None, env_fns: list[Callable[[], Any]]) -> Backend:
+def _backend(start_method: str | None, env_fns: list[Factory]) -> Backend:
     method = os.environ.get("DEFAULT_START_METHOD") if start_method is None else start_method
     if method is None:
         method = DEFAULT
@@ -241,7 +242,7 @@ def _backend(start_method: str | None, env_fns: list[Callable[[], Any]]) -> Back
     return ProcessBackend(start_method=method, preload=preload)
 
 
-def _pickled(env_fn: Callable[[], Any]) -> bytes:
+def _pickled(env_fn: Factory) -> bytes:
     try:
         return dumps_by_value(env_fn)
     except Exception:  # the launch reports it

@@ -5,9 +5,8 @@ tianshou's vector envs know which workers are stepping; a worker has one future,
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import wait as wait_for
 from typing import Any
@@ -17,9 +16,10 @@ import numpy as np
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, spawn
 from envactors.backends.base import Backend
-from envactors.integrations.env_adapters import TianshouEnvAdapter
+from envactors.integrations.env_adapters import TianshouEnvAdapter, adapted
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.inputs import check_flags
+from envactors.wire.factory import Factory
 from envactors.wire.messages import episode_seed
 
 try:
@@ -53,7 +53,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
 
     def __init__(
         self,
-        env_fn: Callable[[], Any],
+        env_fn: Factory,
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
@@ -71,14 +71,14 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
 
     @staticmethod
     def start(
-        env_fn: Callable[[], Any],
+        env_fn: Factory,
         deadlines: Deadlines,
         restart: RestartPolicy,
         backend: Backend | str,
         seed_episodes: bool = False,
     ) -> ActorHandle:
         """Start an env's actor in the background and return its handle."""
-        factory = functools.partial(TianshouEnvAdapter, env_fn, seed_episodes)
+        factory = adapted(TianshouEnvAdapter, env_fn, seed_episodes)
         return spawn(factory, deadlines=deadlines, restart=restart, backend=backend)
 
     def get_env_attr(self, key: str) -> Any:
@@ -176,7 +176,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
 
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], Any]],
+        env_fns: Sequence[Factory],
         wait_num: int | None = None,
         timeout: float | None = None,
         *,
@@ -188,7 +188,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         check_flags(seed_episodes=seed_episodes)
         actors = iter([ActorEnvWorker.start(fn, deadlines, restart, backend, seed_episodes) for fn in env_fns])
 
-        def make(env_fn: Callable[[], Any]) -> ActorEnvWorker:
+        def make(env_fn: Factory) -> ActorEnvWorker:
             return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))
 
         super().__init__(env_fns, make, wait_num, timeout)

@@ -35,6 +35,10 @@ class RemoteBackend(Backend):
     """
 
     is_far = True
+    import_advice = (
+        "it has to be on the node. Install it there, send it by Dask's client.upload_file before the first actor "
+        "starts, or have it travel with the factory by cloudpickle.register_pickle_by_value(module)"
+    )
     kills = True
     inline = False
     pickles = True

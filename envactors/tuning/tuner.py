@@ -13,6 +13,7 @@ from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.runs import Actions, Run
 from envactors.vector.inputs import check_counts
+from envactors.wire.factory import Factory, as_callable
 
 # The share of the time in which the placements are compared; the rest is for variants of the best.
 _PLACING = 0.6
@@ -92,7 +93,7 @@ class Tuning:
         return "\n".join([*lines, "", self.line])
 
 
-def tune(factory: Callable[[], Any], num_envs: int, *, seconds: float = 20.0) -> Tuning:
+def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     """Measure an env with different settings on this machine, and return the settings that make the most steps.
 
     Envs in line, on threads and in processes take turns, with as many in an actor as may pay on these cores; then
@@ -124,7 +125,7 @@ class Tuner:
 
     def __init__(
         self,
-        factory: Callable[[], Any],
+        factory: Factory,
         num_envs: int,
         seconds: float,
         on_progress: Callable[[str, float], None] = lambda _what, _share: None,
@@ -133,7 +134,7 @@ class Tuner:
         check_timeout(seconds, "tune(seconds=...)")
         if not seconds:
             raise ValueError("tune(seconds=0): expected seconds > 0")
-        self._factory = factory
+        self._factory = as_callable(factory, "tune")
         self._num_envs = num_envs
         self._seconds = seconds
         self._on_progress = on_progress

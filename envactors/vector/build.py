@@ -14,6 +14,7 @@ from envactors.arrays.specs import ArraySpec, batches_alike, leaves
 from envactors.backends.base import RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError
 from envactors.vector.env_state import EnvHandle, EnvState
+from envactors.wire.factory import Factory
 from envactors.wire.info_codec import InfoReader
 from envactors.wire.messages import Attach, Describe, Description, Kind
 
@@ -37,7 +38,7 @@ class VectorActors:
     standbys: list[ActorHandle] = dataclasses.field(default_factory=list)
 
     def launch(
-        self, groups: Sequence[list[Callable[[], Any]]], env_vars: Sequence[Mapping[str, str] | None], standbys: int
+        self, groups: Sequence[list[Factory]], env_vars: Sequence[Mapping[str, str] | None], standbys: int
     ) -> None:
         """Make an actor per group of factories, and the standbys."""
         # Filled below; read when a process is lost.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from envactors.actor.handle import ActorHandle, restore_state, save_state
@@ -15,6 +15,7 @@ from envactors.vector.env_calls import EnvCalls
 from envactors.vector.env_state import EnvState, check_steppable
 from envactors.vector.results import Batch, Batcher, EnvStep
 from envactors.vector.transitions import Transitions
+from envactors.wire.factory import Factory
 
 T = TypeVar("T", bound="EnvSnapshots")
 
@@ -141,7 +142,7 @@ class EnvSnapshots(EnvCalls):
         self._checkpoints.write(path)
 
     @classmethod
-    def resume(cls: type[T], path: str | os.PathLike[str], factories: Iterable[Callable[[], Any]], **options: Any) -> T:
+    def resume(cls: type[T], path: str | os.PathLike[str], factories: Iterable[Factory], **options: Any) -> T:
         """Return a vector as it was when a checkpoint was written: equal actions give equal observations from there.
 
         `stats` says after how many steps of each env that was, `last_batch` what their last results were. The file is

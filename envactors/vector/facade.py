@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from envactors import backends
@@ -27,6 +27,7 @@ from envactors.vector.results import Batch, Batcher, LastResults, RowReader
 from envactors.vector.shm_step import SharedMemoryStepper
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
+from envactors.wire.factory import Factory
 
 
 class Choices(NamedTuple):
@@ -47,7 +48,7 @@ class VectorEnv(EnvSnapshots):
     The constructor waits until every env is made. One thread at a time uses a vector env.
 
     Args:
-        factories: One callable per env, without arguments; run in the workers. The envs have Gymnasium's
+        factories: One per env, as for `spawn`; run in the workers. The envs have Gymnasium's
             ``reset(seed=, options=) -> (obs, info)`` and
             ``step(action) -> (obs, reward, terminated, truncated, info)``.
         envs_per_actor: How many envs share a process. Their steps run one after the other there, and a death takes
@@ -114,7 +115,7 @@ class VectorEnv(EnvSnapshots):
 
     def __init__(
         self,
-        factories: Iterable[Callable[[], Any]],
+        factories: Iterable[Factory],
         *,
         envs_per_actor: int | Literal["auto"] = 1,
         autoreset: Autoreset = "next_step",

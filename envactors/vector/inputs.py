@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -13,6 +13,7 @@ from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.options import RecyclePolicy
 from envactors.vector.failure_policy import Autoreset, OnFailure
+from envactors.wire.factory import Factory
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
@@ -55,8 +56,8 @@ def check_policies(autoreset: object, on_failure: object, max_journal: object, c
 
 
 def group_envs(
-    factories: list[Callable[[], Any]], envs_per_actor: int | Literal["auto"], env_vars: EnvVars, backend: Backend
-) -> tuple[list[list[Callable[[], Any]]], Sequence[Mapping[str, str] | None]]:
+    factories: list[Factory], envs_per_actor: int | Literal["auto"], env_vars: EnvVars, backend: Backend
+) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
     """Return the factories of each actor, and its environment variables (or None).
 
     Raises:
@@ -95,7 +96,7 @@ def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[obj
 
 
 def check_standbys(
-    standbys: int, factories: list[Callable[[], Any]], env_vars: Sequence[Mapping[str, str] | None], backend: Backend
+    standbys: int, factories: list[Factory], env_vars: Sequence[Mapping[str, str] | None], backend: Backend
 ) -> None:
     """Refuse standbys that could not stand in for every actor.
 

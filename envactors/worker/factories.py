@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import platform
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
+
+from envactors.wire.factory import import_factory
 
 # Slower than this, in seconds, and the caller tells what to preload.
 SLOW = 1.0
@@ -27,20 +33,20 @@ class FactoryUnpickler(pickle.Unpickler):
         self.seconds: dict[str, float] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        begun = time.perf_counter()
-        found = super().find_class(module, name)
-        self._count(module, begun)
-        # How cloudpickle imports the modules that a function by value refers to.
-        return self._import if found is cloudpickle.cloudpickle.subimport else found
+        found = self._import(super().find_class, module, name)
+        # The former is how cloudpickle imports the modules that a function by value refers to.
+        by_name = found is cloudpickle.cloudpickle.subimport or found is import_factory
+        return functools.partial(self._import, found) if by_name else found
 
-    def _import(self, name: str) -> Any:
+    def _import(self, load: Callable[..., Any], module: str, *names: str) -> Any:
         begun = time.perf_counter()
-        module = cloudpickle.cloudpickle.subimport(name)
-        self._count(name, begun)
-        return module
-
-    def _count(self, module: str, begun: float) -> None:
-        self.seconds[module] = self.seconds.get(module, 0.0) + time.perf_counter() - begun
+        try:
+            return load(module, *names)
+        except (ImportError, AttributeError) as error:
+            error.args = (f"{error} (in {sys.executable}, Python {platform.python_version()})",)
+            raise
+        finally:
+            self.seconds[module] = self.seconds.get(module, 0.0) + time.perf_counter() - begun
 
 
 def slow_imports(seconds: dict[str, float]) -> dict[str, float]:
