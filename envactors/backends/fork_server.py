@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from envactors.backends.base import LaunchRefusedError
 from envactors.backends.reaping import REAPER, end_helper
@@ -39,9 +39,22 @@ _REAP_PATIENCE: Final = 1.0
 # A module that workers of a caller that has imported it are likely to need, too.
 _LIKELY: Final = "gymnasium"
 
-# What actors must agree on to share servers: the modules to preload and, if there are any, the variables of the
-# environment, which the modules may read.
-Settings: TypeAlias = tuple[tuple[str, ...], frozenset[tuple[str, str]]]
+
+class Settings(NamedTuple):
+    """What actors must agree on to share servers.
+
+    Attributes:
+        preload: The modules to preload.
+        env_vars: If there are any, or the interpreter is another one: the variables of the environment, which these may
+            read.
+        python: Another interpreter to run; None for the caller's.
+    """
+
+    preload: tuple[str, ...] = ()
+    env_vars: frozenset[tuple[str, str]] = frozenset()
+    python: str | None = None
+
+
 _Key: TypeAlias = tuple[Settings, tuple[str | None, ...]]
 
 
@@ -57,13 +70,15 @@ class ForkServer:
     Args:
         preload: Modules that it imports besides NumPy.
         environment: Its environment.
+        python: Another interpreter, whose path workers have then; None for the caller's.
 
     Raises:
         OSError: It could not be started.
     """
 
-    def __init__(self, preload: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, preload: Sequence[str], environment: dict[str, str], python: str | None) -> None:
         self._environment = environment
+        self._has_own_path = python is not None
         self._is_ready = False
         # The number of the last request, and so of the last worker.
         self._number = 0
@@ -75,7 +90,7 @@ class ForkServer:
         fds = requests.fileno(), exits
         boot = {"requests": fds[0], "exits": fds[1], "parent_pid": os.getpid(), "preload": list(preload)}
         try:
-            self._process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment)
+            self._process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment, python)
         except BaseException:
             self._requests.close()
             raise
@@ -101,7 +116,8 @@ class ForkServer:
         before = self._environment
         names = {name for name in (*before, *environment) if before.get(name) != environment.get(name)}
         changes = {name: environment.get(name) for name in names}
-        setup = WorkerSetup(page, changes, sys.path, sys.argv, _directory())
+        path = None if self._has_own_path else sys.path
+        setup = WorkerSetup(page, changes, path, sys.argv, _directory())
         self._number = number = self._number + 1
         try:
             socket.send_fds(self._requests, [pickle.dumps((number, *setup))], descriptors.present())
@@ -192,7 +208,6 @@ class ForkServers:
             LaunchRefusedError: A module to preload has started threads.
             OSError: The system could not start it.
         """
-        preload, variables = settings
         likely = [_LIKELY] if _LIKELY in sys.modules else []
         numbers = {name: environment.get(name) for name in THREAD_CAPS}
         key = settings, (*likely, *numbers.values())
@@ -204,7 +219,8 @@ class ForkServers:
             except ForkServerLostError:
                 self._discard(key, server)
         given = {name: value for name, value in numbers.items() if value is not None}
-        server = ForkServer([*likely, *preload], {**os.environ, **given, **dict(variables), **REAPER.mark("server")})
+        variables = {**os.environ, **given, **dict(settings.env_vars), **REAPER.mark("server")}
+        server = ForkServer([*likely, *settings.preload], variables, settings.python)
         with self._lock:
             self._servers[key] = server
         try:

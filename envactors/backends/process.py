@@ -6,14 +6,16 @@ import contextlib
 import functools
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends import starting
-from envactors.backends.base import Backend, EventLoop, ExitStatus, Stream, Worker
+from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, Stream, Worker
 from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.backends.fork_server import FORK_SERVERS, Settings
+from envactors.backends.interpreters import code_tag
 from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
 from envactors.backends.stacks import ProcessStacks
@@ -24,6 +26,7 @@ from envactors.system.processes import SIGKILL, Process, fixed_layout
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PagePlace
 from envactors.wire.info_codec import InfoReader
+from envactors.wire.pickling import read_other_numpy
 from envactors.worker.bootstrap import STACKS_FILE, Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
@@ -65,11 +68,18 @@ class ProcessBackend(Backend):
             addresses either way. The option has no effect with ``"forkserver"`` and ``"fork"``, whose workers all have
             the (random) layout of the process that they are copies of, nor if the kernel refuses, as in some
             containers.
+        python: Another Python interpreter for the workers, such as that of a virtual environment: CPython 3.10 or newer
+            with NumPy 1.26 or newer and cloudpickle, which is all that envactors needs there. Its workers have the
+            path of that interpreter, and nothing of the caller's path but this package; ``env_vars`` with
+            ``PYTHONPATH`` adds directories. Since interpreters read variables, there is a fork server for each mapping
+            of ``env_vars``. Factories are named as ``"module:callable"``, or pickled; what is pickled by value, as
+            lambdas are, needs an interpreter of the caller's own version. Only with ``"forkserver"`` and ``"spawn"``.
+            An interpreter that cannot run workers fails their start with an `ActorStartError`.
 
     Raises:
-        ValueError: There is no such start method here, ``max_starting`` is no int >= 1, or ``preload`` is used without
-            a fork server.
-        TypeError: ``spin`` or ``randomize_layout`` is no bool.
+        ValueError: There is no such start method here, ``max_starting`` is no int >= 1, ``preload`` is used without
+            a fork server, or ``python`` with ``"loky"`` or ``"fork"``.
+        TypeError: ``spin`` or ``randomize_layout`` is no bool, or ``python`` no path.
     """
 
     kills = True
@@ -83,6 +93,7 @@ class ProcessBackend(Backend):
         max_starting: int | None = None,
         preload: Sequence[str] = (),
         randomize_layout: bool = True,
+        python: str | os.PathLike[str] | None = None,
     ) -> None:
         if start_method not in get_args(starting.StartMethod):
             raise ValueError(f"start_method is {start_method!r}: expected one of {get_args(starting.StartMethod)}")
@@ -102,9 +113,28 @@ class ProcessBackend(Backend):
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
         self._preload = tuple(preload)
+        self.python = None if python is None else os.fspath(python)
+        if self.python is not None:
+            if start_method not in ("forkserver", "spawn"):
+                raise ValueError(
+                    f"python is {self.python!r} with start_method={start_method!r}: expected 'spawn', or 'forkserver' "
+                    "on Linux"
+                )
+            read_other_numpy()
+            self.import_advice = (
+                f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "
+                "directory in env_vars={'PYTHONPATH': ...}"
+            )
 
     def __repr__(self) -> str:
-        return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin})"
+        python = "" if self.python is None else f", python={self.python!r}"
+        return f"ProcessBackend(start_method={self.start_method!r}, spin={self.spin}{python})"
+
+    def loads_code(self, env_vars: Mapping[str, str]) -> bool:
+        """Return whether workers run the caller's code; see `envactors.backends.base.Backend.loads_code`."""
+        with contextlib.suppress(LaunchRefusedError):  # which the start raises too
+            return code_tag(self.python, frozenset(env_vars.items())) == sys.implementation.cache_tag
+        return True
 
     def make_memory(self) -> MappedMemory:
         """Return memory to share; see `envactors.backends.base.Backend.make_memory`."""
@@ -114,6 +144,7 @@ class ProcessBackend(Backend):
         self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None, envs: int = 1
     ) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
+        code_tag(self.python, frozenset(env_vars.items()))
         DESCRIPTOR_LIMIT.make_room()
         number, mark = REAPER.enlist()
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark, VARIABLE: SYSTEM}
@@ -134,11 +165,11 @@ class ProcessBackend(Backend):
             return FORK_SERVERS.fork(self._settings(env_vars), descriptors, page, environment)
         layout = contextlib.nullcontext(False) if self.randomize_layout else fixed_layout()
         if self.start_method == "spawn":
-            return starting.start_interpreter(descriptors, page, environment, layout)
+            return starting.start_interpreter(descriptors, page, environment, layout, self.python)
         return starting.start_by_loky(name, descriptors, page, environment, layout)
 
     def _settings(self, env_vars: Mapping[str, str]) -> Settings:
-        return self._preload, frozenset(env_vars.items() if self._preload else ())
+        return Settings(self._preload, frozenset(env_vars.items() if self._preload or self.python else ()), self.python)
 
     def retain(self, env_vars: Mapping[str, str], loop: EventLoop | None = None) -> None:
         del loop

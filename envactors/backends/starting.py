@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from envactors.system.choice import PORTABLE
@@ -32,6 +33,17 @@ THREAD_CAPS = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+# What a fresh interpreter begins with; also one that is too old to import this package. No directory of its own is on
+# its path: if that is gone, Python 3.13.0 imports no `socket`. The package is imported from its home before the path is
+# put in order, so that no other version of it, and no other package of the caller, is ever found.
+_BOOT: Final = """
+import sys; sys.path[:] = [entry for entry in sys.path if entry]
+sys.version_info >= (3, 10) or sys.exit("it is Python %d.%d: expected 3.10 or newer" % sys.version_info[:2])
+import importlib, json, typing; boot = json.loads(sys.argv.pop())
+path, sys.path[:], sys.argv[:] = boot.pop("path") or sys.path[:], boot.pop("home") + sys.path, boot.pop("argv")
+import envactors; sys.path[:] = path
+from {module} import {function}; {function}(**boot)
+"""
 # The processes that multiprocessing reaps by itself.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
@@ -79,12 +91,12 @@ def start_by_loky(
 
 
 def start_interpreter(
-    descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout
+    descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout, python: str | None
 ) -> Process:
-    """Start a fresh interpreter."""
+    """Start a fresh interpreter, this one or another."""
     with layout as fixed:
         boot = {"descriptors": descriptors, "page": page, "parent_pid": os.getpid(), "fixed_layout": fixed}
-        process = start_python("envactors.worker.bootstrap", "run", boot, descriptors.present(), environment)
+        process = start_python("envactors.worker.bootstrap", "run", boot, descriptors.present(), environment, python)
     return _watched(process.pid, process.poll)
 
 
@@ -101,19 +113,27 @@ def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str
 
 
 def start_python(
-    module: str, function: str, boot: dict[str, Any], fds: Sequence[int], environment: Mapping[str, str]
+    module: str, function: str, boot: dict[str, Any], fds: Sequence[int], env: Mapping[str, str], python: str | None
 ) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter with this environment; it runs a function of a module."""
-    boot = {**boot, "path": [entry or os.getcwd() for entry in sys.path], "argv": sys.argv}  # noqa: PTH109
-    code = (
-        "import json, sys; boot = json.loads(sys.argv.pop()); sys.path[:] = boot.pop('path'); "
-        f"sys.argv[:] = boot.pop('argv'); from {module} import {function}; {function}(**boot)"
-    )
-    # The path is the caller's, without a directory of the interpreter's own: if that is gone, Python 3.13.0 imports no
-    # `socket`.
-    options = ["-P"] if sys.version_info >= (3, 11) else []
-    command = [sys.executable, *options, "-c", code, json.dumps(boot)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)  # noqa: S603 # its own code
+    """Start a fresh interpreter with these environment variables; it runs a function, as in `python_command`."""
+    command = python_command(module, function, boot, python)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
+
+
+def python_command(module: str, function: str, boot: dict[str, Any], python: str | None) -> list[str]:
+    """Return the command by which an interpreter runs a function of a module.
+
+    Args:
+        module: The module, one of this package.
+        function: Its name.
+        boot: Its arguments.
+        python: The interpreter; None for a copy of this one with the same path. Another one has its own path, since
+            packages there are for its version of Python; of the caller's it imports this package alone.
+    """
+    path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+    home = [str(Path(__file__).parents[2])]
+    boot = {**boot, "path": path if python is None else None, "home": home, "argv": sys.argv}
+    return [python or sys.executable, "-c", _BOOT.format(module=module, function=function), json.dumps(boot)]
 
 
 def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -83,7 +84,7 @@ def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
     with contextlib.suppress(BrokenPipeError):  # `read_port` finds out
-        agent.stdin.write(json.dumps(orders._asdict()) + "\n")
+        agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")
         agent.stdin.flush()
     return agent
 

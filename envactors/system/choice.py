@@ -28,10 +28,10 @@ def choose() -> SystemName:
         if wanted not in get_args(SystemName):
             raise ImportError(f"{VARIABLE} is {wanted!r}: expected one of {get_args(SystemName)}, or nothing")
         return "portable" if wanted == "portable" else "linux"
-    return "linux" if _has_linux_calls() else "portable"
+    return "linux" if has_linux_calls() else "portable"
 
 
-def _has_linux_calls() -> bool:
+def has_linux_calls() -> bool:
     """Return whether Python was built with the calls, and the kernel has the last that came to it."""
     if not all(hasattr(*call) for call in ((select, "epoll"), (os, "eventfd"), (os, "memfd_create"))):
         return False

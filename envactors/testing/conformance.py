@@ -12,6 +12,7 @@ return MyEnv()
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import pickle
 from typing import Any
 
@@ -24,8 +25,26 @@ from envactors.testing.envs import EchoEnv, FaultyEnv, expected_checksum
 _SOON = 30.0  # timeout in seconds that a busy machine never reaches
 
 
+def _make_faulty_echo(env_id: int) -> FaultyEnv:
+    return FaultyEnv(EchoEnv(env_id, 5))
+
+
+def _fail_to_make() -> None:
+    raise LookupError("no such env")
+
+
+class _Introspective(EchoEnv):
+    """Knows its actor."""
+
+    def who(self) -> Any:
+        return ea.current_actor()
+
+
 class BackendConformance:
-    """Tests that every backend must pass. Subclasses return theirs from `make_backend`."""
+    """Tests that every backend must pass. Subclasses return theirs from `make_backend`.
+
+    What is sent to workers is importable there, except in the test of what is pickled by value.
+    """
 
     def make_backend(self) -> Backend | str:
         """Return the backend or its name."""
@@ -37,7 +56,7 @@ class BackendConformance:
 
     def make_envs(self, count: int = 4, **options: Any) -> ea.VectorEnv:
         """Return a vector env of echo envs that fail on command, in the backend."""
-        factories = [lambda i=i: FaultyEnv(EchoEnv(i, 5)) for i in range(count)]
+        factories = [functools.partial(_make_faulty_echo, i) for i in range(count)]
         return ea.VectorEnv(factories, backend=self.make_backend(), **options)
 
     def _kills(self) -> bool:
@@ -77,13 +96,36 @@ class BackendConformance:
             assert actor.step(2).result(_SOON)[0][2] == 2
 
     def test_a_factory_that_raises(self) -> None:
-        def broken() -> None:
-            raise LookupError("no such env")
-
-        with self.spawn(broken) as actor:
+        with self.spawn(_fail_to_make) as actor:
             error = actor.echo(1).exception(_SOON)
             assert isinstance(error, ea.ActorStartError)
             assert isinstance(error.__cause__, LookupError)
+
+    def test_a_factory_by_name(self) -> None:
+        with self.spawn("envactors.testing.envs:EchoEnv") as actor:
+            assert actor.step(7).result(_SOON)[0].tolist()[:3] == [0, 1, 7]
+        for name in ("envactors.testing.envs:NoEnv", "envactors.no_module:Env", "envactors.testing.envs:FAULTS"):
+            with self.spawn(name) as actor:
+                assert isinstance(actor.echo(1).exception(_SOON), ea.ActorStartError)
+
+    def test_a_factory_by_value_runs_or_is_refused(self) -> None:
+        class Env(EchoEnv):
+            def triple(self, value: int) -> int:
+                return 3 * value
+
+        from envactors.backends import resolve
+
+        if resolve(self.make_backend()).loads_code({}):
+            with self.spawn(lambda: Env(4)) as actor:
+                assert actor.triple(2).result(_SOON) == 6
+                assert actor.get("env_id").result(_SOON) == 4
+        else:
+            refused = False
+            try:
+                self.spawn(lambda: Env(4))
+            except ea.SerializationError as error:
+                refused = "'module:callable'" in str(error)
+            assert refused
 
     def test_renewal(self) -> None:
         with self.spawn() as actor:
@@ -93,22 +135,12 @@ class BackendConformance:
             assert (actor.incarnation, actor.stats().restarts) == (1, 0)
 
     def test_who_is_running(self) -> None:
-        class Env(EchoEnv):
-            def who(self) -> Any:
-                return ea.current_actor()
-
-        with self.spawn(Env, name="me") as actor:
+        with self.spawn(_Introspective, name="me") as actor:
             assert actor.who().result(_SOON) == ea.ActorContext("me", 0, 0)
         assert ea.current_actor() is None
 
     def test_close_lets_the_env_close(self) -> None:
-        closed: list[bool] = []
-
-        class Env(EchoEnv):
-            def close(self) -> None:
-                closed.append(True)
-
-        actor = self.spawn(Env)
+        actor = self.spawn()
         future = actor.echo(3)
         actor.close()
         assert future.result(0) == 3

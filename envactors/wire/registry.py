@@ -43,7 +43,10 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
     """
     if not foreign and "gymnasium" not in sys.modules:
         return
-    import gymnasium
+    try:
+        import gymnasium
+    except ImportError:
+        return  # the caller has it, and the interpreter of the workers is another one
 
     for data in (*foreign, *own):
         try:

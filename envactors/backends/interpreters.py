@@ -1,0 +1,48 @@
+"""Other interpreters for workers: whether one will do, and which code it can load. It is asked once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+from envactors.backends.base import LaunchRefusedError
+from envactors.backends.starting import python_command
+from envactors.system.choice import SYSTEM
+from envactors.worker.interpreter import platform
+
+# How long an interpreter may take to import what workers need, in seconds.
+_PATIENCE = 60.0
+
+
+@functools.cache
+def code_tag(python: str | None, env_vars: frozenset[tuple[str, str]]) -> str | None:
+    """Return the tag of the code that an interpreter runs, such as ``cpython-310``, if workers can run in it.
+
+    Args:
+        python: The interpreter; None for the caller's.
+        env_vars: Environment variables to run it with.
+
+    Raises:
+        LaunchRefusedError: They cannot.
+    """
+    if python is None:
+        return sys.implementation.cache_tag
+    boot = {"expected": platform(), "system": SYSTEM}
+    command = python_command("envactors.worker.interpreter", "check", boot, python)
+    environment = {**os.environ, **dict(env_vars)}
+    run = functools.partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, start_new_session=True)
+    try:
+        done = run(command, text=True, errors="replace", timeout=_PATIENCE, env=environment)
+    except subprocess.TimeoutExpired as error:
+        raise LaunchRefusedError(f"python={python!r} has not answered within {_PATIENCE} s") from error
+    except OSError as error:
+        text = f"python={python!r} cannot be run ({error.strerror}): expected a Python interpreter, 3.10 or newer"
+        raise LaunchRefusedError(text) from error
+    line = (done.stderr if done.returncode else done.stdout).strip().split("\n")[-1]
+    if done.returncode:
+        raise LaunchRefusedError(f"python={python!r} cannot run workers: {line}")
+    if not line.startswith(sys.implementation.name):
+        raise LaunchRefusedError(f"python={python!r} is no Python interpreter: it printed {line!r}")
+    return line

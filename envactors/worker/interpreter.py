@@ -1,0 +1,43 @@
+"""What another interpreter needs to run workers, checked in that interpreter itself."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+
+# The packages that workers import, and the oldest versions that understand what the caller's newer ones pickle.
+NEEDED = {"numpy": (1, 26), "cloudpickle": (3, 0)}
+
+
+def platform() -> str:
+    """Return what both sides must agree on to share memory and pickles."""
+    return f"{sys.implementation.name}, {sys.byteorder}-endian, {sys.maxsize.bit_length() + 1} bit"
+
+
+def check(expected: str, system: str) -> None:
+    """Print the tag of this interpreter's code, such as ``cpython-310``, or exit with a line that says what it lacks.
+
+    Args:
+        expected: The caller's `platform`.
+        system: Which system calls the caller uses.
+    """
+    if platform() != expected:
+        sys.exit(f"it is {platform()}, and the caller is {expected}")
+    wanted = " ".join(f"'{package}>={oldest[0]}.{oldest[1]}'" for package, oldest in NEEDED.items())
+    install = f"run {sys.executable} -m pip install {wanted}"
+    for package, oldest in NEEDED.items():
+        try:
+            version = importlib.import_module(package).__version__
+        except ImportError as error:
+            sys.exit(f"it cannot import {package} ({error}): {install}")
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < oldest:
+            sys.exit(f"its {package} is {version}: {install}")
+    from envactors.system.choice import has_linux_calls
+
+    if system == "linux" and not has_linux_calls():
+        sys.exit(
+            "it was built without epoll, eventfd, memfd_create or pidfd_open: use another build of it, or set "
+            "ENVACTORS_SYSTEM=portable for the caller, with start_method='spawn'"
+        )
+    print(sys.implementation.cache_tag)
