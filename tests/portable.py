@@ -6,7 +6,7 @@ import re
 
 # Regular expressions of test ids, and why these tests are for Linux alone.
 LINUX_ONLY = {
-    r"forkserver|test_fork_server\.py|test_code_blocks_run\[start-method": "there are no fork servers",
+    r"forkserver|test_fork_server\.py|test_code_blocks_run\[(start-method|other-packages)": "there are no fork servers",
     r"test_the_import_of_torch_is_done_once": "there are no fork servers, which would import it",
     r"test_a_caller_whose_own_layout_is_fixed": "memory layouts stay as they are",
     r"test_workers_that_sleep_pinned_|test_a_worker_that_somebody_moves": "threads cannot be bound to cores",
