@@ -80,7 +80,7 @@ FOREIGN = (
     r"|tianshou|torch"
 )
 # Aliases of types, and internal types that annotations of public names mention.
-ALIASES = "Autoreset|AutoresetMode|CallOwner|Client|OnFailure|Path|Spec|(starting.)?StartMethod|.*EnvFuture"
+ALIASES = "Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod|.*EnvFuture"
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {
     f"{getattr(value, '__module__', '')}.{name}": name
