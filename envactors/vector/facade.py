@@ -351,7 +351,7 @@ class VectorEnv(EnvSnapshots):
             timeout: How long that may take before what is left is killed, in seconds; None: the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        self._is_closed = True
+        self._is_closed, self._started = True, None
         if self._built.close(timeout):
             # What refers to the memory; a thread that still waits holds what it needs.
             if hasattr(self, "_episodes"):
