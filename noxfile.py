@@ -48,6 +48,7 @@ class Subject(NamedTuple):
     files: tuple[str, ...]
     beside_oldest: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 # Matplotlib 3.8 calls names of pyparsing that 3.3 warns of, and the tests turn warnings into errors.
@@ -55,6 +56,10 @@ SUBJECTS = {
     "core": Subject("3.10", "3.13", ("gymnasium", "demo", "plot"), ("tests",), ("pyparsing<3.3",)),
     "sb3": Subject("3.11", "3.11", ("gymnasium", "sb3"), ("tests/test_sb3.py",), torch=(TORCH,)),
     "tianshou": Subject("3.11", "3.11", ("tianshou",), ("tests/test_tianshou.py",), torch=(TORCH,)),
+    # What its own envs and tests import is no extra, since users choose their games.
+    "pettingzoo": Subject(
+        "3.10", "3.13", ("pettingzoo",), ("tests/test_pettingzoo.py",), beside=("pygame-ce", "pymunk<7.4")
+    ),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/test_mlagents.py",)),
     "dask": Subject("3.10", "3.13", ("dask",), ("tests/test_dask.py",)),
 }
@@ -120,7 +125,13 @@ def oldest(session: nox.Session, subject: str) -> None:
     one = SUBJECTS[subject]
     wanted = [*PROJECT["dependencies"], *(text for extra in one.extras for text in EXTRAS[extra])]
     session.install(
-        *one.torch, "-e", f".[{','.join(one.extras)}]", *lowest(wanted), *one.beside_oldest, *test_tools(one)
+        *one.torch,
+        "-e",
+        f".[{','.join(one.extras)}]",
+        *lowest(wanted),
+        *one.beside_oldest,
+        *one.beside,
+        *test_tools(one),
     )
     session.run("python", "-m", "pip", "list")
     run_tests(session, one.files)
@@ -132,7 +143,7 @@ def newest(session: nox.Session, subject: str) -> None:
     """Everything at the newest version that there is, also in an environment of an earlier run."""
     one = SUBJECTS[subject]
     upgrade = ("--upgrade", "--upgrade-strategy", "eager")
-    session.install(*upgrade, *one.torch, "-e", f".[{','.join(one.extras)}]", *test_tools(one))
+    session.install(*upgrade, *one.torch, "-e", f".[{','.join(one.extras)}]", *one.beside, *test_tools(one))
     session.run("python", "-m", "pip", "list")
     run_tests(session, one.files)
 

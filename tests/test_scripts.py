@@ -412,6 +412,7 @@ def test_torch_in_use_in_the_caller():
         ("sb3", "stable_baselines3"),
         ("tianshou", "tianshou"),
         ("mlagents", "mlagents_envs"),
+        ("pettingzoo", "pettingzoo"),
     ],
 )
 def test_without_its_package_a_drop_in_says_which_extra_to_install(module, package):
