@@ -39,7 +39,17 @@ autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 # The drop-ins of libraries that are not installed are documented too.
-LIBRARIES = ("alf", "ding", "distributed", "mlagents", "mlagents_envs", "stable_baselines3", "tianshou", "torch")
+LIBRARIES = (
+    "alf",
+    "ding",
+    "distributed",
+    "mlagents",
+    "mlagents_envs",
+    "pettingzoo",
+    "stable_baselines3",
+    "tianshou",
+    "torch",
+)
 suppress_warnings = ["autodoc.mocked_object"]
 autodoc_mock_imports = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 napoleon_numpy_docstring = False
@@ -77,10 +87,13 @@ if os.environ.get("DOCS_ONLINE") == "1":
     }
 FOREIGN = (
     r"collections|concurrent|distributed|typing|types|enum|os|pathlib|numpy|np|npt|gymnasium|gym|stable_baselines3"
-    r"|tianshou|torch"
+    r"|pettingzoo|tianshou|torch"
 )
 # Aliases of types, and internal types that annotations of public names mention.
-ALIASES = "Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod|.*EnvFuture"
+ALIASES = (
+    "AgentBatches|Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod"
+    "|.*EnvFuture"
+)
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {
     f"{getattr(value, '__module__', '')}.{name}": name

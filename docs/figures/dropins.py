@@ -20,6 +20,7 @@ import numpy as np
 NUM_ENVS = 8
 ROUNDS, SECONDS = 9, 0.7
 ACTIONS = np.zeros(NUM_ENVS, np.int64)
+AGENTS = [f"agent_{number}" for number in range(4)]
 
 
 class Timestep(NamedTuple):
@@ -135,6 +136,72 @@ class AlfNothing:
         """Do nothing."""
 
 
+def agents_that_do_nothing() -> Callable[[], Any]:
+    """Return a factory of the same for PettingZoo, with four agents."""
+    from pettingzoo import ParallelEnv
+
+    class ManyNothing(ParallelEnv):  # type: ignore[misc]
+        """Does nothing, with four float32 per agent."""
+
+        metadata: dict[str, Any] = {"name": "nothing_v0"}  # noqa: RUF012 # as PettingZoo has it
+        possible_agents = AGENTS
+        render_mode = None
+
+        def __init__(self) -> None:
+            self.agents = list(AGENTS)
+            self._observations = dict.fromkeys(AGENTS, np.zeros(4, np.float32))
+            self._rewards, self._flags = dict.fromkeys(AGENTS, 0.0), dict.fromkeys(AGENTS, False)
+
+        def observation_space(self, agent: str) -> Any:  # noqa: ARG002
+            """Return that of four float32."""
+            return Nothing.observation_space
+
+        def action_space(self, agent: str) -> Any:  # noqa: ARG002
+            """Return that of two actions."""
+            return Nothing.action_space
+
+        def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # noqa: ARG002
+            """Return zeros."""
+            return self._observations, {agent: {} for agent in AGENTS}
+
+        def step(self, actions: Any) -> Any:  # noqa: ARG002
+            """Return zeros."""
+            return self._observations, self._rewards, self._flags, self._flags, {agent: {} for agent in AGENTS}
+
+    return ManyNothing
+
+
+class OneBatch:
+    """SuperSuit's flat batch of all agents, stepped with the actions of a vector env by agent."""
+
+    def __init__(self, make: Callable[[], Any], processes: int) -> None:
+        import supersuit
+
+        single = supersuit.pettingzoo_env_to_vec_env_v1(make())
+        self._envs = supersuit.concat_vec_envs_v1(single, NUM_ENVS, num_cpus=processes)
+        self.agents = AGENTS
+        self.reset, self.close = self._envs.reset, self._envs.close
+
+    def step(self, actions: Any) -> Any:
+        """Step all agents."""
+        return self._envs.step(np.stack([actions[agent] for agent in AGENTS], 1).reshape(-1))
+
+
+def pettingzoo_sides() -> dict[str, Callable[[], Any]]:
+    """Return the vector envs for PettingZoo."""
+    import supersuit  # noqa: F401 # what is measured against
+
+    from envactors.integrations.pettingzoo import ActorParallelEnv
+
+    make = agents_that_do_nothing()
+    return {
+        "SuperSuit `concat_vec_envs_v1`, 8 processes": lambda: OneBatch(make, NUM_ENVS),
+        "SuperSuit `concat_vec_envs_v1`, 2 processes": lambda: OneBatch(make, 2),
+        "`ActorParallelEnv`": lambda: ActorParallelEnv([make] * NUM_ENVS),
+        "`ActorParallelEnv`, 4 copies per process": lambda: ActorParallelEnv([make] * NUM_ENVS, envs_per_actor=4),
+    }
+
+
 def gymnasium_sides() -> dict[str, Callable[[], Any]]:
     """Return the vector envs of Gymnasium."""
     from envactors.integrations.gymnasium import ActorVectorEnv
@@ -206,6 +273,7 @@ LIBRARIES = {
     "sb3": ("stable_baselines3", sb3_sides),
     "tianshou": ("tianshou", tianshou_sides),
     "ding": ("ding", ding_sides),
+    "pettingzoo": ("pettingzoo", pettingzoo_sides),
 }
 
 
@@ -216,6 +284,9 @@ def stepper(envs: Any) -> Callable[[], Any]:
         actions = dict(enumerate(ACTIONS))
         return lambda: (envs.ready_obs, envs.step(actions))
     envs.reset()
+    if hasattr(envs, "agents"):
+        by_agent = dict.fromkeys(envs.agents, ACTIONS)
+        return lambda: envs.step(by_agent)
     return lambda: envs.step(ACTIONS)
 
 
