@@ -76,7 +76,9 @@ class FrameBatchStep:
     """
 
     pipelines = False
+    needs_permit = True
     timeout: float | None = None
+    number = 0
 
     def __init__(self, requests: Sequence[StepRequest], *, stream: bool) -> None:
         self.call_id = 0

@@ -7,6 +7,7 @@ still at the one before.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 
@@ -14,9 +15,10 @@ from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.core import ActorCore
 from envactors.actor.env_records import handle_record
 from envactors.actor.exit_decision import ExitDecision, Fate, Running
+from envactors.actor.permits import LimitedTable
 from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
 from envactors.actor.requests import Answer, CallRequest, Entry, Request
-from envactors.actor.shm_batch_step import SharedMemoryBatchStep, SharedMemorySteps
+from envactors.actor.shm_batch_step import LimitedSteps, SharedMemoryBatchStep, SharedMemorySteps
 from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError, copy_error
@@ -24,6 +26,7 @@ from envactors.wire.control_page import ASLEEP, SPINNING
 from envactors.wire.messages import Frame, Kind
 from envactors.wire.steps import pack_steps
 
+_log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
 EXIT_GRACE = 1.0
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
@@ -46,7 +49,10 @@ class Calls:
         self._core = core
         self._on_start_reply = on_start_reply
         self.tuner = WaitTuner(core.config.spin)
-        self.steps = SharedMemorySteps(core, self.receive, self.dispatch)
+        kind = SharedMemorySteps
+        if isinstance(core.table, LimitedTable):
+            kind, core.table.dispatch = LimitedSteps, self._dispatch_or_kill
+        self.steps = kind(core, self.receive, self.dispatch)
         # When the last reply came (`time.monotonic`).
         self._answered = 0.0
 
@@ -61,8 +67,17 @@ class Calls:
             self._post(entry)
             if core.phase is not LIVE:
                 return
-        if core.table.queue and core.table.running[0].pipelines:
+        table = core.table
+        if table.running and table.running[0].pipelines and (table.queue or table.is_limited):
             self.steps.watch_end()  # the thread that waits for the step need not be awake
+
+    def _dispatch_or_kill(self) -> None:
+        """Send what waits, for another actor that must not suffer for an error of this one."""
+        try:
+            self.dispatch()
+        except Exception:
+            _log.exception("what actor %r was asked could not be sent", self._core.config.name)
+            self._core.kill_inconsistent()
 
     def _post(self, entry: Entry) -> None:
         core, now = self._core, time.monotonic()
@@ -150,7 +165,8 @@ class Calls:
             if not core.recovery.record(answer, frame.incarnation):
                 self.fail_bound(core.incarnation - 1)
             core.deferred.add(functools.partial(self._settle_answer, answer, frame.incarnation, core.pid))
-        if ended and core.table.queue:
+        if ended and (core.table.queue or core.table.is_limited):
+            core.table.end_running()
             self.dispatch()
 
     # Outcomes --------------------------------------------------------------------------------------------
@@ -194,16 +210,16 @@ class Calls:
                 queue.append(entry)
             else:
                 _, requests = entry.split(None, blame=False)
-                queue.extend(map(self.as_entry, requests))
+                queue.extend(self.as_entry(request, entry.number) for request in requests)
 
-    def as_entry(self, request: Request) -> Entry:
+    def as_entry(self, request: Request, number: int = 0) -> Entry:
         """Return what the table holds for a request that is asked by itself."""
         if isinstance(request, CallRequest):
             return request
         assert isinstance(request, StepRequest), "there are calls and steps"
         entry, table = FrameBatchStep([request], stream=True), self._core.table
         table.last_id += 1
-        entry.call_id = table.last_id
+        entry.call_id, entry.number = table.last_id, number
         return entry
 
     def loss_error(self, request: Request) -> ActorError:

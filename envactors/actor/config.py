@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.backends.base import Backend, RowMemory
 from envactors.options import Deadlines, RestartPolicy
@@ -34,6 +35,7 @@ class ActorConfig:
         standbys: Each returns the process of a standby for an actor that has lost its own, or None; see
             `Lifecycle.give_process`.
         is_standby: Whether the actor only holds a process for others.
+        permits: What its steps and resets need to run; None if any number may.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ActorConfig:
     save_every: int | None = None
     standbys: Sequence[Callable[[float], ActorProcess | None]] = ()
     is_standby: bool = False
+    permits: Permits | None = None
 
     @property
     def spin(self) -> bool:

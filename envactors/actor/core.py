@@ -16,6 +16,7 @@ from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
+from envactors.actor.permits import LimitedTable
 from envactors.actor.process import ActorProcess
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, RequestTable, first_look
@@ -48,14 +49,15 @@ class ActorCore:
     def __init__(self, config: ActorConfig, reactor: Reactor) -> None:
         self.config = config
         self.reactor = reactor
-        self.lock = threading.RLock()
+        permits = config.permits
+        self.lock = threading.RLock() if permits is None else permits.lock
         # Runs what an in-line worker was asked, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
         self.deferred = DeferredCalls(reactor.post)
         self.change = StateChange(self)
         self.timers = Timers(reactor.note_timer)
         self.errors = ErrorFactory(config)
-        self.table = RequestTable()
+        self.table = RequestTable() if permits is None else LimitedTable(permits)
         count = len(config.start.factories)
         self.recovery = Journals(config.first_index, count, config.max_journal, config.save_every, self._save_state)
         self.phase: Phase = LAUNCHING

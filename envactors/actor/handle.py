@@ -16,6 +16,7 @@ from envactors.actor.env_records import levels_of_loggers
 from envactors.actor.future import ActorFuture
 from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.journal import SavedJournal
+from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
@@ -242,10 +243,15 @@ def spawn(
         SerializationError: ``factory`` cannot be pickled, or has code of another version of Python than the worker's.
         ValueError: No such backend, or ``factory`` is a string of another form.
     """
-    name = f"actor-{next(_numbers)}" if name is None else name
+    name = next_name() if name is None else name
     return launch(
         [factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart, env_vars=env_vars
     )
+
+
+def next_name() -> str:
+    """Return a name for an actor that was given none."""
+    return f"actor-{next(_numbers)}"
 
 
 def launch(
@@ -263,6 +269,7 @@ def launch(
     snapshot: Snapshot | None = None,
     standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
     is_standby: bool = False,
+    permits: Permits | None = None,
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
     pickled = [_pickle_factory(factory, name) for factory in factories]
@@ -282,7 +289,7 @@ def launch(
         )
     every = None if snapshot is None else snapshot.every
     config = ActorConfig(
-        name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby
+        name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby, permits
     )
     with defer_signals:
         supervisor = Supervisor(config)

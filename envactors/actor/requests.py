@@ -71,6 +71,8 @@ class Entry(Protocol):
 
     call_id: int
     started: float
+    # Of those that need a permit: the older, the lower; 0 for what goes before all others. See `LimitedTable`.
+    number: int
 
     @property
     def timeout(self) -> float | None:
@@ -83,6 +85,10 @@ class Entry(Protocol):
     @property
     def pipelines(self) -> bool:
         """Whether it may be posted while another one that does runs."""
+
+    @property
+    def needs_permit(self) -> bool:
+        """Whether an env steps or resets in it."""
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         """Return what a reply ends, and whether the entry has ended with it."""
@@ -112,15 +118,22 @@ class CallRequest(Request):
     Attributes:
         kind: The kind of its frame; None for a renewal, which sends a CLOSE.
         payload: The pickled message.
+        number: See `Entry`.
     """
 
     kind: Kind | None = None
     payload: bytes | bytearray = NO_ARGUMENTS
+    number: int = 0
     pipelines: ClassVar[bool] = False
 
     @property
     def parts(self) -> Sequence[Request]:
         return (self,)
+
+    @property
+    def needs_permit(self) -> bool:
+        # Adapters of drop-ins have methods of their own that do so.
+        return self.kind == Kind.REPLAY or self.method.removeprefix("envactors_") in ("step", "reset")
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         return [Answer(self, frame.kind == Kind.FAILED, frame.payload)], True
@@ -168,11 +181,14 @@ class RequestTable:
     """What runs and what waits, in order.
 
     Attributes:
+        is_limited: Whether entries need permits.
         running: What the worker was sent and has not ended, oldest first: one call, or any number of batch steps that
             pipeline.
         queue: What waits, next one first.
         last_id: The number of the entry that was numbered last.
     """
+
+    is_limited: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.running: list[Entry] = []
@@ -202,6 +218,9 @@ class RequestTable:
             if request.future is not None:
                 request.future.mark_running()
         return entry
+
+    def end_running(self) -> None:
+        """Act on the end of all that ran, if others wait for it; it is not listed any more."""
 
     def find_running(self, call_id: int) -> Entry | None:
         """Return the running entry with this number; None says that a reply is stale."""

@@ -46,7 +46,9 @@ class SharedMemoryBatchStep:
     """
 
     pipelines = True
+    needs_permit = True
     timeout: float | None = None
+    number = 0
     parts: Sequence[Request] = ()
 
     def __init__(
@@ -222,9 +224,7 @@ class SharedMemorySteps:
             if process is None or process.page is not step.page or core.phase is not LIVE or core.closing:
                 return False
             if table.queue or (table.running and not table.running[-1].pipelines):
-                step.wait_in_queue()
-                table.add(step)
-                self._dispatch()
+                self._queue(step)
                 return True
             if core.step_limit is not None and not table.running:
                 core.timers.set("call", now + core.step_limit)  # not put off: it may be that of the step before
@@ -232,6 +232,11 @@ class SharedMemorySteps:
             table.running.append(step)
             step.start(table.last_id, now, wait)
         return True
+
+    def _queue(self, step: SharedMemoryBatchStep) -> None:
+        step.wait_in_queue()
+        self._core.table.add(step)
+        self._dispatch()
 
     def finish(self, step: SharedMemoryBatchStep) -> bool:
         """Retire a batch step that the worker has finished; return whether it is over. Called with signals deferred."""
@@ -260,6 +265,7 @@ class SharedMemorySteps:
                 core.timers.cancel("call")
             if process.on_ring is not None:
                 process.watch_doorbell(None)
+                core.table.end_running()  # who waits for that has the end noticed
             if core.table.queue:
                 self._dispatch()
 
@@ -327,3 +333,17 @@ class SharedMemorySteps:
             for step in steps:
                 if index in step.envs:
                     step.overflow[index] = payload
+
+
+class LimitedSteps(SharedMemorySteps):
+    """Starts and ends batch steps that need permits: each goes through the queue."""
+
+    def start(self, step: SharedMemoryBatchStep, now: float, wait: int) -> bool:
+        del now, wait  # it may start later
+        core = self._core
+        with core.lock:
+            if core.process is None or core.process.page is not step.page or core.phase is not LIVE or core.closing:
+                return False
+            self.retire()
+            self._queue(step)
+        return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView, close_all
+from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.arrays.slab import Layout, Slab
 from envactors.arrays.specs import ArraySpec, batches_alike, leaves
@@ -38,16 +39,22 @@ class VectorActors:
     standbys: list[ActorHandle] = dataclasses.field(default_factory=list)
 
     def launch(
-        self, groups: Sequence[list[Factory]], env_vars: Sequence[Mapping[str, str] | None], standbys: int
+        self,
+        groups: Sequence[list[Factory]],
+        env_vars: Sequence[Mapping[str, str] | None],
+        standbys: int,
+        permits: Permits | None,
     ) -> None:
-        """Make an actor per group of factories, and the standbys."""
+        """Make an actor per group of factories, which share the permits, and the standbys."""
         # Filled below; read when a process is lost.
         givers: list[Callable[[float], ActorProcess | None]] = []
         shares, largest = len(groups[0]) > 1, groups[0]
         for group, variables in zip(groups, env_vars, strict=True):
             first = len(self.envs)
             name = f"envs-{first}-{first + len(group) - 1}" if shares else f"env-{first}"
-            actor = self.launch_alike(group, name=name, first=first, env_vars=variables, standbys=givers)
+            actor = self.launch_alike(
+                group, name=name, first=first, env_vars=variables, standbys=givers, permits=permits
+            )
             self.actors.append(actor)
             for position in range(len(group)):
                 handle: ActorView = EnvHandle(actor._supervisor, actor._lifeline, position) if shares else actor

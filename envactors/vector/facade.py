@@ -87,6 +87,9 @@ class VectorEnv(EnvSnapshots):
             workers, if the specs are fixed arrays; otherwise they are sent.
         copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
             possible, valid until that env's next step.
+        max_running: How many envs may step or reset at once, also in resets and replays that the vector does by itself;
+            None: all. The requests of the others wait in the caller, in the order in which they were made, and their
+            deadlines count from their start. Other calls go on meanwhile.
         seed_episodes: Whether each reset without a seed gets one of its own, so that an episode depends on nothing
             before it: that of episode ``e`` since the env was last reset with a seed ``s`` (episode 0) is
             ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])``; an env that never was counts from a random
@@ -129,13 +132,13 @@ class VectorEnv(EnvSnapshots):
         backend: str | Backend = "process",
         shared_memory: bool = True,
         copy: bool = True,
+        max_running: int | None = None,
         seed_episodes: bool = False,
         snapshot: Snapshot | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
         factories, backend = list(factories), backends.resolve(backend)
         inputs.check_policies(autoreset, on_failure, max_journal, checkpoint_every)
-        inputs.check_counts(0, standbys=standbys)
         inputs.check_flags(shared_memory=shared_memory, copy=copy, seed_episodes=seed_episodes)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)
         inputs.check_recycling(recycle, groups, backend)
@@ -148,7 +151,7 @@ class VectorEnv(EnvSnapshots):
         self._built = VectorActors(alike, memory)
         self.actors, self._envs = self._built.actors, self._built.envs
         try:
-            self._built.launch(groups, variables, standbys)
+            self._built.launch(groups, variables, standbys, inputs.limit_running(max_running, len(groups), backend))
             self._assemble(Choices(autoreset, on_failure, recycle, copy, seed_episodes, snapshot, checkpoint_every))
         except BaseException:
             self.close(0)

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from envactors.actor.permits import Permits
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.options import RecyclePolicy
@@ -101,8 +102,9 @@ def check_standbys(
     """Refuse standbys that could not stand in for every actor.
 
     Raises:
-        VectorInputError: Naming the first difference between the actors.
+        VectorInputError: No such number, or naming the first difference between the actors.
     """
+    check_counts(0, standbys=standbys)
     if not standbys:
         return
     if not backend.kills:
@@ -117,6 +119,18 @@ def check_standbys(
             f"standbys={standbys}, and {odd[0]}: expected one and the same object for all ([make] * n, say) and equal "
             "env_vars, since a standby is made before it is known whose place it takes"
         )
+
+
+def limit_running(max_running: int | None, actors: int, backend: Backend) -> Permits | None:
+    """Return the permits that so many actors share, None if they need none: if all may run, or each waits anyway.
+
+    Raises:
+        VectorInputError: ``max_running`` is no int >= 1.
+    """
+    if max_running is None:
+        return None
+    check_counts(1, max_running=max_running)
+    return None if max_running >= actors or backend.inline else Permits(max_running)
 
 
 def check_env_ids(env_ids: Any, count: int) -> list[int]:

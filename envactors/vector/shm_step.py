@@ -77,7 +77,9 @@ class SharedMemoryStepper:
         self._prepared = PreparedSteps(rows, infos, envs, episodes, pending, self.single.reissue)
         self._actors = self._prepared.actors
         self.wait_set = self._prepared.wait_set
-        self._inline, self._is_far = config.backend.inline, config.backend.is_far
+        self._inline = config.backend.inline
+        # Whether what a step waits for may come with replies: rings of far workers, the ends of steps before it.
+        self._reads_replies = config.backend.is_far or config.permits is not None
         self._reactor = envs[0].supervisor.reactor
         self._corked = config.backend.corked
         # When the last step was started (`time.monotonic`).
@@ -197,7 +199,7 @@ class SharedMemoryStepper:
         is_finished = functools.partial(self._is_finished, prepared)
         if self._inline:
             self.run_inline()
-        if self._is_far:
+        if self._reads_replies:
             finished = self._reactor.wait(is_finished, self._pending, deadline, self.wait_set)
         else:
             finished = self.wait_set.wait_rings(is_finished, self._pending, deadline)
