@@ -252,6 +252,42 @@ class PacedEnv(EchoEnv):
         return super().reset(**kwargs)
 
 
+def clocked(kind, path, pace=0.005):
+    """A class like an env's own that writes down when it steps and resets, and takes a moment longer for it."""
+
+    class Clocked(kind):
+        is_inside = False
+
+        def reset(self, *args, **kwargs):
+            with self.clock():
+                return super().reset(*args, **kwargs)
+
+        def step(self, *args, **kwargs):
+            with self.clock():
+                return super().step(*args, **kwargs)
+
+        @contextlib.contextmanager
+        def clock(self):
+            if self.is_inside:  # a step that resets
+                yield
+                return
+            self.is_inside, begin = True, time.monotonic()
+            time.sleep(pace)
+            yield
+            self.is_inside = False
+            with Path(path).open("a") as file:
+                file.write(f"{begin!r} {time.monotonic()!r}\n")
+
+    return Clocked
+
+
+def most_at_once(path):
+    """How many clocked envs stepped or reset at once at most."""
+    intervals = [[float(time) for time in line.split()] for line in Path(path).read_text().splitlines()]
+    changes = sorted([(begin, 1) for begin, _ in intervals] + [(end, -1) for _, end in intervals])
+    return max(itertools.accumulate(change for _, change in changes))
+
+
 class FixedWait:
     """Stands in for `WaitTuner`: always the same strategy."""
 

@@ -16,7 +16,18 @@ import numpy as np
 import psutil
 import pytest
 from alfenvs import AlfEnv, Camera, Complaint, Gated, Logged, Many, Nested, TensorSpec, Ticking, uneven, uneven_length
-from helpers import FORK_SERVER, SOON, episode_seed, is_gone, kept_fork_server, run_script, wait_for_path, wait_until
+from helpers import (
+    FORK_SERVER,
+    SOON,
+    clocked,
+    episode_seed,
+    is_gone,
+    kept_fork_server,
+    most_at_once,
+    run_script,
+    wait_for_path,
+    wait_until,
+)
 
 import envactors as ea
 from envactors.backends import starting
@@ -932,6 +943,16 @@ def test_a_number_that_does_not_fit_is_told(make, odd):
 
     with pytest.raises(RuntimeError, match=r"env_info\['n'\] (has|is)"):
         make([functools.partial(Odd, env_info={"n": TensorSpec((), "int32")})]).reset()
+
+
+def test_no_more_envs_run_at_once_than_allowed(make, tmp_path):
+    env = make([clocked(AlfEnv, tmp_path / "log")] * 5, num_spare_envs_for_reload=1, max_running=2)
+    env.reset()
+    for _ in range(8):
+        env.step(zeros(env))
+    promises = [single.step(np.int64(0), blocking=False) for single in env.envs]
+    assert [int(promise().observation[0]) for promise in promises] == [0, 1, 2, 3]
+    assert most_at_once(tmp_path / "log") == 2
 
 
 def test_slots_say_the_seeds_of_their_episodes(make):

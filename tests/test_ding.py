@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
-from helpers import FORK_SERVER, SOON, episode_seed, run_script
+from helpers import FORK_SERVER, SOON, clocked, episode_seed, most_at_once, run_script
 
 import envactors as ea
 from envactors.backends import starting
@@ -166,7 +166,7 @@ def test_cfg_has_the_defaults_of_di_engine():
         "reset_inplace": False,
     }
     ours = {"context": starting.DEFAULT, "on_failure": "raise", "restart": ea.RestartPolicy(max_restarts=3)}
-    ours |= {"seed_episodes": False, "backend": None}
+    ours |= {"seed_episodes": False, "max_running": None, "backend": None}
     waits = {"wait_num": 2, "step_wait_timeout": 0.01}
     waits_for_all = {"wait_num": float("inf"), "step_wait_timeout": None}
     assert AsyncActorEnvManager.config == {**alike, **waits, **ours}
@@ -845,6 +845,15 @@ SIDE_BY_SIDE = """
     theirs, ours = play(SubprocessEnvManagerV2), play(ActorEnvManagerV2)
     print("same", len(theirs) > 100 and theirs == ours)
 """
+
+
+@BOTH
+def test_no_more_envs_run_at_once_than_allowed(make, manager, tmp_path):
+    kind = clocked(Env, tmp_path / "log")
+    made = make(manager, env_fn=[functools.partial(kind, i) for i in range(5)], max_running=2)
+    for _ in range(8):
+        made.step(dict.fromkeys(made.ready_obs_id, PLAIN))
+    assert most_at_once(tmp_path / "log") == 2
 
 
 @BOTH

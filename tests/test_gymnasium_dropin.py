@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SOON, episode_seed
+from helpers import SOON, clocked, episode_seed, most_at_once
 
 import envactors as ea
 
@@ -133,11 +133,18 @@ def test_context_is_how_processes_start(context):
     envs.close()
 
 
-def test_max_concurrency_is_the_number_of_processes_at_most():
-    for limit, pack, processes in [(2, 1, 2), (3, 1, 3), (1, 1, 1), (9, 1, 5), (None, 2, 3), (2, 4, 2)]:
-        envs = ActorVectorEnv([Probe] * 5, max_concurrency=limit, envs_per_actor=pack)
-        assert len(set(envs.call("pid"))) == processes
-        envs.close()
+@pytest.mark.parametrize("limit", [1, np.int64(2), 9, None])
+def test_max_concurrency_limits_how_many_run_and_each_keeps_its_process(tmp_path, limit):
+    kind = clocked(Probe, tmp_path / "log")
+    envs = ActorVectorEnv([lambda: kind(length=3)] * 5, max_concurrency=limit, autoreset_mode="SameStep")
+    assert len(set(envs.call("pid"))) == 5
+    envs.reset(seed=1)
+    for _ in range(4):
+        obs = envs.step(np.zeros(5, np.int64))[0]
+    assert obs.shape == (5, 2)
+    most = most_at_once(tmp_path / "log")
+    assert most <= limit if limit is not None and limit < 5 else 2 < most <= 5
+    envs.close()
 
 
 # No dummy env, spaces ----------------------------------------------------------------------------------------

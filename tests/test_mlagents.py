@@ -22,7 +22,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers import SOON, is_gone, wait_for_path, wait_until
+from helpers import SOON, clocked, is_gone, most_at_once, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -118,6 +118,16 @@ def arm(tmp_path):
         (tmp_path / f"{worker}.{when}.{what}").write_text("always" if always else "")
 
     return arm_one
+
+
+def test_no_more_envs_run_at_once_than_allowed(make, tmp_path):
+    manager = make(5, functools.partial(clocked(Field, tmp_path / "log"), mishaps=tmp_path), max_running=2)
+    manager.reset()
+    for _ in range(6):
+        manager.get_steps()
+    assert most_at_once(tmp_path / "log") == 2
+    with pytest.raises(ea.VectorInputError, match="max_running is 0"):
+        make(max_running=0)
 
 
 def ask(manager, name):

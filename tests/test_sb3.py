@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import psutil
 import pytest
-from helpers import episode_seed
+from helpers import clocked, episode_seed, most_at_once
 
 import envactors as ea
 
@@ -569,6 +569,15 @@ def test_twenty_thousand_steps_are_bit_for_bit_the_same(make):
     result, kills = train_with_kills(make, 0.5, train)
     assert kills > 2
     assert result == expected
+
+
+def test_no_more_envs_run_at_once_than_allowed(make, tmp_path):
+    kind = clocked(Teller, tmp_path / "log")
+    envs = make([functools.partial(kind, i, length=3) for i in range(5)], max_running=2)
+    envs.reset()
+    for _ in range(4):
+        envs.step(np.ones(5, np.int64))
+    assert most_at_once(tmp_path / "log") == 2
 
 
 def test_reset_infos_say_the_seeds_of_episodes(make):

@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from helpers import SOON, episode_seed
+from helpers import SOON, clocked, episode_seed, most_at_once
 
 import envactors as ea
 
@@ -219,6 +219,19 @@ def test_normalised_observations(make):
     obs, infos = envs.reset()
     assert obs.shape == (2, 4)
     assert len(infos) == 2
+
+
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_no_more_envs_run_at_once_than_allowed(make, tmp_path, wait_num):
+    kind = clocked(Teller, tmp_path / "log")
+    envs = make([functools.partial(kind, i) for i in range(5)], wait_num, max_running=2)
+    envs.reset()
+    ids = np.arange(5)
+    for _ in range(6):
+        ids = np.array([info["env_id"] for info in envs.step(np.ones(len(ids), np.int64), ids)[4]])
+    assert most_at_once(tmp_path / "log") == 2
+    with pytest.raises(ea.VectorInputError, match="max_running is 0"):
+        make(tellers(2), max_running=0)
 
 
 @pytest.mark.parametrize("kind", [ActorVectorEnv, of_workers])

@@ -64,6 +64,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             ALF; otherwise up to 3 in 600 s.
         seed_episodes: True to seed each env with a seed of its own right before each reset; see `VectorEnv`. Not for
             envs that reset themselves.
+        max_running: Largest number of envs that step or reset at once, spare envs included; None: all.
         backend: Backend of the actors; excludes ``start_method``, and ``start_serially`` is not for it.
 
     Attributes:
@@ -92,6 +93,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
         seed_episodes: bool = False,
+        max_running: int | None = None,
         backend: Backend | str | None = None,
     ) -> None:
         if start_method is not None and backend is not None:
@@ -121,6 +123,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                 ),
                 copy=False,  # each array is copied out of the records
                 seed_episodes=seed_episodes,
+                max_running=max_running,
             )
         except ActorError as error:
             raise interrupted(error) from error

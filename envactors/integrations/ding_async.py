@@ -49,11 +49,12 @@ class AsyncActorEnvManager(Envs):
     observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
     ``"fork"``).
 
-    Four entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
+    Five entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
     ``"renew"``: it gives an abnormal timestep with the exception as ``info["failure"]``, and the env's next reset runs
     in a new process), ``restart`` (limits of the replacement of lost processes under ``"renew"``), ``seed_episodes``
-    (True: each reset has a seed of its own, which `episode_seeds` says; not with ``reset_inplace``) and ``backend``
-    (backend of the actors, instead of a ``context``).
+    (True: each reset has a seed of its own, which `episode_seeds` says; not with ``reset_inplace``), ``max_running``
+    (largest number of envs that step or reset at once; None: all) and ``backend`` (backend of the actors, instead of a
+    ``context``).
 
     Raises:
         AssertionError: An entry is invalid. All refused calls raise this type.
@@ -78,6 +79,7 @@ class AsyncActorEnvManager(Envs):
         "on_failure": "raise",
         "restart": RestartPolicy(max_restarts=3),
         "seed_episodes": False,
+        "max_running": None,
         "backend": None,
     }
 

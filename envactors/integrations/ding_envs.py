@@ -202,6 +202,7 @@ class Envs(BaseEnvManager):
                 shared_memory=shared,
                 copy=self._cfg["copy_on_get"],
                 seed_episodes=self._cfg["seed_episodes"],
+                max_running=self._cfg["max_running"],
             )
         except ActorError as error:
             raise RuntimeError(f"an env could not be made: {error}") from error

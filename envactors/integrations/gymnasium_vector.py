@@ -19,7 +19,6 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from envactors.actor.handle import call_or_get
-from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import as_elsewhere
@@ -71,7 +70,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         observation_mode: ``"same"``: all observation spaces are equal; ``"different"``: of one shape and dtype; or a
             tuple of the batched and the single space.
         autoreset_mode: Behaviour at the end of an episode.
-        max_concurrency: Largest number of envs that run at once; also the largest number of processes.
+        max_concurrency: Largest number of envs that step or reset at once; the others wait in the caller. It is
+            ``max_running`` of `envactors.VectorEnv`.
         envs_per_actor: Number of envs per process; see `envactors.VectorEnv`, also for the arguments below.
         on_failure: ``"raise"``, ``"renew"`` or ``"replay"``.
         deadlines: Deadlines; by default only closing has one (5 s).
@@ -130,7 +130,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             self._envs = VectorEnv(
                 env_fns,
-                envs_per_actor=_limited(envs_per_actor, max_concurrency, self.num_envs, backend),
+                envs_per_actor=envs_per_actor,
                 autoreset=_AUTORESETS[self.autoreset_mode],
                 on_failure=on_failure,
                 deadlines=deadlines,
@@ -140,6 +140,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 backend=backend or (ProcessBackend(_start_method(context)) if context is not None else "process"),
                 shared_memory=self.shared_memory,
                 copy=False,
+                max_running=_checked_limit(max_concurrency),
             )
         except SpaceMismatchError as error:
             what: Literal["action", "observation"] = "action" if "action spec" in str(error) else "observation"
@@ -415,20 +416,14 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
 
 
-def _limited(
-    envs_per_actor: int | Literal["auto"], max_concurrency: int | None, num_envs: int, backend: str | Backend | None
-) -> int | Literal["auto"]:
-    """Return the number of envs per process with which at most ``max_concurrency`` run at once."""
+def _checked_limit(max_concurrency: Any) -> int | None:
     if max_concurrency is None:
-        return envs_per_actor
+        return None
     if not isinstance(max_concurrency, (int, np.integer)):
         raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
     if max_concurrency < 1:
         raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
-    if envs_per_actor == "auto":
-        cores = resolve(backend or "process").count_cores()
-        return "auto" if cores <= max_concurrency else -(-num_envs // int(max_concurrency))
-    return max(envs_per_actor, -(-num_envs // int(max_concurrency)))
+    return int(max_concurrency)
 
 
 def _start_method(context: str) -> Any:

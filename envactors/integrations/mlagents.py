@@ -19,10 +19,12 @@ from typing import Any
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process, launch
 from envactors.actor.states import ActorState
+from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
 from envactors.integrations.env_adapters_mlagents import UnityEnvAdapter
 from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.vector.inputs import limit_running
 from envactors.wire.factory import as_callable
 
 try:
@@ -105,6 +107,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes. None: those of ``run_options.env_settings``; without them
             once in any 60 seconds and 10 times in the life of a worker, as in ML-Agents.
+        max_running: Largest number of envs that step or reset at once; None: all.
         backend: Backend of the actors.
 
     Attributes:
@@ -125,9 +128,11 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
+        max_running: int | None = None,
         backend: Backend | str = "process",
     ) -> None:
         super().__init__()
+        permits = limit_running(max_running, n_env, resolve(backend))
         engine, policy = _settings(run_options)
         self.env_parameters: dict[str, Any] = {}
         self.env_workers: list[Worker] = []
@@ -140,6 +145,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
                 deadlines=deadlines,
                 restart=restart or policy,
                 env_vars=None,
+                permits=permits,
             )
             self.env_workers.append(Worker(i, actor))
 

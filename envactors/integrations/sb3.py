@@ -56,6 +56,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         standbys: Number of processes kept ready to replace lost ones.
         seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
             `VectorEnv`.
+        max_running: Largest number of envs that step or reset at once; None: all.
         backend: Backend of the actors; excludes ``start_method``.
 
     Attributes:
@@ -80,6 +81,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
         seed_episodes: bool = False,
+        max_running: int | None = None,
         backend: Backend | str | None = None,
     ) -> None:
         if start_method is not None and backend is not None:
@@ -96,6 +98,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             restart=restart,
             standbys=standbys,
             seed_episodes=seed_episodes,
+            max_running=max_running,
             backend=_backend(start_method, env_fns) if backend is None else backend,
         )
         try:

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, spawn
+from envactors.actor.handle import ActorHandle, launch, next_name
+from envactors.actor.permits import Permits
+from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.integrations.env_adapters import TianshouEnvAdapter, adapted
 from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.inputs import check_flags
+from envactors.vector.inputs import check_flags, limit_running
 from envactors.wire.factory import Factory
 from envactors.wire.messages import episode_seed
 
@@ -76,10 +78,19 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         restart: RestartPolicy,
         backend: Backend | str,
         seed_episodes: bool = False,
+        permits: Permits | None = None,
     ) -> ActorHandle:
-        """Start an env's actor in the background and return its handle."""
-        factory = adapted(TianshouEnvAdapter, env_fn, seed_episodes)
-        return spawn(factory, deadlines=deadlines, restart=restart, backend=backend)
+        """Start an env's actor, which shares permits with others, in the background and return its handle."""
+        return launch(
+            [adapted(TianshouEnvAdapter, env_fn, seed_episodes)],
+            name=next_name(),
+            first=0,
+            backend=backend,
+            deadlines=deadlines,
+            restart=restart,
+            env_vars=None,
+            permits=permits,
+        )
 
     def get_env_attr(self, key: str) -> Any:
         """Return an attribute of the env, also one that wrappers hide, or None if it has none."""
@@ -168,6 +179,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
         seed_episodes: True to give each episode a seed of its own; see `ActorEnvWorker`.
+        max_running: Largest number of envs that step or reset at once; None: all.
         backend: Backend of the actors.
 
     Raises:
@@ -183,10 +195,12 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         seed_episodes: bool = False,
+        max_running: int | None = None,
         backend: Backend | str = "process",
     ) -> None:
         check_flags(seed_episodes=seed_episodes)
-        actors = iter([ActorEnvWorker.start(fn, deadlines, restart, backend, seed_episodes) for fn in env_fns])
+        options = deadlines, restart, backend, seed_episodes, limit_running(max_running, len(env_fns), resolve(backend))
+        actors = iter([ActorEnvWorker.start(env_fn, *options) for env_fn in env_fns])
 
         def make(env_fn: Factory) -> ActorEnvWorker:
             return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))

@@ -57,7 +57,7 @@ class VectorAccess:
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return a future of its result."""
-        future = EnvFuture(self._envs._envs[env_id])
+        future = EnvFuture(self._envs._envs[env_id], self._envs._pending)
         self._transitions().start_resets([env_id], [seed], [options], [future])
         return future
 

@@ -320,7 +320,7 @@ class VectorEnv(EnvSnapshots):
         """
         transitions = self._transitions
         ids = self._select(env_ids)
-        futures = [EnvFuture(self._envs[env_id]) for env_id in ids]
+        futures = [EnvFuture(self._envs[env_id], self._pending) for env_id in ids]
         transitions.start_steps(ids, actions, self.action_spec, stream=True, futures=futures)
         return futures
 

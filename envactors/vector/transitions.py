@@ -41,9 +41,14 @@ class EnvFuture(ActorFuture):
         env_id: The env.
     """
 
-    def __init__(self, env: EnvState) -> None:
+    def __init__(self, env: EnvState, pending: Pending) -> None:
         super().__init__(env.supervisor, env.handle._lifeline)
         self.env_id = env.env_id
+        self._pending = pending
+
+    def mark_cancelled(self) -> None:
+        super().mark_cancelled()
+        self._pending.states[self.env_id] = IDLE
 
 
 class Asked(NamedTuple):
