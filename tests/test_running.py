@@ -279,25 +279,37 @@ def test_requests_start_in_the_order_in_which_they_were_made(log, shared):
         assert log.begun()[-6:] == [5, *order, 2, 1]
 
 
+@pytest.mark.parametrize("order", [[0, 2, 1], [2, 0, 1], [0, 1, 2]])
 @pytest.mark.parametrize("shared", [True, False])
-def test_requests_of_one_actor_do_not_overtake_those_of_others(log, shared):
+def test_requests_of_one_actor_do_not_overtake_those_of_others(log, shared, order):
     with log.make(4, max_running=1, envs_per_actor=2, shared_memory=shared) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WAITS], env_ids=[3])
-        for env_id in (0, 2, 1):
+        for env_id in order:
             envs.send([WORKS], env_ids=[env_id])
         log.go()
-        assert receive_all(envs, 4) == [3, 0, 2, 1]
+        assert receive_all(envs, 4) == [3, *order]
 
 
-def test_a_request_whose_process_is_busy_keeps_its_place(log):
-    """Env 0's step was made first, and waits for a call; when that has ended it goes before what came later."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_step_that_waits_for_a_replay_keeps_its_place(log, shared):
+    with log.make(3, max_running=1, on_failure="replay", shared_memory=shared) as envs:
+        envs.reset(seed=0, timeout=SOON)
+        for env_id, action in ((1, WAITS), (2, WORKS), (0, WORKS)):
+            envs.send([action], env_ids=[env_id])
+        os.kill(envs[0].pid, signal.SIGKILL)
+        wait_until(lambda: envs[0].incarnation == 1 and envs[0].state is ea.ActorState.IDLE)
+        log.go()
+        assert receive_all(envs, 3) == [1, 2, 0]
+        assert log.begun()[-4:] == [1, 0, 2, 0]  # the replay goes first
+
+
+def test_a_call_whose_process_is_replaced_keeps_its_place(log):
     with log.make(3, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WAITS], env_ids=[1])
         first = envs[0].step(WORKS)
         envs.send([WORKS], env_ids=[2])
-        # The process of env 0 is replaced while its step waits.
         envs[0].kill(restart=True)
         wait_until(lambda: envs[0].incarnation == 1 and envs[0].state is ea.ActorState.IDLE)
         log.go()
@@ -323,7 +335,7 @@ def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, oper
     for table in tables:
         table.dispatch = lambda table=table: dispatch(table)
     for operation, index in operations:
-        table = tables[index]
+        table, before = tables[index], len(started)
         if operation in ("add", "front"):
             request = StepRequest(Step(0, None, False, 0), index, print, None, pickled=False)
             table.add(FrameBatchStep([request], stream=True), at_front=operation == "front")
@@ -335,7 +347,6 @@ def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, oper
             else:
                 del table.running[0]
                 table.end_running()
-        before = len(started)
         table.dispatch()
         running = [entry for table in tables for entry in table.running if entry.needs_permit]
         ready = [table.queue[0] for table in tables if table.queue and not table.running]
@@ -396,7 +407,7 @@ def test_deadlines_count_from_the_start(log, shared):
         [(env_id, error)] = raised.value.failures.items()
         assert env_id == 1
         assert isinstance(error, ea.ActorTimeoutError)
-        assert 0.3 <= error.elapsed < 0.6
+        assert error.elapsed >= 0.3
         assert time.monotonic() - begin > 0.8
     begun = max(when for when, what, index in log.events() if (what, index) == ("begin", 1))
     assert log.most([(1, begun + 0.3)]) == 1
