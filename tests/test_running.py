@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -41,7 +42,7 @@ class Clocked:
         self.count = self.resets = self.total = 0
 
     def write(self, what):
-        os.write(self.log, f"{what} {self.index} {time.monotonic()!r}\n".encode())
+        os.write(self.log, f"{what} {self.index} {os.getpid()} {time.monotonic()!r}\n".encode())
 
     def reset(self, *, seed=None, options=None):
         self.write("begin")
@@ -97,27 +98,37 @@ class Log:
 
     def events(self):
         lines = [line.split() for line in self.path.read_text().splitlines()]
-        return sorted((float(when), what, int(index)) for what, index, when in lines)
+        return sorted((float(when), what, int(index), int(pid)) for what, index, pid, when in lines)
 
     def begun(self):
         """The envs in the order in which they began."""
-        return [index for _, what, index in self.events() if what == "begin"]
+        return [index for _, what, index, _ in self.events() if what == "begin"]
 
-    def most(self, kills=()):
-        """How many ran at once at most; processes that were killed from outside, (env, when), run no more."""
-        events = self.events()
-        running, most = set(), 0
-        for _, what, index in sorted([*events, *((when, "end", index) for index, when in kills)]):
-            running.discard(index)  # also at its begin: the process before was lost
+    def most(self, kills=None):
+        """How many ran at once at most; ``kills`` has for each pid that was killed a time at which it still ran."""
+        begun, changes = {}, []
+        for when, what, *env in self.events():
             if what == "begin":
-                running.add(index)
-            most = max(most, len(running))
-        return most
+                begun[tuple(env)] = when
+            else:
+                changes += [(begun.pop(tuple(env)), 1), (when, -1)]
+        for (_, pid), when in begun.items():
+            changes += [(when, 1), (max(when, (kills or {}).get(pid, when)), -1)]
+        return max(itertools.accumulate(change for _, change in sorted(changes)))
 
 
 @pytest.fixture
 def log(tmp_path):
     return Log(tmp_path / "log")
+
+
+def kill(envs, env_id, kills):
+    """Kills the process of an env, if it has one."""
+    pid = envs[env_id].pid
+    if pid is not None:
+        kills.setdefault(pid, time.monotonic())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def receive_all(envs, count):
@@ -188,7 +199,7 @@ def test_calls_of_single_envs_count_and_those_of_other_methods_do_not(log):
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_never_more_run_than_allowed_while_processes_die(log, on_failure, autoreset, packed):
     """Env 5 dies by itself, env 2 is killed from outside in the middle of its step."""
-    kills, rewards = [], 0.0
+    kills, rewards = {}, 0.0
     with log.make(6, autoreset=autoreset, on_failure=on_failure, envs_per_actor=packed, length=6) as envs:
         envs.reset(seed=0, timeout=SOON)
         for turn in range(10):
@@ -199,8 +210,7 @@ def test_never_more_run_than_allowed_while_processes_die(log, on_failure, autore
             envs.send(actions)
             if turn % 4 == 2:
                 wait_until(lambda: log.begun().count(2) > begun)  # noqa: B023
-                kills += [(env_id, time.monotonic()) for env_id in ((2,) if packed == 1 else (2, 3))]
-                os.kill(envs[2].pid, signal.SIGKILL)
+                kill(envs, 2, kills)
             got = 0
             while got < 6:
                 try:
@@ -242,11 +252,7 @@ def test_standbys_take_over_within_the_limit(log):
         envs.reset(seed=[100, 200, 300, 400], timeout=SOON)
         obs = envs.step([DIES, WORKS, WORKS, DIES], timeout=SOON)[0]
         assert obs[:, 2].tolist() == [101, 201, 301, 401]
-    running = most = 0
-    for _, what, _ in log.events():
-        running += 1 if what == "begin" else -1
-        most = max(most, running)
-    assert most == 1
+    assert log.most() == 1
 
 
 def test_workers_on_other_nodes(log):
@@ -409,8 +415,8 @@ def test_deadlines_count_from_the_start(log, shared):
         assert isinstance(error, ea.ActorTimeoutError)
         assert error.elapsed >= 0.3
         assert time.monotonic() - begin > 0.8
-    begun = max(when for when, what, index in log.events() if (what, index) == ("begin", 1))
-    assert log.most([(1, begun + 0.3)]) == 1
+    begun, _, _, pid = max(event for event in log.events() if event[1:3] == ("begin", 1))
+    assert log.most({pid: begun + 0.3}) == 1
 
 
 def test_a_future_that_waits_can_be_cancelled(log):
@@ -516,7 +522,7 @@ def test_a_limit_that_limits_nothing_is_none(log, options, limited):
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_a_long_run_with_random_kills(log, on_failure, packed):
     chance = random.Random(packed)
-    kills = []
+    kills = {}
     with log.make(12, max_running=3, pace=0.002, on_failure=on_failure, envs_per_actor=packed, length=9) as envs:
         envs.reset(seed=0, timeout=SOON)
         end = time.monotonic() + 30.0
@@ -524,11 +530,7 @@ def test_a_long_run_with_random_kills(log, on_failure, packed):
             some = chance.sample(range(12), chance.randrange(1, 13))
             envs.send([chance.choice([WORKS] * 9 + [DIES]) for _ in some], env_ids=some)
             if chance.random() < 0.3:
-                victim = chance.randrange(12)
-                with contextlib.suppress(TypeError, ProcessLookupError):
-                    group = range(victim - victim % packed, victim - victim % packed + packed)
-                    kills += [(env_id, time.monotonic()) for env_id in group]
-                    os.kill(envs[victim].pid, signal.SIGKILL)
+                kill(envs, chance.randrange(12), kills)
             while sum(envs._pending.states):
                 try:
                     batch = envs.recv(1, timeout=SOON)
