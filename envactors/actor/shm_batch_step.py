@@ -265,7 +265,7 @@ class SharedMemorySteps:
                 core.timers.cancel("call")
             if process.on_ring is not None:
                 process.watch_doorbell(None)
-                core.table.end_running()  # who waits for that has the end noticed
+                core.table.end_running()  # only here: the end is watched where others wait for it
             if core.table.queue:
                 self._dispatch()
 
