@@ -58,7 +58,7 @@ class Clocked:
         self.write("begin")
         time.sleep(self.pace)
         if action == DIES:
-            # Once: whoever repeats the step finds the mark.
+            # Once: the mark is there when the step is repeated.
             mark = Path(f"{self.path}.{self.index}.{self.total}")
             if not mark.exists():
                 mark.touch()
@@ -453,6 +453,22 @@ def test_an_actor_that_is_ended_while_it_waits_leaves_its_place_to_the_next(log)
                 found += error.batch.env_ids.tolist()
         assert set(failed) == {1, 2}
         assert found == [0, 3]
+
+
+def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
+    def send(*_):
+        raise MemoryError
+
+    with log.make(3, max_running=1, shared_memory=False) as envs:
+        envs.reset(seed=0, timeout=SOON)
+        envs.step_async([WAITS, WORKS, WORKS])
+        envs[1]._supervisor.core.process.send = send
+        log.go()
+        with pytest.raises(ea.VectorStepError) as raised:
+            envs.step_wait(timeout=SOON)
+        assert list(raised.value.failures) == [1]
+        assert envs[0].incarnation == envs[2].incarnation == 0
+        assert envs.reset(timeout=SOON)[0][:, 0].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -75,9 +75,10 @@ class Calls:
         """Send what waits, for another actor that must not suffer for an error of this one."""
         try:
             self.dispatch()
-        except Exception:
-            _log.exception("what actor %r was asked could not be sent", self._core.config.name)
-            self._core.kill_inconsistent()
+        except Exception as error:
+            core, text = self._core, "what actor %r was asked could not be sent: %s"
+            core.reactor.printing.submit(functools.partial(_log.error, text, core.config.name, repr(error)))
+            core.kill_inconsistent()
 
     def _post(self, entry: Entry) -> None:
         core, now = self._core, time.monotonic()

@@ -122,7 +122,7 @@ class SharedMemoryBatchStep:
         requested, completed, claimed = self._requested, self._completed, self.claimed
         for index in self.envs:  # noqa: SIM110 # a generator takes three times as long
             if completed[index] == requested[index] and index not in claimed:
-                return True
+                return self.started > 0.0  # until it is posted, the rows hold the results of the step before
         return False
 
     def complete(self, index: int) -> bool:
@@ -264,8 +264,9 @@ class SharedMemorySteps:
             if core.step_limit is not None:
                 core.timers.cancel("call")
             if process.on_ring is not None:
-                process.watch_doorbell(None)
-                core.table.end_running()  # only here: the end is watched where others wait for it
+                if not core.table.is_limited:  # else each step is watched
+                    process.watch_doorbell(None)
+                core.table.end_running()
             if core.table.queue:
                 self._dispatch()
 
