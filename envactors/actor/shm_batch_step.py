@@ -120,7 +120,7 @@ class SharedMemoryBatchStep:
         if self.over or self.finished:
             return True
         requested, completed, claimed = self._requested, self._completed, self.claimed
-        for index in self.envs:  # noqa: SIM110 # a generator takes three times as long
+        for index in self.envs:  # a generator takes three times as long
             if completed[index] == requested[index] and index not in claimed:
                 return self.started > 0.0  # until it is posted, the rows hold the results of the step before
         return False
