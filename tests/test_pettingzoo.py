@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers import episode_seed
+from helpers import clocked, episode_seed, most_at_once
 
 import envactors as ea
 from envactors.arrays.specs import ArraySpec, flatten, spec_of_space
@@ -427,6 +427,12 @@ def test_steps_of_some_in_any_order(make):
     assert envs.get_attr("count") == [1, 0, 1]
     for i in (0, 2):
         assert envs.copies[i].agents == loop.envs[i].agents
+
+
+def test_no_more_copies_run_at_once_than_allowed(make, tmp_path):
+    envs = make([clocked(Party, tmp_path / "log")] * 5, max_running=2)
+    run(envs, actions_of(envs, 6))
+    assert most_at_once(tmp_path / "log") == 2
 
 
 def test_step_async_and_wait(make):

@@ -62,6 +62,7 @@ class ActorParallelEnv:
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
         seed_episodes: True to give each episode a seed of its own, ``infos[i]["episode_seed"]``.
+        max_running: Largest number of copies that step or reset at once; None: all.
         backend: Backend of the actors.
 
     Attributes:
@@ -90,6 +91,7 @@ class ActorParallelEnv:
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
         seed_episodes: bool = False,
+        max_running: int | None = None,
         backend: str | Backend = "process",
     ) -> None:
         self.actors = envs = VectorEnv(
@@ -101,6 +103,7 @@ class ActorParallelEnv:
             restart=restart,
             standbys=standbys,
             seed_episodes=seed_episodes,
+            max_running=max_running,
             backend=backend,
             copy=copy,
         )
