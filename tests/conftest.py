@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing.resource_tracker
+import signal
 
 import loky.backend.resource_tracker
 import pytest
@@ -31,6 +32,11 @@ OF_FRESH_PROCESSES = {
         "test_top",
     )
 }
+
+
+def pytest_configure():
+    """Has the programs that tests start get Ctrl-C, which shells ignore for what runs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
