@@ -60,6 +60,7 @@ SUBJECTS = {
     "pettingzoo": Subject(
         "3.10", "3.13", ("pettingzoo",), ("tests/test_pettingzoo.py",), beside=("pygame-ce", "pymunk<7.4")
     ),
+    "torchrl": Subject("3.11", "3.11", ("gymnasium", "torchrl"), ("tests/test_torchrl.py",), torch=(TORCH,)),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/test_mlagents.py",)),
     "dask": Subject("3.10", "3.13", ("dask",), ("tests/test_dask.py",)),
 }

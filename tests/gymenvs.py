@@ -101,11 +101,27 @@ class Mixed(gymnasium.Env):
         self.observation_space, self.action_space = space, spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
-        self.observation_space.seed(seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         return self.observation_space.sample(), {}
 
     def step(self, action):
         return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class Mirror(gymnasium.Env):
+    """Shows the action that it was given, which must be one of its space."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return action, 0.0, False, False, {}
 
 
 def stacked_cartpole(normalized=True):

@@ -411,6 +411,7 @@ def test_torch_in_use_in_the_caller():
         ("gymnasium", "gymnasium"),
         ("sb3", "stable_baselines3"),
         ("tianshou", "tianshou"),
+        ("torchrl", "torchrl"),
         ("mlagents", "mlagents_envs"),
         ("pettingzoo", "pettingzoo"),
     ],

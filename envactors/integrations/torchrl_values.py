@@ -1,0 +1,202 @@
+"""Specs of TorchRL for spaces of Gymnasium, and the conversion of batches between the two sides.
+
+The specs of one env are those that TorchRL's ``GymWrapper`` has for it, so that programs see the same keys, shapes and
+dtypes. What TorchRL cannot represent, a tuple of different spaces, becomes a composite with the keys ``"0"``, ``"1"``
+and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from tensordict import TensorDictBase, unravel_key
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
+from torchrl.envs import GymWrapper
+
+from envactors.arrays.specs import Spec, flatten, leaves, unflatten
+from envactors.errors import SpaceMismatchError
+
+# Of one dense tensor per env, whose shape does not vary. MultiOneHot is a OneHot.
+_DENSE = (Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded)
+
+
+class EnvSpecs(NamedTuple):
+    """Specs of TorchRL for all envs.
+
+    Attributes:
+        observation: Composite of the observations.
+        action: Composite of the action.
+        done: Composite of ``done``, ``terminated`` and ``truncated``, each of shape ``[num_envs, 1]``.
+    """
+
+    observation: Composite
+    action: Composite
+    done: Composite
+
+
+def make_specs(observation_space: Any, action_space: Any, num_envs: int, *, categorical: bool) -> EnvSpecs:
+    """Return the specs of a number of envs with these spaces.
+
+    Args:
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
+        num_envs: Number of envs.
+        categorical: True to encode discrete values as categories; False: as one-hot vectors.
+
+    Raises:
+        SpaceMismatchError: A space is not Gymnasium's, has no fixed shape, or TorchRL has no spec for it.
+    """
+    for name, space in (("observation", observation_space), ("action", action_space)):
+        if not isinstance(space, Space):
+            raise SpaceMismatchError(f"the {name} space is {space!r}: expected a space of Gymnasium")
+    stand_in = _SpacesOnly(_without_tuples("observation", observation_space), _without_tuples("action", action_space))
+    try:
+        env = GymWrapper(stand_in, categorical_action_encoding=categorical)
+    except Exception as error:
+        raise SpaceMismatchError(
+            f"TorchRL has no spec for the observation space {observation_space} or the action space {action_space}: "
+            f"{error}"
+        ) from error
+    single = {"observation": env.observation_spec, "action": env.full_action_spec}
+    for name, composite in single.items():
+        for key, spec in composite.items(True, True):
+            if not isinstance(spec, _DENSE):
+                raise SpaceMismatchError(
+                    f"the {name} {key!r} has the spec {type(spec).__name__}: expected spaces of one fixed shape, which "
+                    "Text, Sequence, Graph, OneOf and MultiDiscrete with two axes are not"
+                )
+    if shared := set(single["observation"].keys()) & set(single["action"].keys()):
+        raise SpaceMismatchError(f"{sorted(shared)} are keys of observations and of actions: expected different ones")
+    return EnvSpecs(
+        env.observation_spec.expand(num_envs),
+        env.full_action_spec.expand(num_envs),
+        env.full_done_spec.expand(num_envs),
+    )
+
+
+class _SpacesOnly(gymnasium.Env[Any, Any]):
+    """Env that has spaces, and is never reset."""
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+
+def _without_tuples(name: str, space: Space[Any], at_root: bool = True) -> Space[Any]:
+    """Return a space with dicts in the place of tuples; one at the root is an entry of its own."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: _without_tuples(key, inner, False) for key, inner in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        parts = {str(i): _without_tuples(str(i), inner, False) for i, inner in enumerate(space.spaces)}
+        return spaces.Dict({name: spaces.Dict(parts)} if at_root else parts)
+    return space
+
+
+class _Leaf(NamedTuple):
+    """A leaf of a space.
+
+    Attributes:
+        key: Key of its entry in a TensorDict.
+        spec: TorchRL's spec of all envs.
+        shape: Shape of the facade's batch.
+        start: What is subtracted from values of the env, since TorchRL counts categories from 0; None for 0.
+    """
+
+    key: str | tuple[str, ...]
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    start: Any
+
+
+class Values:
+    """Converts the values of a space between batches of the facade and entries of a TensorDict.
+
+    Args:
+        name: Key of the entry, unless the space is a Dict.
+        space: Space of one env.
+        spec: The facade's spec of that space.
+        composite: TorchRL's specs of all envs.
+    """
+
+    def __init__(self, name: str, space: Space[Any], spec: Spec, composite: Composite) -> None:
+        self._spec = spec
+        self._num_envs = composite.shape[0]
+        tree = _tree_of_leaves(space, () if isinstance(space, spaces.Dict) else (name,))
+        self._leaves = [
+            _Leaf(unravel_key(path), composite[path], (self._num_envs, *leaf.shape), start)
+            for (path, start), leaf in zip(flatten(spec, tree), leaves(spec), strict=True)
+        ]
+
+    def encode(self, batch: Any, env_ids: Sequence[int] | None) -> dict[str | tuple[str, ...], torch.Tensor]:
+        """Return entries with one row per env; arrays of the right dtype are not copied.
+
+        Args:
+            batch: Batch of the facade.
+            env_ids: Envs of the batch, the rows of the others being zero; None: all, in order.
+        """
+        entries = {}
+        for leaf, values in zip(self._leaves, flatten(self._spec, batch), strict=True):
+            rows = values if leaf.start is None else values - leaf.start
+            if env_ids is not None:
+                rows = spread(rows, env_ids, self._num_envs)
+            entries[leaf.key] = leaf.spec.encode(rows, ignore_device=True)
+        return entries
+
+    def decode(self, tensordict: TensorDictBase, env_ids: Sequence[int] | None) -> Any:
+        """Return the batch of the facade for some envs, or for all (None)."""
+        parts = []
+        for leaf in self._leaves:
+            values = leaf.spec.to_numpy(tensordict.get(leaf.key), safe=False).reshape(leaf.shape)
+            values = values if leaf.start is None else values + leaf.start
+            parts.append(values if env_ids is None else values[env_ids])
+        return unflatten(self._spec, iter(parts))
+
+
+class Infos:
+    """Reads entries of infos into entries of a TensorDict.
+
+    Args:
+        specs: Spec of each entry for one env.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        self._specs = dict(specs)
+
+    def specs_of(self, num_envs: int) -> dict[str, TensorSpec]:
+        """Return the specs for a number of envs."""
+        return {key: spec.expand(num_envs, *spec.shape) for key, spec in self._specs.items()}
+
+    def encode(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return entries with one row per info; what an info does not have is zero."""
+        entries = {}
+        for key, spec in self._specs.items():
+            rows = entries[key] = spec.zero((len(infos),))
+            for i, info in enumerate(infos):
+                if (value := info.get(key)) is not None:
+                    rows[i] = spec.encode(value)
+        return entries
+
+
+def spread(values: Any, env_ids: Sequence[int], num_envs: int) -> Any:
+    """Return an array with one row per env: those of some envs, and zeros."""
+    rows = np.zeros((num_envs, *values.shape[1:]), values.dtype)
+    rows[env_ids] = values
+    return rows
+
+
+def _tree_of_leaves(space: Space[Any], path: tuple[str, ...]) -> Any:
+    """Return the path and the start of each leaf of a space, in its own structure."""
+    if isinstance(space, spaces.Dict):
+        names = {key: key for key in space.spaces}
+        if "observation" not in names and "state" in names:
+            names["state"] = "observation"  # as in TorchRL's conversion of spaces
+        return {key: _tree_of_leaves(inner, (*path, names[key])) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_tree_of_leaves(inner, (*path, str(i))) for i, inner in enumerate(space.spaces))
+    start = np.asarray(getattr(space, "start", 0))
+    return path, (start if start.any() else None)
