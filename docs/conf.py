@@ -47,8 +47,10 @@ LIBRARIES = (
     "mlagents_envs",
     "pettingzoo",
     "stable_baselines3",
+    "tensordict",
     "tianshou",
     "torch",
+    "torchrl",
 )
 suppress_warnings = ["autodoc.mocked_object"]
 autodoc_mock_imports = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
@@ -87,7 +89,7 @@ if os.environ.get("DOCS_ONLINE") == "1":
     }
 FOREIGN = (
     r"collections|concurrent|distributed|typing|types|enum|os|pathlib|numpy|np|npt|gymnasium|gym|stable_baselines3"
-    r"|pettingzoo|tianshou|torch"
+    r"|pettingzoo|tensordict|tianshou|torch|torchrl"
 )
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (

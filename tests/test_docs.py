@@ -16,8 +16,10 @@ import envactors as ea
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(ea.__file__).parent  # installed from a wheel it is not below the root
-# What protobuf has to say of mlagents_envs' messages, for the page of whose users it is installed.
+# What protobuf has to say of mlagents_envs' messages, and TorchRL of its own classes, for the pages of whose users they
+# are installed.
 PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
+TORCHRL = "ignore:Creating :DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
 # Runs each section of a page as a doctest of its own; prints what is wrong.
@@ -43,7 +45,7 @@ def test_code_blocks_run(page, tmp_path):
     script = tmp_path / "blocks.py"
     script.write_text("\n\n".join(blocks(page)))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", PROTOBUF, str(script)],
+        [sys.executable, "-W", "error", "-W", PROTOBUF, "-W", TORCHRL, str(script)],
         capture_output=True,
         text=True,
         timeout=55,
@@ -72,7 +74,7 @@ def test_examples_of_the_reference_are_true(page, tmp_path):
             sections.append((title, text))
     (tmp_path / "page.json").write_text(json.dumps(sections))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", PROTOBUF, "-c", DOCTESTS, "page.json"],
+        [sys.executable, "-W", "error", "-W", PROTOBUF, "-W", TORCHRL, "-c", DOCTESTS, "page.json"],
         capture_output=True,
         text=True,
         timeout=55,
@@ -90,7 +92,7 @@ def test_every_public_name_is_in_the_reference_with_an_example():
     homes = ["envactors", "envactors.testing", "envactors.remote", "envactors.state"]
     public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
     public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
-    for module in ("alf", "ding", "gymnasium", "mlagents", "pettingzoo", "sb3", "tianshou"):
+    for module in ("alf", "ding", "gymnasium", "mlagents", "pettingzoo", "sb3", "tianshou", "torchrl"):
         source = ast.parse((PACKAGE / f"integrations/{module}.py").read_text())
         listed = [
             node.value for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"

@@ -6,6 +6,7 @@ What is not installed keeps the figures that it has.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import statistics
@@ -241,6 +242,64 @@ def tianshou_sides() -> dict[str, Callable[[], Any]]:
     }
 
 
+class TorchNothing:
+    """An EnvBase of TorchRL that does nothing, and after each of its steps one of the facade."""
+
+    def __init__(self, envs_per_actor: int) -> None:
+        import torch
+        from tensordict import TensorDict
+        from torchrl.envs import EnvBase
+
+        import envactors as ea
+        from envactors.integrations.torchrl import ActorEnv
+
+        class Bare(EnvBase):  # type: ignore[misc]
+            def _step(self, _: Any) -> Any:
+                return TensorDict(result, batch_size=self.batch_size)
+
+            def _reset(self, _: Any = None) -> Any:
+                return TensorDict({"observation": result["observation"]}, batch_size=self.batch_size)
+
+            def _set_seed(self, seed: int | None) -> None:
+                pass
+
+        ended = torch.zeros(NUM_ENVS, 1, dtype=torch.bool)
+        result = {"observation": torch.zeros(NUM_ENVS, 4), "reward": torch.zeros(NUM_ENVS, 1)}
+        result.update(done=ended, terminated=ended.clone(), truncated=ended.clone())
+        self._bare, like = Bare(batch_size=(NUM_ENVS,)), ActorEnv([Nothing] * NUM_ENVS, backend="inline")
+        for name in ("observation_spec", "action_spec", "reward_spec", "done_spec"):
+            setattr(self._bare, name, getattr(like, name).clone())
+        like.close()
+        self._envs = ea.VectorEnv([Nothing] * NUM_ENVS, envs_per_actor=envs_per_actor, autoreset="disabled")
+        self.rand_action, self.close = self._bare.rand_action, self._envs.close
+
+    def reset(self) -> Any:
+        """Reset both."""
+        self._envs.reset()
+        return self._bare.reset()
+
+    def step_and_maybe_reset(self, tensordict: Any) -> Any:
+        """Step both."""
+        self._envs.step(ACTIONS)
+        return self._bare.step_and_maybe_reset(tensordict)
+
+
+def torchrl_sides() -> dict[str, Callable[[], Any]]:
+    """Return TorchRL's parallel env, the drop-in, and what the drop-in is made of."""
+    from torchrl.envs import GymWrapper, ParallelEnv
+
+    from envactors.integrations.torchrl import ActorEnv
+
+    factories, parts = [Nothing] * NUM_ENVS, "an `EnvBase` that does nothing and `VectorEnv.step`"
+    return {
+        "`ParallelEnv`": lambda: ParallelEnv(NUM_ENVS, functools.partial(GymWrapper, Nothing())),
+        "`ActorEnv`": lambda: ActorEnv(factories),
+        "`ActorEnv`, 4 envs per process": lambda: ActorEnv(factories, envs_per_actor=4),
+        parts: lambda: TorchNothing(1),
+        f"{parts}, 4 envs per process": lambda: TorchNothing(4),
+    }
+
+
 def ding_sides() -> dict[str, Callable[[], Any]]:
     """Return the env managers of DI-engine."""
     from ding.envs import SyncSubprocessEnvManager
@@ -272,6 +331,7 @@ LIBRARIES = {
     "gymnasium": ("gymnasium", gymnasium_sides),
     "sb3": ("stable_baselines3", sb3_sides),
     "tianshou": ("tianshou", tianshou_sides),
+    "torchrl": ("torchrl", torchrl_sides),
     "ding": ("ding", ding_sides),
     "pettingzoo": ("pettingzoo", pettingzoo_sides),
 }
@@ -279,11 +339,18 @@ LIBRARIES = {
 
 def stepper(envs: Any) -> Callable[[], Any]:
     """Start a vector env or a manager; return a function that steps all envs once."""
-    if hasattr(envs, "launch"):
+    if hasattr(type(envs), "launch"):  # ParallelEnv refuses attributes before its first reset
         envs.launch()
         actions = dict(enumerate(ACTIONS))
         return lambda: (envs.ready_obs, envs.step(actions))
-    envs.reset()
+    first = envs.reset()
+    if hasattr(type(envs), "step_and_maybe_reset"):
+        actions, last = envs.rand_action(first.empty()), [first]
+
+        def step() -> None:
+            last[0] = envs.step_and_maybe_reset(last[0].update(actions))[1]
+
+        return step
     if hasattr(envs, "agents"):
         by_agent = dict.fromkeys(envs.agents, ACTIONS)
         return lambda: envs.step(by_agent)

@@ -27,7 +27,7 @@ import dropins
 import suites
 
 HERE = Path(__file__).parent
-MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "di-engine", "alf", "pettingzoo")
+MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "alf", "pettingzoo")
 PAGES = (
     "../README.md",
     "performance.md",
