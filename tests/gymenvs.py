@@ -124,6 +124,31 @@ class Mirror(gymnasium.Env):
         return action, 0.0, False, False, {}
 
 
+class Joined(gymnasium.Env):
+    """Shows its action below another name; both are nested."""
+
+    def __init__(self):
+        self.action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
+        self.observation_space = spaces.Dict(seen=self.action_space, more=spaces.Tuple([spaces.MultiBinary(2)]))
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return {"seen": action, "more": (np.ones(2, np.int8),)}, 0.0, False, False, {}
+
+
+class Costly(Teller):
+    """Has two rewards."""
+
+    reward_space = spaces.Box(-1, 1, (2,), np.float64)
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, np.array([0.25, -0.5]), *rest
+
+
 def stacked_cartpole(normalized=True):
     """Frames in a stack, and statistics that go on over episodes."""
     env = gymnasium.make("CartPole-v1", max_episode_steps=60)

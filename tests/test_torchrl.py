@@ -18,7 +18,7 @@ gymnasium = pytest.importorskip("gymnasium")
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchrl")
 
-from gymenvs import HIGH, Complaint, Mirror, Mixed, Teller  # noqa: E402
+from gymenvs import HIGH, Complaint, Costly, Joined, Mirror, Mixed, Teller  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from tensordict.nn import TensorDictModule  # noqa: E402
 from torch import nn  # noqa: E402
@@ -163,21 +163,6 @@ def test_categories_that_do_not_begin_at_zero(make, space, categorical):
     assert torch.equal(steps["action"], steps["next", "observation"])
 
 
-class Joined(gymnasium.Env):
-    """Shows its action below another name; both are nested."""
-
-    def __init__(self):
-        self.action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)])
-        self.observation_space = spaces.Dict(seen=self.action_space, more=spaces.Tuple([spaces.MultiBinary(2)]))
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action)
-        return {"seen": action, "more": (np.ones(2, np.int8),)}, 0.0, False, False, {}
-
-
 def test_tuples_are_composites(make):
     env = make([Joined] * 2)
     check_env_specs(env)
@@ -209,16 +194,6 @@ def test_spaces_that_torchrl_has_not_are_refused(space, what):
 def test_an_action_with_the_key_of_an_observation_is_refused():
     with pytest.raises(ea.SpaceMismatchError, match="'a'"):
         ActorEnv([functools.partial(Mirror, spaces.Dict(a=spaces.Discrete(2)))])
-
-
-class Costly(Teller):
-    """Has two rewards."""
-
-    reward_space = spaces.Box(-1, 1, (2,), np.float64)
-
-    def step(self, action):
-        obs, _, *rest = super().step(action)
-        return obs, np.array([0.25, -0.5]), *rest
 
 
 def test_rewards_of_several_numbers(make):

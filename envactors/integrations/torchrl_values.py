@@ -18,7 +18,7 @@ from tensordict import TensorDictBase, unravel_key
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
 from torchrl.envs import GymWrapper
 
-from envactors.arrays.specs import Spec, flatten, leaves, unflatten
+from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
 from envactors.errors import SpaceMismatchError
 
 # Of one dense tensor per env, whose shape does not vary. MultiOneHot is a OneHot.
@@ -105,12 +105,14 @@ class _Leaf(NamedTuple):
         spec: TorchRL's spec of all envs.
         shape: Shape of the facade's batch.
         start: What is subtracted from values of the env, since TorchRL counts categories from 0; None for 0.
+        is_alike: Whether shape, dtype and meaning of values are the same on both sides.
     """
 
     key: str | tuple[str, ...]
     spec: TensorSpec
     shape: tuple[int, ...]
     start: Any
+    is_alike: bool
 
 
 class Values:
@@ -128,7 +130,7 @@ class Values:
         self._num_envs = composite.shape[0]
         tree = _tree_of_leaves(space, () if isinstance(space, spaces.Dict) else (name,))
         self._leaves = [
-            _Leaf(unravel_key(path), composite[path], (self._num_envs, *leaf.shape), start)
+            _make_leaf(path, composite[path], leaf, start)
             for (path, start), leaf in zip(flatten(spec, tree), leaves(spec), strict=True)
         ]
 
@@ -144,7 +146,7 @@ class Values:
             rows = values if leaf.start is None else values - leaf.start
             if env_ids is not None:
                 rows = spread(rows, env_ids, self._num_envs)
-            entries[leaf.key] = leaf.spec.encode(rows, ignore_device=True)
+            entries[leaf.key] = torch.from_numpy(rows) if leaf.is_alike else leaf.spec.encode(rows, ignore_device=True)
         return entries
 
     def decode(self, tensordict: TensorDictBase, env_ids: Sequence[int] | None) -> Any:
@@ -187,6 +189,13 @@ def spread(values: Any, env_ids: Sequence[int], num_envs: int) -> Any:
     rows = np.zeros((num_envs, *values.shape[1:]), values.dtype)
     rows[env_ids] = values
     return rows
+
+
+def _make_leaf(path: tuple[str, ...], spec: TensorSpec, leaf: ArraySpec, start: Any) -> _Leaf:
+    shape = (spec.shape[0], *leaf.shape)
+    zeros = torch.from_numpy(np.zeros(shape, leaf.dtype))
+    is_alike = start is None and not isinstance(spec, OneHot) and (zeros.shape, zeros.dtype) == (spec.shape, spec.dtype)
+    return _Leaf(unravel_key(path), spec, shape, start, is_alike)
 
 
 def _tree_of_leaves(space: Space[Any], path: tuple[str, ...]) -> Any:
