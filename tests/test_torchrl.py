@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers import episode_seed
+from helpers import clocked, episode_seed, most_at_once
 
 import envactors as ea
 
@@ -435,6 +435,18 @@ def test_the_factories_never_run_here(make):
 
 
 @pytest.mark.fresh_processes
+def test_no_more_envs_run_at_once_than_allowed(make, tmp_path):
+    kind = clocked(Teller, tmp_path / "log")
+    env = make([functools.partial(kind, i) for i in range(5)], max_running=2)
+    env.rollout(4)
+    assert most_at_once(tmp_path / "log") == 2
+
+
+def test_a_factory_may_be_named(make):
+    env = make(["gymenvs:Teller"] * 2)
+    assert env.rollout(2).batch_size == torch.Size([2, 2])
+
+
 def test_workers_import_no_torch(make):
     env = make(tellers(1))
     env.rollout(2)

@@ -20,6 +20,7 @@ from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
+from envactors.wire.factory import Factory
 
 try:
     import torch
@@ -44,7 +45,8 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
     ``[num_envs, 1]``. A Tuple space becomes a composite with the keys ``"0"``, ``"1"`` and so on.
 
     Args:
-        env_fns: One callable per env, which makes an env of Gymnasium; called only in the workers.
+        env_fns: One callable per env, which makes an env of Gymnasium, or ``"module:callable"``; called only in the
+            workers.
         categorical_action_encoding: True to encode discrete values as categories; False, as in ``GymEnv``: as one-hot
             vectors.
         device: Device of the TensorDicts; None: they have none, and their tensors are on the CPU.
@@ -56,6 +58,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         deadlines: Deadlines.
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones.
+        max_running: Largest number of envs that step or reset at once; None: all.
         seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
             `VectorEnv`.
         backend: Backend of the actors.
@@ -72,7 +75,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
 
     def __init__(
         self,
-        env_fns: Iterable[Callable[[], Any]],
+        env_fns: Iterable[Factory],
         *,
         categorical_action_encoding: bool = False,
         device: torch.device | str | None = None,
@@ -82,6 +85,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
+        max_running: int | None = None,
         seed_episodes: bool = False,
         backend: Backend | str = "process",
     ) -> None:
@@ -93,6 +97,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
             deadlines=deadlines,
             restart=restart,
             standbys=standbys,
+            max_running=max_running,
             seed_episodes=seed_episodes,
             backend=backend,
         )
