@@ -28,7 +28,7 @@ MOST_FUNCTION_LINES = 40
 # Methods of a class beside those that start and end with two underscores and the names of the public API.
 MOST_METHODS = 30
 # Lines of code of the whole core: it may shrink, towards 5,800, but not grow, except by what it learns to do.
-LIMIT = 9_384
+LIMIT = 9_385
 # One warm step of eight envs in two processes: files and Python calls in the caller, calls in a worker.
 MOST_STEP_FILES = 10
 MOST_CALLER_CALLS = 30

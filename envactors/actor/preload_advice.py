@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from envactors.system.choice import PORTABLE
+
 _log = logging.getLogger("envactors")
 # What was told already: the modules of one advice, the longest import first.
 _advised: set[tuple[str, ...]] = set()
 
 
 def advise_preload(actor: str, seconds: Mapping[str, float]) -> None:
-    """Log what to preload, unless it was logged before; a log handler may block.
+    """Log what to preload, unless it was logged before, or nothing can be; a log handler may block.
 
     Args:
         actor: The actor's name.
         seconds: The imports that have made unpickling its factory slow, the longest first.
     """
     modules = tuple(seconds)
-    if modules in _advised:
+    if PORTABLE or modules in _advised:  # there are no fork servers
         return
     _advised.add(modules)
     parts = ", ".join(f"{module} {each:.1f} s" for module, each in seconds.items())
