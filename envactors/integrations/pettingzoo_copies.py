@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pettingzoo import ParallelEnv
 
-from envactors.errors import VectorInputError, VectorStepError
+from envactors.errors import VectorInputError
 from envactors.integrations.env_adapters_pettingzoo import Agents
+from envactors.integrations.failures import or_first_failure
 from envactors.integrations.pettingzoo_batches import AgentBatches
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
@@ -62,7 +63,7 @@ class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is c
         """
         ids = [self._env_id]
         seeds = None if seed is None else [seed]
-        obs, infos = self._own_errors(lambda: self._envs.reset(seeds, options, ids))
+        obs, infos = or_first_failure(lambda: self._envs.reset(seeds, options, ids))
         rewards = np.zeros((1, len(self.possible_agents)))
         results = self._batches.unpack(ids, obs, rewards, np.zeros(1, np.bool_), infos)
         observations, *_, own_infos = self._batches.of_one(results)
@@ -90,16 +91,8 @@ class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is c
         if not self._batches.live[self._env_id].any():
             raise VectorInputError(f"step of copy {self._env_id}, none of whose agents is alive: reset it first")
         packed = self._batches.pack([actions], ids)
-        obs, rewards, _, truncated, infos = self._own_errors(lambda: self._envs.step(packed, ids))
+        obs, rewards, _, truncated, infos = or_first_failure(lambda: self._envs.step(packed, ids))
         return self._batches.of_one(self._batches.unpack(ids, obs, rewards, truncated, infos))
-
-    def _own_errors(self, request: Callable[[], Any]) -> Any:
-        """Return the result of a request; raise the exception of the env rather than that of a vector."""
-        try:
-            return request()
-        except VectorStepError as error:
-            failed = error.failures[self._env_id]
-        raise failed
 
     def state(self) -> npt.NDArray[Any]:
         """Return the env's state."""

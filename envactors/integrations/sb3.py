@@ -23,6 +23,7 @@ from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import DEFAULT, as_elsewhere
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapter_factories
+from envactors.integrations.failures import first_failure, or_first_failure
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
@@ -152,7 +153,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
                 infos[index], self.reset_infos[index] = _ended(infos[index])
             return obs, rewards, dones, infos
         self.waiting = False
-        raise _first_of(failed)
+        raise first_failure(failed)
 
     def reset(self) -> Any:
         """Reset all envs with the seeds and options that were set since the last reset.
@@ -165,16 +166,11 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         if self.waiting:
             with contextlib.suppress(Exception):  # the result is discarded
                 self.step_wait()
-        try:
-            obs, infos = self._envs.reset(self._seeds, [options or None for options in self._options])
-        except VectorStepError as error:
-            failed = error
-        else:
-            self.reset_infos = infos
-            self._reset_seeds()
-            self._reset_options()
-            return obs
-        raise _first_of(failed)
+        options = [options or None for options in self._options]
+        obs, self.reset_infos = or_first_failure(lambda: self._envs.reset(self._seeds, options))
+        self._reset_seeds()
+        self._reset_options()
+        return obs
 
     def close(self) -> None:
         """Discard a pending step, close the envs and end their processes, within the close deadline."""
@@ -257,8 +253,3 @@ def _results(futures: list[ActorFuture]) -> list[Any]:
     for future in futures:
         future.exception()
     return [future.result() for future in futures]
-
-
-def _first_of(error: VectorStepError) -> BaseException:
-    """Return the exception of the first env that failed."""
-    return next(iter(error.failures.values()))

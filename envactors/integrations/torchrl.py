@@ -10,13 +10,14 @@ TensorDicts of a rollout; tensors are made of them without another copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from envactors.backends.base import Backend
-from envactors.errors import SpaceMismatchError, VectorStepError
+from envactors.errors import SpaceMismatchError
+from envactors.integrations.failures import or_first_failure
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
@@ -33,8 +34,6 @@ except ImportError as error:
     raise ImportError(
         f"envactors.integrations.torchrl needs TorchRL and Gymnasium ({error}): pip install 'envactors[torchrl]'"
     ) from error
-
-_T = TypeVar("_T")
 
 
 class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
@@ -145,7 +144,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         envs, num_envs = self._envs, self._envs.num_envs
         stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
         actions = self._actions.decode(tensordict, env_ids)
-        obs, rewards, terminated, truncated, infos = _or_first_failure(lambda: envs.step(actions, env_ids))
+        obs, rewards, terminated, truncated, infos = or_first_failure(lambda: envs.step(actions, env_ids))
         if env_ids is not None:
             rewards = spread(rewards, env_ids, num_envs)
             terminated, truncated = spread(terminated, env_ids, num_envs), spread(truncated, env_ids, num_envs)
@@ -177,7 +176,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         """
         envs, num_envs = self._envs, self._envs.num_envs
         _, env_ids = _selected(None if tensordict is None else tensordict.get("_reset", None), num_envs)
-        obs, infos = _or_first_failure(lambda: envs.reset(seed, options, env_ids))
+        obs, infos = or_first_failure(lambda: envs.reset(seed, options, env_ids))
         if env_ids is not None:
             infos = _spread_infos(self.reset_infos, infos, env_ids)
         self.reset_infos = infos
@@ -226,15 +225,6 @@ def _selected(mask: torch.Tensor | None, num_envs: int) -> tuple[torch.Tensor | 
         return None, None
     mask = mask.reshape(num_envs).cpu()
     return mask, mask.nonzero().flatten().tolist()
-
-
-def _or_first_failure(call: Callable[[], _T]) -> _T:
-    """Return what a call of the facade returns, or raise the exception of the first env that failed."""
-    try:
-        return call()
-    except VectorStepError as error:
-        first = next(iter(error.failures.values()))
-    raise first
 
 
 def _spread_infos(
