@@ -32,8 +32,10 @@ TORCH = "torch==2.13.0"
 
 # About a minute: actors, the facade, faults, shared memory and a drop-in.
 SMOKE = [
-    f"tests/test_{name}.py"
-    for name in ("actors", "errors", "faults", "gymnasium_dropin", "shared_memory_steps", "vector", "wire")
+    "tests/unit/test_errors.py",
+    "tests/unit/test_wire.py",
+    *(f"tests/process/test_{name}.py" for name in ("actors", "faults", "shared_memory_steps", "vector")),
+    "tests/integrations/test_gymnasium_dropin.py",
 ]
 # What the smoke needs of the extra `test`: notebooks and charts are left out.
 SMOKE_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
@@ -54,15 +56,15 @@ class Subject(NamedTuple):
 # Matplotlib 3.8 calls names of pyparsing that 3.3 warns of, and the tests turn warnings into errors.
 SUBJECTS = {
     "core": Subject("3.10", "3.13", ("gymnasium", "demo", "plot"), ("tests",), ("pyparsing<3.3",)),
-    "sb3": Subject("3.11", "3.11", ("gymnasium", "sb3"), ("tests/test_sb3.py",), torch=(TORCH,)),
-    "tianshou": Subject("3.11", "3.11", ("tianshou",), ("tests/test_tianshou.py",), torch=(TORCH,)),
+    "sb3": Subject("3.11", "3.11", ("gymnasium", "sb3"), ("tests/integrations/test_sb3.py",), torch=(TORCH,)),
+    "tianshou": Subject("3.11", "3.11", ("tianshou",), ("tests/integrations/test_tianshou.py",), torch=(TORCH,)),
     # What its own envs and tests import is no extra, since users choose their games.
     "pettingzoo": Subject(
-        "3.10", "3.13", ("pettingzoo",), ("tests/test_pettingzoo.py",), beside=("pygame-ce", "pymunk<7.4")
+        "3.10", "3.13", ("pettingzoo",), ("tests/integrations/test_pettingzoo.py",), beside=("pygame-ce", "pymunk<7.4")
     ),
-    "torchrl": Subject("3.11", "3.11", ("gymnasium", "torchrl"), ("tests/test_torchrl.py",), torch=(TORCH,)),
-    "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/test_mlagents.py",)),
-    "dask": Subject("3.10", "3.13", ("dask",), ("tests/test_dask.py",)),
+    "torchrl": Subject("3.11", "3.11", ("gymnasium", "torchrl"), ("tests/integrations/test_torchrl.py",), torch=(TORCH,)),
+    "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
+    "dask": Subject("3.10", "3.13", ("dask",), ("tests/remote/test_dask.py",)),
 }
 
 
@@ -189,7 +191,7 @@ def package(session: nox.Session) -> None:
     every = "--all" in session.posargs
     options = [option for option in session.posargs if option != "--all"]
     extra = "test" if every else "demo"
-    files = ["tests"] if every else [*SMOKE, "tests/test_package.py"]
+    files = ["tests"] if every else [*SMOKE, "tests/docs/test_package.py"]
     wheel = wheel.absolute()
     with session.chdir(source):
         run = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sysconfig
 import time
@@ -18,6 +19,8 @@ from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.tuner import Measured, Tuner, Tuning
 
 COMMAND = Path(sysconfig.get_path("scripts"), "envactors")
+# Commands that run in this file's directory also import the helpers, which are one level above it.
+SEES_TESTS = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 class Discrete:
@@ -176,7 +179,7 @@ def test_an_env_without_an_action_space_is_refused_by_name():
 def test_the_command(tmp_path):
     done = subprocess.run(
         [COMMAND, "tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "2"],
-        capture_output=True, text=True, cwd=Path(__file__).parent, timeout=50,
+        capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=50,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -190,7 +193,7 @@ def test_the_command_says_what_is_wrong():
         (["test_tuning:Hopeless", "--num-envs", "1", "--seconds", "0.5"], 1, "never"),
     ):
         done = subprocess.run(
-            [COMMAND, "tune", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, timeout=50
+            [COMMAND, "tune", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=50
         )
         assert done.returncode == status
         assert error in done.stderr

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 
 METHOD = "spawn" if PORTABLE else "forkserver"
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 PATH = {"PYTHONPATH": HERE}
 MAKE = "elsewhere:Elsewhere"
 

@@ -245,7 +245,7 @@ def refused(capsys, *arguments: str) -> str:
 
 @pytest.fixture
 def path_restored(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
 
 
 @pytest.mark.usefixtures("path_restored")

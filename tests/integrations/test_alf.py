@@ -574,7 +574,7 @@ def test_close_at_exit(tmp_path):
         print(*env.call_envs_with_same_args("pid"))
         """,
         str(tmp_path / "log"),
-        os.path.dirname(__file__),  # noqa: PTH120
+        os.path.dirname(os.path.dirname(__file__)),  # noqa: PTH120
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted((tmp_path / "log").read_text().split("\n")[-3:-1]) == ["close 0", "close 1"]
@@ -703,7 +703,7 @@ def test_a_killed_caller_leaves_nothing(tmp_path):
             f"""
             import sys
             sys.modules["torch"] = None  # it takes seconds to load
-            sys.path.insert(0, {os.path.dirname(__file__)!r})
+            sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
             import numpy as np
             from alfenvs import AlfEnv
             from envactors.integrations.alf import ActorParallelEnvironment
@@ -777,7 +777,7 @@ def test_without_torch_results_are_numpys():
             assert all(type(value) is np.ndarray for value in time_step[:6])
             assert time_step.observation.flags.owndata
         """,
-        os.path.dirname(__file__),  # noqa: PTH120
+        os.path.dirname(os.path.dirname(__file__)),  # noqa: PTH120
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -845,7 +845,7 @@ def path_with_alf(tmp_path):
         file = tmp_path / "alf" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(textwrap.dedent(code))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.path.dirname(__file__)])}  # noqa: PTH120
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.path.dirname(os.path.dirname(__file__))])}  # noqa: PTH120
 
 
 def test_with_alf_it_is_an_alf_environment_and_gives_alfs_time_steps(path_with_alf):
@@ -915,7 +915,7 @@ def test_another_package_called_alf_is_none(tmp_path):
             assert type(env.reset()) is TimeStep
             env.sync_progress()
         """,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.path.dirname(__file__)])},  # noqa: PTH120
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.path.dirname(os.path.dirname(__file__))])},  # noqa: PTH120
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -361,14 +361,14 @@ def test_what_lives_in_main_travels_by_value(monkeypatch):
 def in_another_interpreter(code, data):
     script = """
 import pickle, sys
-sys.path.append(sys.argv[1])
+sys.path += sys.argv[1:]
 from envactors.wire.info_codec import RecordWriter, read_record
 from envactors.wire.messages import Failure
 from envactors.wire.pickling import loads, unpack_failure
 data = pickle.load(sys.stdin.buffer)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script + textwrap.dedent(code), str(Path(__file__).parent)],
+        [sys.executable, "-c", script + textwrap.dedent(code), *map(str, Path(__file__).parents[:2])],
         input=pickle.dumps(data),
         stdout=subprocess.PIPE,
         timeout=40,

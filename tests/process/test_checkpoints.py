@@ -116,7 +116,7 @@ while True:
 
 def run_and_kill(path, lines):
     """Runs the caller until it has printed so many lines; what it has printed."""
-    command = [sys.executable, "-c", textwrap.dedent(CALLER), str(Path(__file__).parent), str(path)]
+    command = [sys.executable, "-c", textwrap.dedent(CALLER), str(Path(__file__).parents[1]), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
         try:
             return [caller.stdout.readline().split() for _ in range(lines + 1)]

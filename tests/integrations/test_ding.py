@@ -600,7 +600,7 @@ def test_a_killed_caller_leaves_nothing():
     script = f"""
         import functools, os, signal, sys, warnings
         warnings.simplefilter("ignore")
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
         from dingenvs import Env
         from envactors.integrations.ding import SyncActorEnvManager
         manager = SyncActorEnvManager([functools.partial(Env, i) for i in range(2)], {{"context": "loky"}})
@@ -745,7 +745,7 @@ def test_v2_splits_nested_actions(make):
 
 
 def test_the_page_names_tests_that_there_are():
-    page = (Path(__file__).parent.parent / "docs/migrate/di-engine.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/migrate/di-engine.md").read_text()
     named = {*re.findall(r"`(test_\w+)`", page.partition("## What behaves differently")[0])}
     missing = named - {*globals()}
     assert len(named) > 40

@@ -654,7 +654,7 @@ def test_a_killed_caller_leaves_no_workers():
             manager.get_steps()
         """
     )
-    here = os.path.dirname(__file__)  # noqa: PTH120
+    here = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
     with subprocess.Popen([sys.executable, "-c", script, here], stdout=subprocess.PIPE, text=True) as caller:
         told = next(line for line in caller.stdout if line.startswith("pids"))  # after warnings, with mlagents
         pids = [int(pid) for pid in told.split()[1:]]

@@ -15,7 +15,7 @@ import pytest
 
 import envactors as ea
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def citation():

@@ -48,7 +48,7 @@ sys.stdin.read()
 @contextlib.contextmanager
 def running(code: str, *args: str):
     """A caller, and the processes whose ids it prints with all that descend from it."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-W", "error", "-c", code, *args]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as caller:
         try:
