@@ -20,7 +20,6 @@ from envactors.actor.calls import Calls, what_runs
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
-from envactors.actor.preload_advice import advise_preload
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
@@ -161,9 +160,6 @@ class Lifecycle:
                 core.process.worker.kill()
             return
         core.timers.cancel("call")
-        imports = loads(frame.payload)
-        if imports and core.config.backend.pickles:
-            core.reactor.printing.submit(lambda: advise_preload(core.config.name, imports))
         core.phase, core.started = LIVE, True
         core.tell_start(self._launched)
         self._launcher.finish(self.launch)

@@ -6,6 +6,9 @@ import contextlib
 import copy
 import functools
 import inspect
+import pickle
+import platform
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -18,7 +21,6 @@ from envactors.wire import messages, registry
 from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.wire.pickling import dumps, loads
 from envactors.worker.context import ActorContext
-from envactors.worker.factories import FactoryUnpickler, slow_imports
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
@@ -169,30 +171,26 @@ class Host:
         """Return the context of the env that runs, or ran last; None before the first."""
         return self._contexts[self._page.counters[ENV_INDEX]] if self._contexts else None
 
-    def start(self, message: messages.Start, incarnation: int, on_made: Callable[[int], None]) -> dict[str, float]:
-        """Make the envs; return the seconds of the imports that made unpickling the factories slow, by module.
+    def start(self, message: messages.Start, incarnation: int, on_made: Callable[[int], None]) -> None:
+        """Make the envs.
 
         Args:
             message: The request that has the factories.
             incarnation: The number of this process.
             on_made: Called with the number of envs that are made, while there are more to make.
         """
-        seconds: dict[str, float] = {}
         for offset, factory in enumerate(message.factories):
             self._contexts.append(ActorContext(message.name, message.first + offset, incarnation))
             self._page.record_env(METHOD_CALL, offset)
             if offset:
                 on_made(offset)
-            unpickler = FactoryUnpickler(factory)
-            make = unpickler.load()
-            seconds = seconds or unpickler.seconds  # the others find imported what they need
+            make = _load_factory(factory)
             if not offset:
                 registry.install(*message.registrations)
             options = message.journal, message.seed_episodes
             self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, *options))
         self.hosted_envs = self._made
         self._snapshot = None if message.snapshot is None else loads(message.snapshot)
-        return slow_imports(seconds)
 
     def adopt(self, message: messages.Adopt, incarnation: int) -> None:
         """Assign the envs to the actor that adopts this process; surplus envs are closed with the others."""
@@ -297,6 +295,16 @@ class Host:
     def _begin_call(self, position: int) -> HostedEnv:
         self._page.record_env(METHOD_CALL, position)
         return self.hosted_envs[position]
+
+
+def _load_factory(pickled: bytes) -> Callable[[], Any]:
+    """Unpickle a factory; an import that fails says which interpreter has tried it."""
+    try:
+        factory: Callable[[], Any] = pickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        error.args = (f"{error} (in {sys.executable}, Python {platform.python_version()})",)
+        raise
+    return factory
 
 
 def _entries(message: messages.Replay) -> Iterator[Any]:

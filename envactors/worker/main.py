@@ -176,12 +176,11 @@ class Server:
 
     # Handlers, one per kind of request --------------------------------------------------------------------
 
-    def _start(self, message: Start) -> dict[str, float]:
+    def _start(self, message: Start) -> None:
         if self._is_forwarding:
             set_levels(message.levels)
-        imports = self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps(made)))
+        self.host.start(message, self._incarnation, lambda made: self._reply(Kind.ENV_MADE, dumps(made)))
         self._attach(message.attach)
-        return imports
 
     def _adopt(self, message: Adopt) -> None:
         self.host.adopt(message, self._incarnation)

@@ -15,7 +15,6 @@ import pytest
 from helpers import SOON, is_gone, wait_until
 
 import envactors as ea
-from envactors.actor import preload_advice
 from envactors.backends import fork_server
 
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
@@ -160,30 +159,6 @@ def test_a_preload_whose_threads_end_is_none_the_worse(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with spawn(backend=backend(preload=["hasty"])) as actor:
         assert actor.has("hasty").result(SOON)
-
-
-SLOW_MODULE = "import time\ntime.sleep(1.2)\nclass Env:\n    pass\n"
-
-
-def test_a_slow_import_of_the_factories_is_told_once_with_what_to_preload(tmp_path, monkeypatch, caplog):
-    (tmp_path / "sluggish.py").write_text(SLOW_MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    import sluggish
-
-    by_value = lambda: sluggish.Env()  # noqa: E731, PLW0108 # the other way in which a factory refers to a module
-    for factory in (sluggish.Env, by_value):
-        with caplog.at_level("WARNING", "envactors"):
-            preload_advice._advised.clear()
-            with ea.ActorPool(factory, 2, backend=backend()) as pool:
-                wait_until(lambda: all(actor.state is ea.ActorState.IDLE for actor in pool.actors))
-            (record,) = [record for record in caplog.records if "unpickling" in record.message]
-            assert "that imports sluggish 1.2 s" in record.message
-            assert "ProcessBackend(start_method='forkserver', preload=['sluggish'])" in record.message
-            caplog.clear()
-            preload_advice._advised.clear()
-            with ea.spawn(factory, backend=backend(preload=["sluggish"])) as actor:
-                wait_until(lambda: actor.state is ea.ActorState.IDLE)
-        assert caplog.records == []
 
 
 def test_a_renewal_takes_milliseconds():

@@ -193,8 +193,9 @@ def test_the_command_says_what_is_wrong():
         (["test_tuning:Hopeless", "--num-envs", "1", "--seconds", "0.5"], 1, "never"),
     ):
         done = subprocess.run(
-            [COMMAND, "tune", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=50
-        )
+            [COMMAND, "tune", *arguments],
+            capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=50,
+        )  # fmt: skip
         assert done.returncode == status
         assert error in done.stderr
         assert "Traceback" not in done.stderr

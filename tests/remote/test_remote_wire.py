@@ -32,7 +32,8 @@ def namespaces():
 def run(scenario, *args):
     """Runs a function of this module, which is given a wire, in a namespace of its own."""
     path = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = f"import sys; sys.path[:0] = {path}; import test_remote_wire; test_remote_wire.main({scenario.__name__!r}, {args!r})"
+    call = f"test_remote_wire.main({scenario.__name__!r}, {args!r})"
+    code = f"import sys; sys.path[:0] = {path}; import test_remote_wire; {call}"
     command = in_namespace(sys.executable, "-W", "error", "-c", code)
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
