@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
-_log = logging.getLogger("envactors")
+from envactors.actor.containment import log_failure
+
 # How long a function may be queued behind others before another thread is added, in seconds.
 _PATIENCE = 0.1
+
+
+class SafeThread(Protocol):
+    """A thread that no signal and no asynchronous exception interrupts; and a way to tell what has failed there."""
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Run a function in it soon."""
+
+    def is_current_thread(self) -> bool:
+        """Return whether the calling thread is the one."""
+
+    def report(self, error: BaseException) -> None:
+        """Log an error, without waiting for that."""
 
 
 class DeferredCalls:
     """Runs functions one after the other, each until it has returned once: they must bear being run again.
 
+    A function that raises may have been interrupted, so it runs once more in a thread where nothing is. One that raises
+    there is at fault itself: the error is logged, and the functions after it run.
+
     Args:
-        run_soon: Runs a function soon, in a thread that no signal interrupts.
+        safe: The thread that runs what was interrupted.
     """
 
-    def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
-        self._run_soon = run_soon
+    def __init__(self, safe: SafeThread) -> None:
+        self._safe = safe
         self._waiting: deque[Callable[[], None]] = deque()
         self._lock = threading.RLock()
         # Whether a thread is in `run`: a function that leads to another call of `run` leaves its successors to it.
@@ -43,13 +60,21 @@ class DeferredCalls:
                 self._running = True
                 while self._waiting:
                     # Taken out last: after an interrupt it runs once more, and finds its future settled.
-                    self._waiting[0]()
+                    self._run_first()
                     self._waiting.popleft()
                 self._running = False
         except BaseException:
             self._running = False
-            self._run_soon(self.run)
+            self._safe.post(self.run)
             raise
+
+    def _run_first(self) -> None:
+        try:
+            self._waiting[0]()
+        except BaseException as error:
+            if not self._safe.is_current_thread():
+                raise
+            self._safe.report(error)
 
 
 class CallbackExecutor:
@@ -68,8 +93,10 @@ class CallbackExecutor:
         self._note_timer = note_timer
         # (when it was queued by `time.monotonic`, the function)
         self._jobs: deque[tuple[float, Callable[[], object]]] = deque()
-        # Guards the queue and is notified of each change.
-        self._changed = threading.Condition()
+        # Guards the queue. Acquired by itself: an interrupt in `Condition.__enter__` could leave it taken.
+        self._lock = threading.RLock()
+        # Notified of each change of the queue.
+        self._changed = threading.Condition(self._lock)
         self._stopping = False
         # How many threads wait for a function.
         self._idle = 0
@@ -78,7 +105,7 @@ class CallbackExecutor:
 
     def submit(self, job: Callable[[], object]) -> None:
         """Queue a function."""
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             self._jobs.append((now, job))
             self._changed.notify()
@@ -95,13 +122,13 @@ class CallbackExecutor:
 
     def on_timer(self, now: float) -> None:
         """Add a thread if all others are busy."""
-        with self._changed:
+        with self._lock:
             if not self._stopping and self.next_timer() <= now:
                 self._add_thread()
 
     def stop(self) -> None:
         """Tell the threads to end after the queued functions; do not wait for them."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._changed.notify_all()
 
@@ -119,7 +146,7 @@ class CallbackExecutor:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._idle += 1
                 while not self._jobs and not self._stopping:
                     self._changed.wait()
@@ -129,6 +156,6 @@ class CallbackExecutor:
                 _, job = self._jobs.popleft()
             try:
                 job()
-            except BaseException:
-                _log.exception("a function failed in the thread %s", self._name)
+            except BaseException as error:
+                log_failure(f"a function failed in the thread {self._name}", error)
             del job

@@ -77,7 +77,7 @@ class Calls:
             self.dispatch()
         except Exception as error:
             core, text = self._core, "what actor %r was asked could not be sent: %s"
-            core.reactor.printing.submit(functools.partial(_log.error, text, core.config.name, repr(error)))
+            core.reactor.notices.add(functools.partial(_log.error, text, core.config.name, repr(error)))
             core.kill_inconsistent()
 
     def _post(self, entry: Entry) -> None:
@@ -130,7 +130,7 @@ class Calls:
         """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
         core = self._core
         if frame.kind == _LOGGED:
-            core.reactor.printing.submit(functools.partial(handle_record, frame.payload))
+            core.reactor.records.add(functools.partial(handle_record, frame.payload), len(frame.payload))
             return
         entry = core.table.find_running(frame.call_id)
         if frame.incarnation != core.incarnation:

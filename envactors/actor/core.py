@@ -14,6 +14,7 @@ from typing import Any
 from envactors.actor import recording
 from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.config import ActorConfig
+from envactors.actor.containment import LogQueue
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
 from envactors.actor.permits import LimitedTable
@@ -53,7 +54,7 @@ class ActorCore:
         self.lock = threading.RLock() if permits is None else permits.lock
         # Runs what an in-line worker was asked, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
-        self.deferred = DeferredCalls(reactor.post)
+        self.deferred = DeferredCalls(reactor)
         self.change = StateChange(self)
         self.timers = Timers(reactor.note_timer)
         self.errors = ErrorFactory(config)
@@ -95,6 +96,7 @@ class ActorCore:
         """Have the state of an env saved after what runs; under the lock."""
         payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
         request = SaveRequest("snapshot", index, timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload)
+        request.notices = self.reactor.notices
         self.table.add(request)
 
     def use(self, process: ActorProcess) -> None:
@@ -137,10 +139,10 @@ class ActorCore:
         return times
 
     def tell(self, level: int, text: str, *args: object) -> None:
-        """Log something about the actor, once its lock is released."""
+        """Log something about the actor, in a thread where handlers may block."""
         if _log.isEnabledFor(level):
             where = {"actor": self.config.name, "incarnation": self.incarnation, "env_id": self.config.first_index}
-            self.deferred.add(functools.partial(_log.log, level, text, *args, extra=where))
+            self.reactor.notices.add(functools.partial(_log.log, level, text, *args, extra=where))
         if recording.recorder is not None:
             recording.recorder.on_notice(self, text % args)
 
@@ -170,13 +172,21 @@ class ActorCore:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class SaveRequest(CallRequest):
-    """Saves the state of an env, from which it can be brought back."""
+    """Saves the state of an env, from which it can be brought back.
+
+    Attributes:
+        notices: Gets what there is to log.
+    """
+
+    notices: LogQueue | None = None
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         del value  # the journal has it
         if error is not None and (not isinstance(error, ActorError) or isinstance(error, SerializationError)):
+            assert self.notices is not None, "set when it is queued"
             where = {"incarnation": incarnation, "env_id": self.index}
-            _log.warning("the state of env %s cannot be saved: %r", self.index, error, extra=where)
+            text = "the state of env %s cannot be saved: %r"
+            self.notices.add(functools.partial(_log.warning, text, self.index, error, extra=where))
 
 
 class StateChange:

@@ -40,7 +40,7 @@ class Launcher(CallbackExecutor):
 
     def __init__(self) -> None:
         super().__init__("envactors-launcher")
-        # Guarded by `_changed`, like the next one.
+        # Guarded by `_lock`, like the next one.
         self.queued: dict[Callable[[], None], int | None] = {}
         # The jobs whose workers were launched under a limit and are not ready yet.
         self._starting: set[Callable[[], None]] = set()
@@ -53,13 +53,13 @@ class Launcher(CallbackExecutor):
             job: The function; `finish` must be called for it later.
             limit: How many workers may be starting, this one included; None if it does not count.
         """
-        with self._changed:
+        with self._lock:
             self.queued[job] = limit
         self.submit(self._run_queued)
 
     def withdraw(self, job: Callable[[], None]) -> bool:
         """Remove a job from the queue; return False if it was not queued."""
-        with self._changed:
+        with self._lock:
             was_queued = job in self.queued
             self.queued.pop(job, None)
         self.submit(self._run_queued)
@@ -67,14 +67,14 @@ class Launcher(CallbackExecutor):
 
     def finish(self, job: Callable[[], None]) -> None:
         """Report that the worker that a job has started is ready, or will never be."""
-        with self._changed:
+        with self._lock:
             self._starting.discard(job)
         self.submit(self._run_queued)
 
     def _run_queued(self) -> None:
         """Run the first jobs of the queue, as far as they may start now."""
         while True:
-            with self._changed:
+            with self._lock:
                 job, limit = next(iter(self.queued.items()), (None, None))
                 if job is None or (limit is not None and len(self._starting) >= limit):
                     return

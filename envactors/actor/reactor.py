@@ -17,19 +17,19 @@ the reactor's thread checks every few milliseconds whether the loop still runs.
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 
 from envactors.actor.callbacks import CallbackExecutor
+from envactors.actor.containment import Containment, LogQueue
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_set import Gate, WaitSet
 from envactors.backends.base import Timed
 from envactors.system.polling import Doorbell, Poller, remaining
 
-_log = logging.getLogger("envactors")
 _NEVER = float("inf")
 # This many waits within this many seconds are a loop. While it runs, it is checked at the beat, in seconds.
 _LOOP_WAITS = 16
@@ -45,7 +45,10 @@ class Reactor:
 
     Attributes:
         callbacks: Runs the callbacks of futures.
-        printing: Prints the output of workers.
+        printing: Prints the output of workers, and logs.
+        records: Has what env code logs handled.
+        notices: Has what the library itself logs handled.
+        report: Logs an error, without waiting for that.
     """
 
     def __init__(self, timed: Callable[[], Iterable[Timed]]) -> None:
@@ -101,6 +104,10 @@ class Reactor:
         self._replies.add(self._nudge.fileno())
         self.callbacks = CallbackExecutor("envactors-callbacks", self.note_timer)
         self.printing = CallbackExecutor("envactors-printing")
+        self.records = LogQueue(self.printing.submit, "log records of workers")
+        self.notices = LogQueue(self.printing.submit, "log records about actors")
+        self._errors = Containment(self.notices)
+        self.report = self._errors.report
         self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
         self._thread.start()
 
@@ -329,10 +336,7 @@ class Reactor:
 
     def _run(self) -> None:
         while not self._stopping:
-            try:
-                self._run_once()
-            except BaseException:
-                _log.exception("envactors' reactor goes on after an error in one of its handlers")
+            self._errors.run(self._run_once)
         with self._pump_lock:
             self._closed = True
             self._descriptors.close()
@@ -340,7 +344,7 @@ class Reactor:
     def _run_once(self) -> None:
         self._wake_at = _NEVER  # while awake, every new deadline rings, so that none is missed before the next poll
         timed = [self.callbacks, *self._others, *self._timed()]
-        wake_at = min((one.next_timer() for one in timed), default=_NEVER)
+        wake_at = min(map(self._errors.next_timer, timed), default=_NEVER)
         if self._looping:
             wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)
         self._wake_at = wake_at
@@ -353,11 +357,8 @@ class Reactor:
                 self._set_looping(False)
             self._waits_seen = self._waits
         while self._jobs:
-            self._jobs.popleft()()
-        now = time.monotonic()
-        for one in timed:
-            if one.next_timer() <= now:
-                one.on_timer(now)
+            self._errors.run(self._jobs.popleft())
+        self._errors.run_timers(timed)
 
     def _handle(self, events: list[tuple[int, int]], generation: int) -> None:
         for fd, mask in events:
@@ -365,7 +366,7 @@ class Reactor:
                 # A descriptor was unwatched meanwhile and its number may be reused; the next poll reports the rest.
                 return
             if (handler := self._handlers.get(fd)) is not None:
-                handler(mask)
+                self._errors.run(functools.partial(handler, mask))
 
     def _handle_replies(self, events: list[tuple[int, int]]) -> None:
         for fd, mask in events:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from envactors.wire.channel import FrameChannel
-from envactors.wire.messages import Frame
+from envactors.wire.messages import Frame, Kind
 from envactors.worker.context import current_actor
 
 # The attributes of a record that travel as they are.
@@ -18,7 +18,10 @@ _FIELDS = (
     *("name", "levelno", "levelname", "created", "msecs", "relativeCreated", "process", "thread", "threadName"),
     *("pathname", "filename", "module", "lineno", "funcName", "stack_info"),
 )
+_log = logging.getLogger("envactors")
 _FORMATTER = logging.Formatter()
+# How many records of signal handlers may wait for the frame that they have interrupted.
+_MOST_WAITING = 1000
 
 
 class FrameSender:
@@ -30,8 +33,9 @@ class FrameSender:
 
     def __init__(self, channel: FrameChannel) -> None:
         self._channel = channel
-        # What this thread has sent in the middle of sending.
+        # What this thread has sent in the middle of sending, and how many log records did not fit.
         self._waiting: deque[Frame] = deque()
+        self._dropped = 0
         self._lock = threading.RLock()
         self._is_sending = False
 
@@ -43,7 +47,10 @@ class FrameSender:
         """
         with self._lock:
             if self._is_sending:  # in a signal handler: what it has interrupted goes on with this frame
-                self._waiting.append(frame)
+                if frame.kind == Kind.LOGGED and len(self._waiting) >= _MOST_WAITING:
+                    self._dropped += 1
+                else:
+                    self._waiting.append(frame)
                 return
             self._is_sending = True
             try:
@@ -52,6 +59,9 @@ class FrameSender:
                     self._channel.send(self._waiting.popleft())
             finally:
                 self._is_sending = False
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            _log.warning("%d log records of signal handlers were dropped: they came while another was sent", dropped)
 
 
 class RecordForwarder(logging.Handler):

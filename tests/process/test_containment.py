@@ -1,0 +1,125 @@
+"""What user code raises or blocks in the caller's threads concerns nobody else: logging, copies, deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+
+import pytest
+from helpers import SOON, Counter, wait_until
+
+import envactors as ea
+
+ABOUT_ACTORS = "envactors.actors"
+OF_ENVS = "some.env"
+
+
+class Talkative(Counter):
+    """An env that logs."""
+
+    def log_numbers(self, count):
+        for number in range(count):
+            logging.getLogger(OF_ENVS).warning("%d", number)
+        return count
+
+
+@contextlib.contextmanager
+def filtered(name, handle):
+    """Has a logger call a function with each record."""
+
+    class Calls(logging.Filter):
+        def filter(self, record):
+            handle(record)
+            return True
+
+    logger, calls = logging.getLogger(name), Calls()
+    logger.addFilter(calls)
+    try:
+        yield
+    finally:
+        logger.removeFilter(calls)
+
+
+def check_that_others_go_on():
+    """A deadline, a death and a result of other actors."""
+    quick = ea.Deadlines(call=0.5)
+    with ea.spawn(Counter, deadlines=quick) as hangs, ea.spawn(Counter) as dies, ea.spawn(Counter) as adds:
+        asked = [hangs.sleep(100), dies.die(), adds.add(2)]
+        with pytest.raises(ea.ActorTimeoutError):
+            asked[0].result(SOON)
+        with pytest.raises(ea.ActorDiedError):
+            asked[1].result(SOON)
+        assert asked[2].result(SOON) == 2
+
+
+def test_a_log_filter_that_raises_changes_nothing_but_the_log(caplog):
+    def fail(_record):
+        raise LookupError("a filter that is wrong")
+
+    caplog.set_level(logging.INFO, "envactors")
+    with filtered(ABOUT_ACTORS, fail), ea.spawn(Counter, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+        with pytest.raises(ea.ActorDiedError):
+            actor.die().result(SOON)
+        assert actor.add(3).result(SOON) == 3
+        check_that_others_go_on()
+        wait_until(lambda: "a filter that is wrong" in caplog.text)
+
+
+def test_a_log_filter_that_blocks_delays_nobody(caplog):
+    caplog.set_level(logging.INFO, "envactors")
+    goes_on = threading.Event()
+    with filtered(ABOUT_ACTORS, lambda _record: goes_on.wait()):
+        try:
+            with ea.spawn(Counter, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+                with pytest.raises(ea.ActorDiedError):
+                    actor.die().result(SOON)
+                assert actor.add(3).result(SOON) == 3
+                check_that_others_go_on()
+                goes_on.set()
+        finally:
+            goes_on.set()
+
+
+def test_deadlines_of_others_fire_beside_an_object_whose_deadline_raises(caplog):
+    class Fails:
+        calls = 0
+
+        def next_timer(self):
+            return 0.0
+
+        def on_timer(self, now):
+            self.calls += 1
+            raise LookupError("a deadline that is wrong")
+
+    fails = Fails()
+    with ea.spawn(Counter) as actor:
+        assert actor.add(1).result(SOON) == 1
+        reactor = actor._supervisor.reactor
+        reactor.watch_timers(fails)
+        wait_until(lambda: fails.calls)
+        check_that_others_go_on()
+        reactor.unwatch_timers(fails)
+        assert fails.calls < 50
+        wait_until(lambda: "a deadline that is wrong" in caplog.text)
+    assert len(caplog.records) < 50
+
+
+def test_log_records_that_wait_are_limited_and_the_others_are_counted(caplog):
+    """A handler that blocks for as long as a worker logs."""
+    goes_on, sent = threading.Event(), 20_000
+    with filtered(OF_ENVS, lambda _record: goes_on.wait()):
+        try:
+            with ea.spawn(Talkative) as actor:
+                assert actor.log_numbers(sent).result(6 * SOON) == sent
+                goes_on.set()
+                wait_until(lambda: "were dropped" in caplog.text)
+                assert actor.log_numbers(1).result(SOON) == 1
+        finally:
+            goes_on.set()
+    numbers = [int(record.getMessage()) for record in caplog.records if record.name == OF_ENVS]
+    dropped = [int(number) for number in re.findall(r"(\d+) log records of workers were dropped", caplog.text)]
+    assert numbers[:100] == list(range(100))
+    assert len(numbers) < 12_000
+    assert len(numbers) + sum(dropped) == sent + 1
