@@ -98,10 +98,15 @@ class FrameBatchStep:
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         answers = []
         for position, outcome in unpack_outcomes(frame.payload):
-            request = self._left.pop(position)
+            request = self._left[position]
             request.started = self.started
             answers.append(Answer(request, outcome.failed, outcome.content, outcome.check, outcome.reset_within))
-        return answers, not self._left
+        return answers, len(answers) == len(self._left)
+
+    def discard(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if isinstance(answer.request, StepRequest):
+                self._left.pop(answer.request.position, None)
 
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
         return next_look(self, page, deadlines, now)[0]

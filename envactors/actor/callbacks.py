@@ -110,6 +110,8 @@ class CallbackExecutor:
             self._jobs.append((now, job))
             self._changed.notify()
             all_busy = not self._idle
+            if self._stopping:
+                self._add_thread()  # the others may have ended
         if all_busy and self._note_timer is not None:
             self._note_timer(now + _PATIENCE)
 
@@ -139,10 +141,14 @@ class CallbackExecutor:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
+    def owns_current_thread(self) -> bool:
+        """Return whether the calling thread is one of these."""
+        return threading.current_thread() in self._threads
+
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        thread.start()
         self._threads.append(thread)
+        thread.start()
 
     def _run(self) -> None:
         while True:

@@ -24,6 +24,7 @@ from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError, copy_error
 from envactors.wire.control_page import ASLEEP, SPINNING
 from envactors.wire.messages import Frame, Kind
+from envactors.wire.pickling import reads_at_once
 from envactors.wire.steps import pack_steps
 
 _log = logging.getLogger("envactors")
@@ -77,7 +78,7 @@ class Calls:
             self.dispatch()
         except Exception as error:
             core, text = self._core, "what actor %r was asked could not be sent: %s"
-            core.reactor.notices.add(functools.partial(_log.error, text, core.config.name, repr(error)))
+            core.reactor.logs.notices.add(functools.partial(_log.error, text, core.config.name, repr(error)))
             core.kill_inconsistent()
 
     def _post(self, entry: Entry) -> None:
@@ -130,7 +131,7 @@ class Calls:
         """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
         core = self._core
         if frame.kind == _LOGGED:
-            core.reactor.records.add(functools.partial(handle_record, frame.payload), len(frame.payload))
+            core.reactor.logs.records.add(functools.partial(handle_record, frame.payload), len(frame.payload))
             return
         entry = core.table.find_running(frame.call_id)
         if frame.incarnation != core.incarnation:
@@ -152,6 +153,12 @@ class Calls:
     def _on_reply(self, entry: Entry, frame: Frame) -> None:
         core = self._core
         answers, ended = entry.answers(frame)
+        for answer in answers:
+            core.completed += 1
+            if not core.recovery.record(answer, frame.incarnation):
+                self.fail_bound(core.incarnation - 1)
+            self._hand_out(answer, frame.incarnation)
+        entry.discard(answers)
         if ended:
             core.table.running.remove(entry)
             core.timers.cancel("call")
@@ -161,11 +168,6 @@ class Calls:
                 core.record_span(entry.method, entry.started)
                 if entry.kind == Kind.REPLAY:
                     core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - entry.started)
-        for answer in answers:
-            core.completed += 1
-            if not core.recovery.record(answer, frame.incarnation):
-                self.fail_bound(core.incarnation - 1)
-            core.deferred.add(functools.partial(self._settle_answer, answer, frame.incarnation, core.pid))
         if ended and (core.table.queue or core.table.is_limited):
             core.table.end_running()
             self.dispatch()
@@ -181,12 +183,27 @@ class Calls:
         self._core.failed += 1
         self._core.deferred.add(functools.partial(self._settle, request, None, error, self._core.incarnation))
 
+    def _hand_out(self, answer: Answer, incarnation: int) -> None:
+        """Have an answer read and handed out: at once, or in another thread if code of users runs for that."""
+        core, content = self._core, answer.content
+        settle = functools.partial(self._settle_answer, answer, incarnation, core.pid)
+        if core.config.backend.inline or (isinstance(answer.request, CallRequest) and reads_at_once(content)):
+            core.deferred.add(settle)
+        else:
+            answer.request.arrive(settle, core.reactor)
+
     def _settle_answer(self, answer: Answer, incarnation: int, pid: int | None) -> None:
         value, error = self._core.errors.outcome(answer, incarnation, pid)
         self._settle(answer.request, value, error, incarnation)
 
     def _settle(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
-        request.settle(value, error, incarnation)
+        try:
+            request.settle(value, error, incarnation)
+        except Exception as failure:
+            # In threads of users it may be an interrupt: then this runs once more, in another one.
+            if not self._core.reactor.owns_current_thread():
+                raise
+            request.settle(None, failure, incarnation)
         if request.future is not None:
             self._core.reactor.wake(request.future)
 

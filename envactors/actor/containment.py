@@ -70,15 +70,20 @@ def log_failure(text: str, error: BaseException) -> None:
             traceback.print_exception(type(error), error, error.__traceback__)
 
 
-class Containment:
-    """Runs what belongs to one actor in a thread that serves all of them.
+class Logs:
+    """Has log records handled, and runs what belongs to one actor in a thread that serves all of them.
 
     Args:
-        notices: Gets what there is to log.
+        run: Runs a function in a thread where log handlers may block.
+
+    Attributes:
+        records: Gets what env code logs.
+        notices: Gets what the library itself logs.
     """
 
-    def __init__(self, notices: LogQueue) -> None:
-        self._notices = notices
+    def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
+        self.records = LogQueue(run, "log records of workers")
+        self.notices = LogQueue(run, "log records about actors")
         # Until when the deadlines of objects that have failed are put off (`time.monotonic`), by id.
         self._put_off: dict[int, float] = {}
         # How many errors there were, and when the next one may be logged (`time.monotonic`).
@@ -101,7 +106,7 @@ class Containment:
         if now >= self._report_at:
             self._report_at = now + _REPORT_BEAT
             text = f"envactors goes on after an error in one of its handlers ({self._count} so far)"
-            self._notices.add(lambda: log_failure(text, error))
+            self.notices.add(lambda: log_failure(text, error))
 
     def next_timer(self, timed: Timed) -> float:
         """Return the next deadline of an object, as `Timed.next_timer` does."""

@@ -96,7 +96,7 @@ class ActorCore:
         """Have the state of an env saved after what runs; under the lock."""
         payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
         request = SaveRequest("snapshot", index, timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload)
-        request.notices = self.reactor.notices
+        request.notices = self.reactor.logs.notices
         self.table.add(request)
 
     def use(self, process: ActorProcess) -> None:
@@ -142,7 +142,7 @@ class ActorCore:
         """Log something about the actor, in a thread where handlers may block."""
         if _log.isEnabledFor(level):
             where = {"actor": self.config.name, "incarnation": self.incarnation, "env_id": self.config.first_index}
-            self.reactor.notices.add(functools.partial(_log.log, level, text, *args, extra=where))
+            self.reactor.logs.notices.add(functools.partial(_log.log, level, text, *args, extra=where))
         if recording.recorder is not None:
             recording.recorder.on_notice(self, text % args)
 

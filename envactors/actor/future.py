@@ -5,9 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors.actor.reactor import Reactor
+from envactors.actor.signal_deferral import defer_signals
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
 
@@ -23,8 +25,8 @@ class CallOwner(Protocol):
     def abort(self, future: ActorFuture) -> bool:
         """Cancel a queued call, or end a running one by replacing its process."""
 
-    def wait(self, future: ActorFuture, deadline: float | None) -> None:
-        """Wait until the future is settled or the deadline (`time.monotonic`) passes."""
+    def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
+        """Wait until ``done()``, which says something about the future, or the deadline (`time.monotonic`)."""
 
 
 class ActorFuture(concurrent.futures.Future[Any]):
@@ -42,6 +44,8 @@ class ActorFuture(concurrent.futures.Future[Any]):
     """
 
     incarnation: int | None = None
+    # Reads the outcome and settles the future; None until the outcome has arrived, or if it was read at once.
+    _read: Callable[[], None] | None = None
 
     def __init__(self, owner: CallOwner, keep_alive: object) -> None:
         # What the standard library's constructor sets, without its condition: making one takes longer than all else,
@@ -55,6 +59,8 @@ class ActorFuture(concurrent.futures.Future[Any]):
         # dict's setdefault is atomic, and unlike a lock it cannot deadlock with a finalizer.
         self._claim: dict[None, tuple[Any, BaseException | None] | None] = {}
         self._made: dict[None, threading.Condition] = {}
+        # The ids of the threads that wait in `ActorFuture.exception`.
+        self._waiting: list[int] = []
         self._owner = owner
         self._keep_alive: object | None = keep_alive
 
@@ -90,7 +96,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception that the call ended with, None if it has a result; wait like `result`."""
         if self._state not in _SETTLED:
-            self._owner.wait(self, None if timeout is None else time.monotonic() + timeout)
+            self._wait(None if timeout is None else time.monotonic() + timeout)
         # Without the future's lock, which an interrupt could leave taken.
         state = self._state
         if state not in _SETTLED:
@@ -98,6 +104,52 @@ class ActorFuture(concurrent.futures.Future[Any]):
         if state != "FINISHED":
             raise concurrent.futures.CancelledError
         return self._exception
+
+    def _wait(self, deadline: float | None) -> None:
+        """Wait until the future is settled or the deadline (`time.monotonic`) passes; read the outcome if need be."""
+        me = threading.get_ident()
+        try:
+            self._waiting.append(me)
+            self._owner.wait(self, self.has_arrived, deadline)
+            if self._state not in _SETTLED and self._read is not None:
+                with defer_signals:
+                    self._read_here()
+                if self._state not in _SETTLED:  # another thread reads it
+                    self._owner.wait(self, self.settled, deadline)
+        finally:
+            if me in self._waiting:
+                self._waiting.remove(me)
+            if self._read is not None and self._state not in _SETTLED:
+                self._owner.reactor.callbacks.submit(self._read_here)
+
+    def arrive(self, read: Callable[[], None]) -> None:
+        """Have the outcome read, which may run code of users, by a thread that waits for it.
+
+        If none does, a thread of the library's own reads it.
+
+        Args:
+            read: Reads the outcome and settles the future.
+        """
+        self._read = read
+        if self._waiting:
+            self._owner.reactor.wake(self)
+        else:
+            self._owner.reactor.callbacks.submit(self._read_here)
+
+    def _read_here(self) -> None:
+        """Read the outcome in this thread, unless another thread is at it."""
+        read, me = self._read, object()
+        assert read is not None, "called once it has arrived"
+        try:
+            if vars(self).setdefault("_reader", me) is me and self._state not in _SETTLED:
+                read()
+        except BaseException:  # an interrupt
+            self._owner.reactor.callbacks.submit(read)
+            raise
+
+    def has_arrived(self) -> bool:
+        """Return whether the outcome is there, settled or still to be read."""
+        return self._read is not None or self._state in _SETTLED
 
     def cancel(self) -> bool:
         """Take the call out of the queue; return False once it runs or has ended."""

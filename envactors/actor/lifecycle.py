@@ -324,7 +324,9 @@ class Lifecycle:
                 self.calls.fail(request, copy_error(final))
         if core.config.is_standby:
             # A log handler may block, and this is no place for it.
-            core.reactor.notices.add(lambda: _log.warning("%s is given up, what it was for goes on: %s", name, final))
+            core.reactor.logs.notices.add(
+                lambda: _log.warning("%s is given up, what it was for goes on: %s", name, final)
+            )
         self.settle_dead()
 
     def settle_dead(self) -> None:

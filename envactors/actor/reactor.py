@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 
 from envactors.actor.callbacks import CallbackExecutor
-from envactors.actor.containment import Containment, LogQueue
+from envactors.actor.containment import Logs
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_set import Gate, WaitSet
 from envactors.backends.base import Timed
@@ -46,10 +46,10 @@ class Reactor:
     Attributes:
         callbacks: Runs the callbacks of futures.
         printing: Prints the output of workers, and logs.
-        records: Has what env code logs handled.
-        notices: Has what the library itself logs handled.
-        report: Logs an error, without waiting for that.
+        logs: Has log records handled, and contains errors.
     """
+
+    _stopping = False
 
     def __init__(self, timed: Callable[[], Iterable[Timed]]) -> None:
         self._timed = timed
@@ -96,7 +96,6 @@ class Reactor:
         self._waits_seen = 0
         # When the latest `_LOOP_WAITS` waits began (`time.monotonic`).
         self._loop_begun = 0.0
-        self._stopping = False
         # Whether the descriptors are closed; under `_pump_lock`.
         self._closed = False
         self._outer.add(self._replies.fileno())
@@ -104,10 +103,7 @@ class Reactor:
         self._replies.add(self._nudge.fileno())
         self.callbacks = CallbackExecutor("envactors-callbacks", self.note_timer)
         self.printing = CallbackExecutor("envactors-printing")
-        self.records = LogQueue(self.printing.submit, "log records of workers")
-        self.notices = LogQueue(self.printing.submit, "log records about actors")
-        self._errors = Containment(self.notices)
-        self.report = self._errors.report
+        self.logs = Logs(self.printing.submit)
         self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
         self._thread.start()
 
@@ -318,6 +314,14 @@ class Reactor:
     def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
+    def report(self, error: BaseException) -> None:
+        """Log an error, without waiting for that."""
+        self.logs.report(error)
+
+    def owns_current_thread(self) -> bool:
+        """Return whether the calling thread is the library's own, which no signal or exception of users interrupts."""
+        return self.is_current_thread() or self.callbacks.owns_current_thread()
+
     def stop(self) -> None:
         """Tell the threads to end after the queued jobs; do not wait for them."""
         self._stopping = True
@@ -336,7 +340,7 @@ class Reactor:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._errors.run(self._run_once)
+            self.logs.run(self._run_once)
         with self._pump_lock:
             self._closed = True
             self._descriptors.close()
@@ -344,7 +348,7 @@ class Reactor:
     def _run_once(self) -> None:
         self._wake_at = _NEVER  # while awake, every new deadline rings, so that none is missed before the next poll
         timed = [self.callbacks, *self._others, *self._timed()]
-        wake_at = min(map(self._errors.next_timer, timed), default=_NEVER)
+        wake_at = min(map(self.logs.next_timer, timed), default=_NEVER)
         if self._looping:
             wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)
         self._wake_at = wake_at
@@ -357,8 +361,8 @@ class Reactor:
                 self._set_looping(False)
             self._waits_seen = self._waits
         while self._jobs:
-            self._errors.run(self._jobs.popleft())
-        self._errors.run_timers(timed)
+            self.logs.run(self._jobs.popleft())
+        self.logs.run_timers(timed)
 
     def _handle(self, events: list[tuple[int, int]], generation: int) -> None:
         for fd, mask in events:
@@ -366,7 +370,7 @@ class Reactor:
                 # A descriptor was unwatched meanwhile and its number may be reused; the next poll reports the rest.
                 return
             if (handler := self._handlers.get(fd)) is not None:
-                self._errors.run(functools.partial(handler, mask))
+                self.logs.run(functools.partial(handler, mask))
 
     def _handle_replies(self, events: list[tuple[int, int]]) -> None:
         for fd, mask in events:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from envactors.actor.future import ActorFuture
+from envactors.actor.reactor import Reactor
 from envactors.options import Deadlines
 from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, NOT_BEGUN, ControlPage
 from envactors.wire.messages import Frame, Kind
@@ -46,6 +47,18 @@ class Request:
         """Hand out the outcome; runs without the actor's lock, and may run twice."""
         if self.future is not None:
             self.future.settle(value, error, incarnation)
+
+    def arrive(self, settle: Callable[[], None], reactor: Reactor) -> None:
+        """Have its outcome read and handed out in a thread where that may take long.
+
+        Args:
+            settle: Does so.
+            reactor: Has such threads.
+        """
+        if self.future is not None:
+            self.future.arrive(settle)
+        else:
+            reactor.callbacks.submit(settle)
 
 
 class Answer(NamedTuple):
@@ -91,7 +104,10 @@ class Entry(Protocol):
         """Whether an env steps or resets in it."""
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
-        """Return what a reply ends, and whether the entry has ended with it."""
+        """Return what a reply ends, and whether the entry ends with it."""
+
+    def discard(self, answers: Sequence[Answer]) -> None:
+        """Take out what a reply has ended; not before it was handed out, or an interrupt could lose it."""
 
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
         """Return when its deadline passes at the earliest (infinity for never), None if it has passed."""
@@ -137,6 +153,9 @@ class CallRequest(Request):
 
     def answers(self, frame: Frame) -> tuple[list[Answer], bool]:
         return [Answer(self, frame.kind == Kind.FAILED, frame.payload)], True
+
+    def discard(self, answers: Sequence[Answer]) -> None:
+        del answers  # it ends as a whole
 
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
         if self.kind == Kind.REPLAY:

@@ -149,6 +149,9 @@ class SharedMemoryBatchStep:
         del frame
         return [], False
 
+    def discard(self, answers: Sequence[Answer]) -> None:
+        del answers
+
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
         when, _ = next_look(self, page, deadlines, now)
         if when is None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.actor import engine as engines
@@ -240,12 +240,12 @@ class Supervisor:
                 return False
         return True
 
-    def wait(self, future: ActorFuture, deadline: float | None) -> None:
+    def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
         self.check_owner()
         if self.core.run_inline is not None:
             self.resume_inline()
-        if not (self._spin_for(future) and future.settled()):
-            self.reactor.wait(future.settled, future, deadline)
+        if not (self._spin_for(future) and done()):
+            self.reactor.wait(done, future, deadline)
 
     def resume_inline(self) -> None:
         """Have an in-line worker run and answer what an interrupt has left; other workers need no thread of ours."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from envactors.actor.signal_deferral import defer_signals
@@ -55,9 +57,14 @@ class Collector:
         """
         for supervisor in self._supervisors:
             supervisor.resume_inline()
+        pending, me = self._pending, threading.get_ident()
+        inbox = pending.inboxes.setdefault(me, deque())
 
         def is_there() -> bool:
             ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
+            if inbox:
+                with defer_signals:
+                    pending.read_inbox(inbox)
             if self._single is not None:
                 with defer_signals:
                     self._single.collect(count - len(self._pending.ready))
@@ -67,7 +74,12 @@ class Collector:
                 raise ActorClosedError("this vector env is closed: make another")
             return False
 
-        return self._reactor.wait(is_there, self._pending, deadline, self._wait_set)
+        try:
+            return self._reactor.wait(is_there, pending, deadline, self._wait_set)
+        finally:
+            pending.inboxes.pop(me, None)
+            for settle in inbox:
+                self._reactor.callbacks.submit(settle)
 
     def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
         """Wait for the results of envs and deliver them.

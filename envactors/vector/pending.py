@@ -6,7 +6,8 @@ IDLE ──submitted──▶ SUBMITTED ──outcome goes to its future──�
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from envactors.errors import AlreadyPendingError
@@ -48,11 +49,13 @@ class Pending:
     Attributes:
         states: One of the states above per env.
         ready: The results that wait to be delivered, by env.
+        inboxes: What has arrived and is to be read, by the id of the thread that waits and reads it.
     """
 
     def __init__(self, count: int) -> None:
         self.states = bytearray(count)
         self.ready: dict[int, ReadyResult] = {}
+        self.inboxes: dict[int, deque[Callable[[], None]]] = {}
         # A full-batch step changes all states by assigning one of these.
         self.all_in_flight = bytes([IN_FLIGHT]) * count
         self.all_idle = bytes(count)
@@ -82,6 +85,12 @@ class Pending:
         if self.states[result.env_id] == IN_FLIGHT:
             self.ready[result.env_id] = result
             self.states[result.env_id] = READY
+
+    def read_inbox(self, inbox: deque[Callable[[], None]]) -> None:
+        """Read what has arrived."""
+        while inbox:
+            inbox[0]()  # taken out last: after an interrupt it is read once more
+            inbox.popleft()
 
     def take(self, env_ids: Sequence[int]) -> list[ReadyResult]:
         """Take results out, to be delivered."""

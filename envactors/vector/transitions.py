@@ -14,6 +14,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ import numpy as np
 
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.future import ActorFuture
+from envactors.actor.reactor import Reactor
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.supervisor import Supervisor
 from envactors.arrays.specs import Spec, split_batch
@@ -67,9 +69,6 @@ class Asked(NamedTuple):
     ending: EnvStep | None = None
 
 
-OnEnd = Callable[[Any, Any, BaseException | None, int], None]
-
-
 class EnvRequest(StepRequest):
     """What one env was asked, until its result is delivered.
 
@@ -77,16 +76,28 @@ class EnvRequest(StepRequest):
         asked: What the user has asked.
         future: Its future, if any.
         is_open: False once its outcome was handled: deferred calls may run twice.
+        pending: Where its result goes unless it has a future.
     """
 
-    __slots__ = ("asked", "future", "is_open")
+    __slots__ = ("asked", "future", "is_open", "pending")
     future: EnvFuture | None
 
-    def __init__(self, message: Reset | Step, env: EnvState, on_end: OnEnd, bound: int | None, asked: Asked) -> None:
-        super().__init__(message, env.env_id, on_end, bound, pickled=env.supervisor.config.backend.pickles)
+    def __init__(
+        self, message: Reset | Step, env: EnvState, transitions: Transitions, bound: int | None, asked: Asked
+    ) -> None:
+        pickled = env.supervisor.config.backend.pickles
+        super().__init__(message, env.env_id, transitions.on_end, bound, pickled=pickled)
+        self.pending = transitions.pending
         self.asked = asked
         self.future = asked.future
         self.is_open = True
+
+    def arrive(self, settle: Callable[[], None], reactor: Reactor) -> None:
+        inbox = None if self.future is not None else self.pending.inboxes.get(threading.get_ident())
+        if inbox is None:
+            super().arrive(settle, reactor)
+        else:
+            inbox.append(settle)
 
 
 @dataclasses.dataclass(eq=False)
@@ -135,7 +146,7 @@ class Transitions:
                 if seed is not None:
                     env.root_seed, env.episode = seed, 0
                 asked = Asked("reset", future)
-                requests.append(EnvRequest(self._reset_message(env, seed, each), env, self.on_end, None, asked))
+                requests.append(EnvRequest(self._reset_message(env, seed, each), env, self, None, asked))
             self.submit(requests, stream=True)
 
     def _reset_message(self, env: EnvState, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
@@ -171,10 +182,10 @@ class Transitions:
         if self.episodes.ended[env_id]:
             # If failures do not raise they are reported first, also one between two episodes.
             bound = None if self.on_failure == "raise" or env.retiring else env.incarnation
-            return EnvRequest(self._reset_message(env), env, self.on_end, bound, asked)
+            return EnvRequest(self._reset_message(env), env, self, bound, asked)
         autoreset = self.episodes.autoreset == "same_step" and not env.retiring
         message = Step(env.position, action, autoreset, self.episodes.next_seed(env_id))
-        return EnvRequest(message, env, self.on_end, env.incarnation, asked)
+        return EnvRequest(message, env, self, env.incarnation, asked)
 
     def submit(self, requests: Sequence[EnvRequest], *, stream: bool) -> None:
         """Send requests, one batch step per actor, and note that their envs are in flight.
@@ -203,7 +214,7 @@ class Transitions:
     def _ask_again(
         self, env: EnvState, message: Reset | Step, bound: int | None, asked: Asked, *, at_front: bool = False
     ) -> None:
-        again = EnvRequest(message, env, self.on_end, bound, asked)
+        again = EnvRequest(message, env, self, bound, asked)
         env.supervisor.submit_steps([again], stream=True, at_front=at_front)
 
     # Outcomes, in the thread that reads replies -----------------------------------------------------------

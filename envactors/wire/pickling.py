@@ -38,6 +38,9 @@ _IMMUTABLE = frozenset(
 # them. `envactors.wire.channel` reads larger frames into buffers of their own, so that these arrays are writable.
 _LARGE = 1 << 16
 
+# In bytes; longer pickles take too long to read, and to search.
+_SHORT = 1 << 10
+
 _IS_NUMPY_1 = np.__version__.startswith("1.")
 
 
@@ -87,6 +90,14 @@ def load_code_by_value(tag: str, place: str, parts: tuple[Any, ...]) -> types.Co
 def has_code(pickled: bytes) -> bool:
     """Return whether a pickle has code in it, which only interpreters of this version can load."""
     return load_code_by_value.__name__.encode() in pickled
+
+
+def reads_at_once(pickled: bytes | bytearray | memoryview) -> bool:
+    """Return whether reading what `dumps` has pickled takes no time and runs no code of users.
+
+    That is so if it is short and refers to no class or function.
+    """
+    return len(pickled) <= _SHORT and pickle.STACK_GLOBAL not in bytes(pickled)
 
 
 def dumps(value: Any) -> bytes | bytearray:

@@ -327,6 +327,7 @@ def test_each_env_of_a_frame_ends_once_whether_by_its_outcome_or_by_a_split(orde
     ended = []
     for position in answered:
         answers, over = entry.answers(outcomes(position))
+        entry.discard(answers)
         ended += [answer.request.index for answer in answers]
         assert [answer.check for answer in answers] == [11 * position]
         assert all(answer.request.started == 100.0 for answer in answers)

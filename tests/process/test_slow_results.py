@@ -1,0 +1,212 @@
+"""Results that take long to unpickle: the calls, deadlines and deaths of other actors do not wait for that."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import threading
+import time
+
+import pytest
+from helpers import SOON, Counter
+
+import envactors as ea
+from envactors.testing import EchoEnv
+
+SLOW = 2.5  # seconds
+
+
+def wake_up(seconds):
+    time.sleep(seconds)
+    return "slow"
+
+
+class Slow:
+    """Takes long to unpickle."""
+
+    def __reduce__(self):
+        return wake_up, (SLOW,)
+
+
+class SlowError(Exception):
+    def __reduce__(self):
+        return wake_up_to_fail, (SLOW,)
+
+
+def wake_up_to_fail(seconds):
+    time.sleep(seconds)
+    return SlowError()
+
+
+class Sluggish(Counter):
+    def slow(self):
+        return Slow()
+
+    def slow_error(self):
+        raise SlowError
+
+
+class SluggishEnv(EchoEnv):
+    """Has an info, or a failure, that takes long to unpickle."""
+
+    def step(self, action):
+        *result, info = super().step(action)
+        if action == 7:
+            raise SlowError
+        return *result, {**info, "slow": Slow()} if action == 8 else info
+
+
+def check_deadlines_beside(ask):
+    """Has a deadline of 1 s pass while a result is read; returns what ``ask`` has returned."""
+    with ea.spawn(Counter, deadlines=ea.Deadlines(call=1.0)) as hangs, ea.spawn(Counter) as adds:
+        adds.add(1).result(SOON)
+        hangs.add(1).result(SOON)
+        asked = ask()
+        begin = time.monotonic()
+        late = hangs.sleep(100)
+        assert adds.add(1).result(SOON) == 2
+        assert time.monotonic() - begin < SLOW - 1.0
+        with pytest.raises(ea.ActorTimeoutError):
+            late.result(SOON)
+        assert time.monotonic() - begin < SLOW - 0.5
+        return asked
+
+
+@pytest.mark.parametrize("method", ["slow", "slow_error"])
+def test_a_result_that_takes_long_to_read_delays_no_deadline(method):
+    with ea.spawn(Sluggish) as actor:
+        actor.add(1).result(SOON)
+        future = check_deadlines_beside(lambda: actor.call(method))
+        if method == "slow":
+            assert future.result(SOON) == "slow"
+        else:
+            assert isinstance(future.exception(SOON), SlowError)
+
+
+@pytest.mark.parametrize("action", [7, 8])
+def test_a_submitted_step_that_takes_long_to_read_delays_no_deadline(action):
+    with ea.VectorEnv([SluggishEnv] * 2) as envs:
+        envs.reset(seed=0)
+        slow, quick = check_deadlines_beside(lambda: envs.submit([action, 1]))
+        assert quick.result(SOON).obs[2] == 1
+        if action == 8:
+            assert slow.result(SOON).info["slow"] == "slow"
+        else:
+            assert isinstance(slow.exception(SOON), SlowError)
+        assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_step_in_another_thread_that_takes_long_to_read_delays_no_deadline(shared_memory):
+    with ea.VectorEnv([SluggishEnv] * 2, shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(envs.step([8, 1])))
+
+        def ask():
+            thread.start()
+            return thread
+
+        check_deadlines_beside(ask).join()
+        assert seen[0][0][:, 2].tolist() == [8, 1]
+        assert seen[0][4][0]["slow"] == "slow"
+
+
+def test_a_result_that_nobody_waits_for_reaches_those_who_are_told():
+    class Brief(Slow):
+        def __reduce__(self):
+            return wake_up, (0.01,)
+
+    class Briefly(Counter):
+        def slow(self):
+            return Brief()
+
+    async def wait_in_a_loop(future):
+        return await asyncio.wait_for(asyncio.wrap_future(future), SOON)
+
+    with ea.spawn(Briefly) as actor:
+        told = threading.Event()
+        future = actor.slow()
+        future.add_done_callback(lambda _future: told.set())
+        assert told.wait(SOON)
+        assert future.done()
+        assert not concurrent.futures.wait([actor.slow() for _ in range(3)], SOON).not_done
+        assert asyncio.run(wait_in_a_loop(actor.slow())) == "slow"
+
+
+READ = []  # one entry for each time that a `Counted` was unpickled
+
+
+def count_reading():
+    READ.append(threading.get_ident())
+    return len(READ)
+
+
+class Counted:
+    def __reduce__(self):
+        return count_reading, ()
+
+
+class Counting(Counter):
+    def counted(self):
+        return Counted()
+
+
+def test_a_result_is_read_once_by_several_threads_that_wait_for_it():
+    with ea.spawn(Counting) as actor:
+        actor.add(1).result(SOON)
+        for turn in range(20):
+            READ.clear()
+            results, gate = [], threading.Barrier(4)
+            futures = []
+
+            def ask(gate=gate, futures=futures, results=results):
+                gate.wait()
+                results.append(futures[0].result(SOON))
+
+            threads = [threading.Thread(target=ask) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            futures.append(actor.counted())
+            gate.wait()
+            for thread in threads:
+                thread.join()
+            assert (turn, results) == (turn, [1, 1, 1])
+
+
+class Thing:
+    """An observation; one of them cannot be copied in the caller."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __deepcopy__(self, memo):
+        if self.value == 7:
+            raise LookupError("it has no copy")
+        return Thing(self.value)
+
+
+class Odd(EchoEnv):
+    """Has observations that are objects."""
+
+    observation_space = None
+
+    def reset(self, **kwargs):
+        return Thing(0), {}
+
+    def step(self, action):
+        return Thing(action), 0.0, False, False, {}
+
+
+def test_an_observation_that_cannot_be_copied_fails_its_own_step():
+    with pytest.raises(LookupError):
+        copy.deepcopy(Thing(7))
+    with ea.VectorEnv([Odd] * 2, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        bad, good = envs.submit([7, 1])
+        assert good.result(SOON).obs.value == 1
+        assert isinstance(bad.result(SOON).info["failure"], LookupError)
+        assert [future.result(SOON).env_id for future in envs.submit([2, 3])] == [0, 1]
+        with ea.spawn(Counter, deadlines=ea.Deadlines(call=0.5)) as hangs, pytest.raises(ea.ActorTimeoutError):
+            hangs.sleep(100).result(SOON)
