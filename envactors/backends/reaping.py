@@ -14,6 +14,7 @@ from collections import deque
 
 from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
+from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe
 from envactors.worker import reaper
 
 # How long a helper process may take to end, in seconds.
@@ -128,6 +129,7 @@ class Reaper:
             sock.close()
             self._running = None
         sock, theirs = socket.socketpair()
+        prevent_sigpipe(sock)
         command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id, SYSTEM]
         null = subprocess.DEVNULL
         # It has a session of its own, and inherits that all signals are blocked.
@@ -146,7 +148,7 @@ class Reaper:
 
 
 def _report(sock: socket.socket, line: str) -> None:
-    sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT)
+    sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT | NO_SIGPIPE)
 
 
 def end_helper(process: subprocess.Popen[bytes], sock: socket.socket) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, open_sentinel
+from envactors.system.sigpipe import sigpipe_blocked
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 
@@ -79,9 +80,10 @@ def start_by_loky(
     # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread; Ctrl-C
     # would reach workers that are still starting.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    resource_tracker.ensure_running()
+    with sigpipe_blocked():  # it writes to the tracker's pipe
+        resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with layout as fixed:
+    with layout as fixed, sigpipe_blocked():  # its arguments go through a pipe
         args = descriptors, page, os.getpid(), fixed
         process = get_context("loky").Process(target=run, name=name, args=args, env=environment)
         process.start()

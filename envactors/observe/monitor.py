@@ -29,6 +29,7 @@ from envactors.actor.inspection import read_output, read_stacks, read_stats
 from envactors.actor.supervisor import Supervisor
 from envactors.observe.programs import is_listening, path_of
 from envactors.observe.snapshot import find_actors, take_snapshot
+from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe
 
 _log = logging.getLogger("envactors")
 # How long a client may take to say what it wants, and to take the answer, in seconds.
@@ -199,7 +200,8 @@ class Server:
                 answer = None if request is None else _answer(request, self._closing)
                 if answer is not None:
                     client.settimeout(_PATIENCE)
-                    client.sendall(json.dumps(answer).encode())
+                    prevent_sigpipe(client)
+                    client.sendall(json.dumps(answer).encode(), NO_SIGPIPE)
         except Exception:  # what it may be, the program goes on, and so does the monitor
             _log.warning("a request to the monitor failed", exc_info=True)
         finally:

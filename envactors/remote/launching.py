@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from envactors.remote.greeting import PATIENCE, greet
 from envactors.remote.link import Link
+from envactors.system.sigpipe import sigpipe_blocked
 
 
 class AgentOptions(NamedTuple):
@@ -83,10 +84,11 @@ def connect(address: NodeAddress) -> Link:
     """
     sock = socket.create_connection((address.host, address.port), PATIENCE)
     try:
-        if address.tls is not None:
-            sock = address.tls.wrap_socket(sock)
-        greet(sock, address.secret, address.epoch)
-        return Link(sock)
+        with sigpipe_blocked():
+            if address.tls is not None:
+                sock = address.tls.wrap_socket(sock)
+            greet(sock, address.secret, address.epoch)
+            return Link(sock)
     except BaseException:
         sock.close()
         raise

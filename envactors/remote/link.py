@@ -9,6 +9,7 @@ import threading
 from collections import deque
 
 from envactors.remote.records import Record, RecordReader, RecordWriter
+from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe, sigpipe_blocked
 
 # How many buffers one write takes at most; the system's limit is 1,024.
 _BUFFERS = 512
@@ -28,6 +29,7 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        prevent_sigpipe(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
@@ -35,6 +37,8 @@ class Link:
         self._lock = threading.Lock()
         # OpenSSL allows no thread to read from a connection while another one writes.
         self._read_lock = self._lock if isinstance(sock, ssl.SSLSocket) else contextlib.nullcontext()
+        # OpenSSL writes without a flag against SIGPIPE, sometimes also while it reads.
+        self._guarded = sigpipe_blocked if isinstance(sock, ssl.SSLSocket) else contextlib.nullcontext
         self._writer = RecordWriter()
         self._reader = RecordReader()
         # What is still to be written, and how many bytes that is.
@@ -97,9 +101,10 @@ class Link:
             try:
                 # TLS has no way to write several buffers.
                 if isinstance(self._socket, ssl.SSLSocket):
-                    sent = self._socket.send(parts[0] if len(parts) == 1 else b"".join(parts))
+                    with self._guarded():
+                        sent = self._socket.send(parts[0] if len(parts) == 1 else b"".join(parts))
                 else:
-                    sent = self._socket.sendmsg(parts)
+                    sent = self._socket.sendmsg(parts, (), NO_SIGPIPE)
             except _WOULD_BLOCK:
                 self.is_full = True
                 return
@@ -121,7 +126,7 @@ class Link:
         while True:
             space = self._reader.space
             try:
-                with self._read_lock:
+                with self._read_lock, self._guarded():
                     read = self._socket.recv_into(space)
             except _WOULD_BLOCK:
                 return records

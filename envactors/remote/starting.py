@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envactors.remote.tls import Certificates
+from envactors.system.sigpipe import sigpipe_blocked
 
 # How long agents may take to end by themselves, in seconds.
 _END_PATIENCE = 2.0
@@ -83,7 +84,7 @@ def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     command = module_command("envactors.remote.agent", orders.path)
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
-    with contextlib.suppress(BrokenPipeError):  # `read_port` finds out
+    with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` finds out
         agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")
         agent.stdin.flush()
     return agent
@@ -107,7 +108,7 @@ def end_agents(agents: Collection[subprocess.Popen[str]]) -> None:
     """End agents with their workers, and reap them."""
     for agent in agents:
         assert agent.stdin is not None, "a pipe"
-        with contextlib.suppress(BrokenPipeError):
+        with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):
             agent.stdin.close()
     deadline = time.monotonic() + _END_PATIENCE
     for agent in agents:

@@ -6,6 +6,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe
 from envactors.wire.messages import Frame
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket) -> None:
+        prevent_sigpipe(sock)
         self.socket = sock
         # The bytes that are still to be written.
         self._outbox: deque[memoryview] = deque()
@@ -97,7 +99,7 @@ class Channel:
         while outbox:
             part = outbox[0]
             try:
-                sent = self.socket.send(part)
+                sent = self.socket.send(part, NO_SIGPIPE)
             except BlockingIOError:
                 return
             if sent == len(part):
