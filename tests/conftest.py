@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import multiprocessing.resource_tracker
+import os
 import signal
+import sys
+from pathlib import Path
 
 import loky.backend.resource_tracker
 import pytest
+from budget import LONG
 from helpers import FORK_SERVER, kept_fork_server
+from hypothesis import HealthCheck, settings
 from portable import why_not_portable
 
 import envactors as ea
@@ -34,9 +40,48 @@ OF_FRESH_PROCESSES = {
 }
 
 
+# Nothing here depends on how busy the machine is, nor, but for long runs, on chance.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=not LONG,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("tests")
+
+
 def pytest_configure():
-    """Has the programs that tests start get Ctrl-C, which shells ignore for what runs in the background."""
+    """Prepares this process and the programs that tests start."""
+    # These get Ctrl-C, which shells ignore for what runs in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hundreds of interpreters import this package: none of them should have to compile it again.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_collection(session):
+    """Where several processes collect the same tests, has each of them begin with other modules.
+
+    Pytest rewrites the asserts of a module when it is imported first, which takes longer than all else about it, and
+    keeps the result on disk. So each process rewrites its share, and takes the rest from there.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    folders = [path for path in map(Path, session.config.args) if path.is_dir()]
+    files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
+    for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        sys.path.insert(0, str(file.parent))
+        # Whatever is wrong with a module is said when it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(file.stem)
+        sys.path.remove(str(file.parent))
+
+
+def pytest_collection_finish():
+    """Has garbage collections skip what the imports made, which stays: they are quick from here on."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
@@ -47,12 +92,13 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def helper_processes(request):
     """Starts the processes that stay until the caller ends, so that they count as having been there."""
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
-    modules = {item.module.__name__ for item in request.session.items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
+    items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
+    modules = {item.module.__name__ for item in items} - OF_FRESH_PROCESSES - OF_FRAMEWORKS
     if not PORTABLE:
         FORK_SERVER._preload = ("helpers", *sorted(modules))
     loky.backend.resource_tracker.ensure_running()
@@ -60,8 +106,6 @@ def helper_processes(request):
     with contextlib.suppress(ImportError):
         import gymnasium  # noqa: F401 # the server for callers that have it is another one
     with kept_fork_server({}):
-        gc.collect()
-        gc.freeze()  # what the imports made stays: collecting is quick from here on
         yield
 
 

@@ -42,7 +42,7 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
             machine's. New entries of it that other programs have mapped are ignored.
     """
     shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    children = _descendants(os.getpid())
     if earlier is not None:
         new = shm - {*earlier.shm}
         shm = {*earlier.shm, *(new - _used_by_strangers() if new else ())}
@@ -52,13 +52,38 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
     )
 
 
+def _descendants(pid: int) -> set[int]:
+    """Return the process ids of the children of a process, of their children, and so on."""
+    if not Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").exists():
+        return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    # The kernel lists the children of a thread: reading these is a hundred times quicker than looking at every process.
+    found: set[int] = set()
+    left = [pid]
+    while left:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for task in Path(f"/proc/{left.pop()}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    children = _children(task / "children")
+                    left += children - found
+                    found |= children
+    return found
+
+
+def _children(listing: Path) -> set[int]:
+    # One that ends in the middle may hide the next one.
+    before = None
+    while (now := listing.read_text()) != before:
+        before = now
+    return {int(child) for child in now.split()}
+
+
 def _used_by_strangers() -> set[str]:
     """Return the entries of /dev/shm that processes other than ours have mapped."""
-    me = psutil.Process()
+    me = os.getpid()
     # By inode, since the creator of a semaphore maps it under a temporary name.
     names = {str(entry.inode()): entry.name for entry in os.scandir(_SHM)}
     used = set()
-    for pid in {*psutil.pids()} - {me.pid, *(child.pid for child in me.children(recursive=True))}:
+    for pid in {*psutil.pids()} - {me, *_descendants(me)}:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 if f"{_SHM}/" in line and (name := names.get(line.split()[4])) is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from budget import examples
 from gymnasium import spaces
 from helpers import episode_seed, journals, wait_until
 from hypothesis import given, settings
@@ -200,7 +201,7 @@ operations = st.lists(
 
 @MODES
 @PLANES
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 @given(operations)
 def test_episodes_count_from_the_last_seed_whoever_resets(autoreset, shared_memory, asked):
     with Seeding([Drift] * 3, autoreset=autoreset, backend="inline", shared_memory=shared_memory) as envs:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
@@ -344,6 +345,6 @@ def plain(obs, reward, terminated, truncated, info):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_results_belong_to_their_actions(autoreset):
-    few = settings(max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    few = settings(max_examples=examples(20), stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow])
     with ea.VectorEnv([echo_factory(i) for i in range(NUM_ENVS)], autoreset=autoreset) as envs:
         run_state_machine_as_test(lambda: Facade(envs, autoreset), settings=few)

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from budget import examples
 from helpers import SOON, Counter, run_script, wait_for_path, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -378,7 +379,7 @@ def fuzzed():
 WORDS = [b'"get"', b'"stacks"', b'"name"', b'"key"', b'"timeout"', b":", b",", b"{", b"}", b"[", b"]", b"1e999", b"-1"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(st.one_of(st.binary(max_size=200), st.lists(st.sampled_from(WORDS), max_size=20).map(b"".join)), st.booleans())
 def test_random_requests_get_json_or_nothing(fuzzed, data, ends):
     path, _ = fuzzed

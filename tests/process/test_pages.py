@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+from budget import examples
 from helpers import SOON, run_script, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ def small_files(monkeypatch):
     monkeypatch.setattr(pages, "_PAGES", 4)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40))
 def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(small_files, choices):
     """Each choice gives one of the pages back, or takes another one, for so many envs."""

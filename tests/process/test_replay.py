@@ -16,6 +16,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from budget import examples
 from gymnasium import spaces
 from helpers import SOON, wait_until
 from hypothesis import HealthCheck, given, settings
@@ -632,7 +633,7 @@ def perform(asked, envs_per_actor, shared_memory, kills):
 
 
 @given(operations, st.sampled_from([1, 2, 3]), st.booleans())
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @pytest.mark.timeout(180)
 def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor, shared_memory):
     assert perform(asked, envs_per_actor, shared_memory, True) == perform(asked, envs_per_actor, shared_memory, False)

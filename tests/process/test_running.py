@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from budget import examples
 from helpers import FORK_SERVER, SOON, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -328,7 +329,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "call", "front", "end", 
 
 
 @given(count=st.integers(1, 3), operations=OPERATIONS)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, operations):
     permits = Permits(count)
     tables = [LimitedTable(permits) for _ in range(5)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from budget import examples
 from gymnasium import spaces
 from helpers import frozen, run_script
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ nested = st.recursive(
 
 
 @given(nested, nested, st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_arrays_of_a_slab_lie_apart(observation, action, count):
     layout = Layout(spec_of_space(observation), spec_of_space(action), ea.ArraySpec((), np.float64), count)
     memory = bytearray(layout.size)
@@ -54,7 +55,7 @@ def test_the_arrays_of_a_slab_lie_apart(observation, action, count):
 
 
 @given(nested)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 def test_flattening_keeps_a_value(space):
     spec, value = spec_of_space(space), space.sample()
     again = unflatten(spec, iter(flatten(spec, value)))

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from budget import examples
 from helpers import SOON, is_gone, run_script, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,7 +83,7 @@ def heard(poller):
 
 
 @given(st.lists(st.sampled_from(["ring", "first", "second", "nested"]), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_poller_hears_each_ring(system, events):
     """Whoever has heard it before; a poller that has a doorbell registered is itself readable for another."""

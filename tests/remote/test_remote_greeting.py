@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from budget import examples
 from helpers import SOON, Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -181,7 +182,7 @@ messages = st.builds(lambda rest, most: {**most, **rest}, st.dictionaries(fields
 
 @pytest.mark.parametrize("side", ["agent", "caller"])
 def test_whatever_a_stranger_says_there_is_one_kind_of_error(side):
-    @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
     @given(st.lists(messages, max_size=3))
     def check(said):
         ours, theirs = socket.socketpair()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -103,11 +104,11 @@ class LeaseMachine(RuleBasedStateMachine):
 
 def test_the_caller_never_counts_a_lease_as_over_that_is_not():
     machine = LeaseMachine.TestCase
-    machine.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=examples(300), stateful_step_count=40)
     machine().runTest()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(rates, st.floats(0.0, 2 * LEASE), st.floats(0.0, LEASE / 2), st.lists(st.floats(0.0, LEASE / 20), min_size=1))
 def test_a_cut_of_half_a_lease_ends_nothing(rate, cut_at, length, delays):
     """With a heartbeat of a tenth of the lease, as it is unless told otherwise, and a network that is quick else."""

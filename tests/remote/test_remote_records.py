@@ -55,7 +55,7 @@ def check(examples, *strategies):
     def decorate(function):
         if examples > 1000:
             faulthandler.cancel_dump_traceback_later()  # a dump of a thread that runs on may crash
-        limits = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+        limits = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
         limits(given(*strategies)(function))()
 
     return decorate

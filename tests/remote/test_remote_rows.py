@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def contents(slab, rows):
     return [array[rows] for array in arrays] + observations, [infos.decode(row, None) for row in rows]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(some_rows, st.lists(INFOS, min_size=ENVS, max_size=ENVS)), min_size=1, max_size=6), st.randoms()
 )

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -318,7 +319,7 @@ def page_at(call_id, position, method=METHOD_STEP, *, ended=False):
     return page
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.permutations([0, 1, 2]), st.lists(st.integers(0, 2), unique=True), st.booleans(), st.integers(0, 3))
 def test_each_env_of_a_frame_ends_once_whether_by_its_outcome_or_by_a_split(order, answered, stream, running):
     entry = make_frames(*steps_of(*order), stream=stream)

@@ -5,98 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pickle
-import random
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from budget import examples
 from gymnasium import wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wrapped import CLASSIC, WRAPPERS, make, run
 
 import envactors as ea
 from envactors.state import gymnasium_snapshot
 
 SNAPSHOT = gymnasium_snapshot()
-
-CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
-
-
-class Noise(gymnasium.Wrapper):
-    """Draws from the env's generator, from one of its own, from NumPy's old one and from Python's."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.own, self.old, self.python = np.random.default_rng(3), np.random.RandomState(4), random.Random(5)
-        self.shared = None
-
-    def step(self, action):
-        self.shared = self.np_random
-        obs, reward, *rest = self.env.step(action)
-        extra = self.own.normal() + self.old.rand() + self.python.random() + self.shared.random()
-        return obs, float(reward) + extra, *rest
-
-
-def counting(env):
-    """Wraps an env in a function that counts its calls, and draws, in a closure."""
-    calls, rng = 0, np.random.default_rng(0)
-
-    def reward(value, deltas=[0.0]):  # noqa: B006 # state in a default, on purpose
-        nonlocal calls
-        calls += 1
-        deltas[0] += rng.random()
-        return value + calls + deltas[0]
-
-    return wrappers.TransformReward(env, reward)
-
-
-WRAPPERS = {
-    "time limit": lambda env: wrappers.TimeLimit(env, 17),
-    "frame stack": lambda env: wrappers.FrameStackObservation(env, 3),
-    "normal observation": wrappers.NormalizeObservation,
-    "normal reward": wrappers.NormalizeReward,
-    "statistics": wrappers.RecordEpisodeStatistics,
-    "lambda": lambda env: wrappers.TransformObservation(env, lambda obs: obs * 2, env.observation_space),
-    "flat": wrappers.FlattenObservation,
-    "sticky": lambda env: wrappers.StickyAction(env, 0.3),
-    "delay": lambda env: wrappers.DelayObservation(env, 2),
-    "clock": wrappers.TimeAwareObservation,
-    "noise": Noise,
-    "counting": counting,
-}
-
-
-def make(name, stack=(), **kwargs):
-    env = gymnasium.make(name, **kwargs)
-    return functools.reduce(lambda inner, wrapper: WRAPPERS[wrapper](inner), stack, env)
-
-
-def bits(obs):
-    array = np.asarray(obs)
-    return array.shape, str(array.dtype), array.tobytes()
-
-
-def run(env, steps, seed):
-    """Steps an env, resets it after each end, and returns all that it has returned."""
-    rng, seen = np.random.default_rng(seed), []
-    space = env.action_space
-    for _ in range(steps):
-        if isinstance(space, gymnasium.spaces.Discrete):
-            action = int(rng.integers(space.n))
-        else:
-            action = rng.uniform(space.low, space.high).astype(space.dtype)
-        obs, reward, terminated, truncated, info = env.step(action)
-        if "episode" in info:
-            info["episode"].pop("t")  # the time that it took
-        seen.append((bits(obs), float(reward), bool(terminated), bool(truncated), repr(info)))
-        if terminated or truncated:
-            seen.append(bits(env.reset()[0]))
-    return seen
 
 
 def check(factory, before, after):
@@ -140,15 +65,10 @@ def test_get_and_set_are_functions():
         ea.Snapshot(SNAPSHOT.get, None)
 
 
-def test_no_engine_is_imported_with_the_package():
-    code = "import sys, envactors.state; assert not {'gymnasium', 'ale_py', 'mujoco'} & {*sys.modules}"
-    assert subprocess.run([sys.executable, "-c", code], timeout=50).returncode == 0
-
-
 # Envs --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     name=st.sampled_from(CLASSIC),
     stack=st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=5, unique=True),  # some do not go around themselves
@@ -196,57 +116,6 @@ def test_the_action_that_ale_repeats_is_part_of_a_snapshot():
         expected = run(undisturbed, 8, seed)
         assert run(other, 8, seed) == expected
         assert run(env, 8, seed) == expected
-
-
-class Player:
-    """Runs in a process of its own: an env, and what it returns."""
-
-    def __init__(self, factory):
-        self.env = factory()
-
-    def start(self):
-        self.env.reset(seed=1)
-        return run(self.env, 40, 2)
-
-    def get_state(self):
-        return SNAPSHOT.get(self.env)
-
-    def set_state(self, state):
-        SNAPSHOT.set(self.env, state)
-
-    def run(self, steps):
-        return run(self.env, steps, 3)
-
-
-@pytest.mark.parametrize("name", ["CartPole-v1", "Ant-v5"])
-def test_another_process_goes_on_bit_for_bit(name):
-    if name == "Ant-v5":
-        pytest.importorskip("mujoco")
-
-    @dataclasses.dataclass
-    class Local:  # of a class that only its factory knows
-        total: float = 0.0
-
-    class Summing(gymnasium.Wrapper):
-        def __init__(self, env):
-            super().__init__(env)
-            self.sums = [Local()]
-
-        def step(self, action):
-            obs, reward, *rest = self.env.step(action)
-            self.sums[0].total += reward
-            return obs, self.sums[0].total, *rest
-
-    stack = ["frame stack", "normal observation", "time limit", "noise", "counting", "statistics"]
-    with ea.spawn(lambda: Player(lambda: Summing(make(name, stack)))) as actor:
-        actor.start().result()
-        state = actor.get_state().result()
-        expected = actor.run(100).result()
-        pid = actor.pid
-        actor.renew().result()
-        assert actor.pid != pid
-        actor.set_state(state).result()
-        assert actor.run(100).result() == expected
 
 
 def test_a_time_limit_and_statistics_are_those_of_then():

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ def record(books, way, terminated, truncated):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 @pytest.mark.parametrize("recycle", [None, ea.RecyclePolicy(max_steps=3)], ids=["keeps", "recycles"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(flags, flags), max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_the_books_are_the_same_whichever_way_results_come(autoreset, recycle, rounds, full):
     mixed, *others = [Books(autoreset, recycle) for _ in range(4)]
@@ -92,7 +93,7 @@ def test_the_books_are_the_same_whichever_way_results_come(autoreset, recycle, r
 
 
 @pytest.mark.parametrize("way", ["all at once", "one by one"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(flags, flags), max_size=12))
 def test_steps_and_episodes_are_counted_once_each(way, rounds):
     """A step that resets, after the end of an episode, is no step of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from budget import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -129,7 +130,7 @@ some_facts = st.builds(
     can_retry=st.booleans(),
     refused=st.booleans(),
 )
-each_fact = settings(max_examples=500, deadline=None)
+each_fact = settings(max_examples=examples(500))
 
 
 @each_fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from budget import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +101,7 @@ some_failures = st.builds(
     can_retry=st.booleans(),
     has_last=st.booleans(),
 ).filter(lambda failed: failed.was_reset or not failed.asked_reset)
-each_failure = settings(max_examples=500, deadline=None)
+each_failure = settings(max_examples=examples(500))
 
 
 @each_failure

@@ -1,21 +1,15 @@
-"""The core stays small enough to be read: bounds on files, classes, functions and imports, and on one warm step."""
+"""The core stays small enough to be read: bounds on files, classes, functions and imports."""
 
 from __future__ import annotations
 
 import ast
-import collections
+import functools
 import inspect
 import io
-import sys
 import tokenize
 from pathlib import Path
 
-import numpy as np
-import pytest
-from helpers import FORK_SERVER
-
 import envactors as ea
-from envactors.actor.wait_tuner import BOTH_SPIN, WaitTuner
 
 PACKAGE = Path(ea.__file__).parent
 # What stands beside the core: it is imported by nothing in it.
@@ -29,10 +23,6 @@ MOST_FUNCTION_LINES = 40
 MOST_METHODS = 30
 # Lines of code of the whole core: it may shrink, towards 5,800, but not grow, except by what it learns to do.
 LIMIT = 9_385
-# One warm step of eight envs in two processes: files and Python calls in the caller, calls in a worker.
-MOST_STEP_FILES = 10
-MOST_CALLER_CALLS = 30
-MOST_WORKER_CALLS = 20
 # What the caller's half may know of the worker's: names of the API.
 WORKER_API = "envactors.worker.context"
 
@@ -60,15 +50,19 @@ def lines_of_code(text, tree):
 
 
 class Module:
-    """One file of the core."""
+    """One file of the package."""
 
     def __init__(self, path):
+        self.path = path
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         self.name = ".".join(("envactors", *parts)).removesuffix(".__init__")
         self.package = self.name if path.stem == "__init__" else self.name.rpartition(".")[0]
         self.text = path.read_text()
         self.tree = ast.parse(self.text)
-        self.code = lines_of_code(self.text, self.tree)
+
+    @functools.cached_property
+    def code(self):
+        return lines_of_code(self.text, self.tree)
 
     def size(self, node):
         return sum(1 for line in self.code if node.lineno <= line <= node.end_lineno)
@@ -94,14 +88,25 @@ def of_core(path):
     return path.relative_to(PACKAGE).parts[0] not in BESIDE
 
 
-ALL = {module.name: module for module in map(Module, sorted(PACKAGE.rglob("*.py")))}
-CORE = {module.name: module for module in map(Module, filter(of_core, sorted(PACKAGE.rglob("*.py"))))}
-CLASSES = {
-    node.name: (module, node)
-    for module in CORE.values()
-    for node in ast.walk(module.tree)
-    if isinstance(node, ast.ClassDef)
-}
+# Functions, since every process that runs tests imports this file, and reading the package takes seconds.
+@functools.cache
+def whole_package():
+    return {module.name: module for module in map(Module, sorted(PACKAGE.rglob("*.py")))}
+
+
+@functools.cache
+def core():
+    return {name: module for name, module in whole_package().items() if of_core(module.path)}
+
+
+@functools.cache
+def classes():
+    return {
+        node.name: (module, node)
+        for module in core().values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def circles(graph):
@@ -125,9 +130,9 @@ def with_bases(name):
     found, left = {}, [name]
     while left:
         one = left.pop()
-        if one in CLASSES and one not in found:
-            found[one] = CLASSES[one]
-            left += [base.id for base in CLASSES[one][1].bases if isinstance(base, ast.Name)]
+        if one in classes() and one not in found:
+            found[one] = classes()[one]
+            left += [base.id for base in classes()[one][1].bases if isinstance(base, ast.Name)]
     return found.values()
 
 
@@ -137,22 +142,22 @@ def test_the_measures_measure():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "d"}}) == {frozenset("abc"), frozenset("d")}
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == set()
     assert {"step", "submit", "spawn"} <= public_names()
-    assert len(CORE) > 50
-    assert any(len(with_bases(name)) > 1 for name in CLASSES)
-    assert "envactors.errors" in ALL["envactors.vector.facade"].imports(ALL)
+    assert len(core()) > 50
+    assert any(len(with_bases(name)) > 1 for name in classes())
+    assert "envactors.errors" in whole_package()["envactors.vector.facade"].imports(whole_package())
 
 
 def test_imports_run_in_no_circles():
     # The package itself is lazy: its names are imported when they are first used.
-    graph = {name: module.imports(ALL) - {"envactors", name} for name, module in ALL.items()}
+    graph = {name: module.imports(whole_package()) - {"envactors", name} for name, module in whole_package().items()}
     assert circles(graph) == set()
 
 
 def test_the_callers_half_knows_nothing_of_the_workers():
     found = {
         (name, imported)
-        for name, module in CORE.items()
-        for imported in module.imports(ALL)
+        for name, module in core().items()
+        for imported in module.imports(whole_package())
         if name.startswith(("envactors.actor", "envactors.vector")) and imported.startswith("envactors.worker")
     }
     assert {pair for pair in found if pair[1] != WORKER_API} == set()
@@ -160,21 +165,21 @@ def test_the_callers_half_knows_nothing_of_the_workers():
 
 def test_the_core_imports_nothing_of_what_stands_beside_it():
     beside = tuple(f"envactors.{name}" for name in BESIDE)
-    imports = {(name, other) for name, module in CORE.items() for other in module.imports(ALL)}
+    imports = {(name, other) for name, module in core().items() for other in module.imports(whole_package())}
     # The names of the package are imported when they are used.
     found = {pair for pair in imports if pair[1].startswith(beside) and pair[0] != "envactors"}
     assert found == set()
 
 
 def test_no_file_is_too_long():
-    lengths = {name: module.text.count("\n") for name, module in CORE.items()}
+    lengths = {name: module.text.count("\n") for name, module in core().items()}
     assert {name: length for name, length in lengths.items() if length > MOST_FILE_LINES} == {}
 
 
 def test_no_class_is_too_large():
     public = public_names()
     too_large = {}
-    for name in CLASSES:
+    for name in classes():
         family = with_bases(name)
         lines = sum(module.size(node) for module, node in family)
         methods = {
@@ -193,7 +198,7 @@ def test_no_class_is_too_large():
 def test_no_function_is_too_long():
     lengths = {
         f"{module.name}.{node.name}": module.size(node)
-        for module in CORE.values()
+        for module in core().values()
         for node in ast.walk(module.tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
@@ -201,101 +206,5 @@ def test_no_function_is_too_long():
 
 
 def test_the_core_does_not_grow_back():
-    total = sum(len(module.code) for module in CORE.values())
+    total = sum(len(module.code) for module in core().values())
     assert total <= LIMIT, f"{total} lines of code"
-
-
-# One step ------------------------------------------------------------------------------------------------
-
-STEPS = 500
-
-
-class Box:
-    def __init__(self, shape, dtype):
-        self.shape, self.dtype = shape, np.dtype(dtype)
-
-
-class Calls:
-    """Counts calls of the package's functions in this thread, by file, from one lap to the next."""
-
-    def __init__(self):
-        self.seen = collections.Counter()
-        self.laps = []
-        sys.setprofile(self.note)
-
-    def note(self, frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
-            self.seen[frame.f_code.co_filename[len(str(PACKAGE)) :]] += 1
-
-    def lap(self):
-        self.laps.append(self.seen)
-        self.seen = collections.Counter()
-
-    def least(self):
-        """Returns the calls of the lap that had the fewest, without the first and the last one."""
-        sys.setprofile(None)
-        return dict(min(self.laps[1:-1], key=lambda lap: sum(lap.values())))
-
-
-class Watched:
-    """Does nothing; can count the calls in its worker, from one step to the next."""
-
-    calls = None
-
-    def __init__(self):
-        self.observation_space, self.action_space = Box((4,), np.float32), Box((), np.int64)
-        self.obs = np.zeros(4, np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        return self.obs, {}
-
-    def step(self, action):
-        if self.calls is not None:
-            self.calls.lap()
-        return self.obs, 0.0, False, False, {}
-
-    def watch(self):
-        self.calls = Calls()
-
-    def report(self):
-        calls, self.calls = self.calls, None
-        return calls.least()
-
-
-@pytest.fixture(scope="module")
-def step_calls():
-    """The calls of one warm step in the caller, and in a worker of four envs, by file: the least of many steps.
-
-    On a busy machine many steps sleep, which takes more; so the one strategy to choose from is to spin.
-    """
-    before = sys.getprofile()
-    try:
-        with ea.VectorEnv([Watched] * 8, envs_per_actor=4, backend=FORK_SERVER) as envs:
-            envs.reset(seed=0)
-            actions, tuner = np.zeros(8, np.int64), WaitTuner(may_spin=True)
-            tuner._short = tuner._long = tuner._candidates = (BOTH_SPIN,)
-            envs._stepper._tuner = tuner
-
-            def make_steps(after_each):
-                for _ in range(STEPS):
-                    envs.step(actions)
-                    after_each()
-
-            make_steps(lambda: None)
-            calls = Calls()
-            make_steps(calls.lap)
-            in_caller = calls.least()
-            envs[0].watch().result()
-            make_steps(lambda: None)
-            return {"caller": in_caller, "worker": envs[0].report().result()}
-    finally:
-        sys.setprofile(before)
-
-
-def test_a_warm_step_goes_through_few_files(step_calls):
-    assert len(step_calls["caller"]) <= MOST_STEP_FILES, step_calls["caller"]
-
-
-@pytest.mark.parametrize(("half", "most"), [("caller", MOST_CALLER_CALLS), ("worker", MOST_WORKER_CALLS)])
-def test_a_warm_step_makes_few_calls(step_calls, half, most):
-    assert 5 < sum(step_calls[half].values()) <= most, step_calls[half]

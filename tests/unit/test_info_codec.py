@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from envactors.wire.pickling import copy_value, pack_failure, unpack_failure
 ENVS = 3
 VARIANTS = ["between processes", "within one process"]
 SCALAR = ArraySpec((), np.dtype(np.float64))
-quick = settings(deadline=None, max_examples=80)
+quick = settings(max_examples=examples(80))
 
 
 def make_codec(variant):

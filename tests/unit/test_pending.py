@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from budget import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -117,5 +118,5 @@ class Deliveries(RuleBasedStateMachine):
         assert self.pending.states == self.pending.all_idle
 
 
-Deliveries.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Deliveries.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 test_deliveries = Deliveries.TestCase

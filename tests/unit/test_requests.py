@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
+from budget import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -179,7 +180,7 @@ class Tables(RuleBasedStateMachine):
         assert len(self.running) <= 1 or all(entry.pipelines for entry in self.running)
 
 
-Tables.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Tables.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 test_tables = Tables.TestCase
 
 

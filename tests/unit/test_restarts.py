@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.actor.exit_decision import restart_delay
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=examples(100))
 
 seconds = st.floats(0.0, 1e6)
 # Backoffs of zero or of a sensible size: see the doubling without rounding to nothing.

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import gymnasium.spaces as gs
 import numpy as np
 import pytest
+from budget import examples
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from envactors.arrays.specs import (
     stack,
 )
 
-quick = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow])
 
 # Strategies ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ def costs(ways, low, high):
     return each.map(lambda values: dict(zip(ways, values, strict=True)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.sampled_from([SHORT, WITH_CORES]).flatmap(lambda ways: costs(ways, 100e-6, 900e-6)))
 def test_the_quickest_way_is_found(cost):
     waiting = WaitTuner(may_spin=True, may_pin=BOTH_SPIN_PINNED in cost)
@@ -46,7 +47,7 @@ def test_the_quickest_way_is_found(cost):
     assert max(taken, key=taken.__getitem__) == min(cost, key=cost.__getitem__)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(costs(SHORT, 100e-6, 900e-6), costs(SHORT, 100e-6, 900e-6))
 def test_it_is_found_again_when_others_come_or_go(cost, changed):
     waiting = WaitTuner(may_spin=True)
@@ -57,7 +58,7 @@ def test_it_is_found_again_when_others_come_or_go(cost, changed):
     assert clock - begun < 1.2 * sum(taken.values()) * min(changed.values())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.booleans(), costs((*WITH_CORES, PINNED, WORKERS_SPIN_PINNED), 2e-3, 50e-3))
 def test_long_calls_are_slept_through_or_looked_for_apart(may_spin, cost):
     waiting = WaitTuner(may_spin, may_pin=True)
@@ -68,7 +69,7 @@ def test_long_calls_are_slept_through_or_looked_for_apart(may_spin, cost):
     assert max(ways, key=taken.__getitem__) == min(ways, key=cost.__getitem__)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(costs((SLEEP, WORKERS_SPIN_PINNED), 2e-3, 20e-3), costs(WITH_CORES, 100e-6, 900e-6))
 def test_looking_is_tried_again_when_calls_become_short(long, short):
     waiting = WaitTuner(may_spin=True, may_pin=True)

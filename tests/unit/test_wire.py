@@ -14,12 +14,11 @@ import select
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from budget import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,9 +28,7 @@ from envactors.wire.info_codec import RecordWriter, read_record
 from envactors.wire.messages import Failure, Fault, Frame
 from envactors.wire.pickling import dumps, loads, pack_failure, unpack_failure
 
-quick = settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+quick = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 # Channels ------------------------------------------------------------------------------------------------
 
@@ -316,65 +313,6 @@ def test_lambdas_and_local_classes_travel():
 def test_what_cannot_be_pickled_raises():
     with pytest.raises(TypeError, match="pickle"):
         dumps([1, threading.Lock()])
-
-
-MAIN = """
-class Value:
-    def __init__(self, number):
-        self.number = number
-
-class MainError(Exception):
-    def __init__(self, code, detail):
-        super().__init__(detail)
-        self.code = code
-
-def double(value):
-    return Value(2 * value.number)
-"""
-
-
-def test_what_lives_in_main_travels_by_value(monkeypatch):
-    """The other half has a main module of its own, without any of this."""
-    main = {"__name__": "__main__"}
-    exec(MAIN, main)
-    for name in ("Value", "MainError", "double"):
-        monkeypatch.setattr(sys.modules["__main__"], name, main[name], raising=False)
-
-    class Local(TwoArguments):
-        pass
-
-    failures = [pack_failure(error, Fault.RAISED) for error in (main["MainError"](7, "boom"), Local(8, "bang"))]
-    assert type(unpack_failure(failures[0])) is main["MainError"]
-    said = in_another_interpreter(
-        """
-        value, double = loads(data[0])
-        print(double(value).number, type(value).__module__)
-        for packed in data[1:]:
-            error = unpack_failure(Failure(*loads(packed)))
-            print(type(error).__name__, error, error.code)
-        """,
-        [dumps((main["Value"](21), main["double"])), *(dumps(tuple(failure)) for failure in failures)],
-    )
-    assert said == ["42 __main__", "MainError boom 7", "Local 8: bang 8"]
-
-
-def in_another_interpreter(code, data):
-    script = """
-import pickle, sys
-sys.path += sys.argv[1:]
-from envactors.wire.info_codec import RecordWriter, read_record
-from envactors.wire.messages import Failure
-from envactors.wire.pickling import loads, unpack_failure
-data = pickle.load(sys.stdin.buffer)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script + textwrap.dedent(code), *map(str, Path(__file__).parents[:2])],
-        input=pickle.dumps(data),
-        stdout=subprocess.PIPE,
-        timeout=40,
-        check=True,
-    )
-    return done.stdout.decode().splitlines()
 
 
 # Exceptions ----------------------------------------------------------------------------------------------

@@ -1,0 +1,72 @@
+"""Pickled values and exceptions in another interpreter."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from helpers import TwoArguments
+
+from envactors.wire.messages import Fault
+from envactors.wire.pickling import dumps, pack_failure, unpack_failure
+
+MAIN = """
+class Value:
+    def __init__(self, number):
+        self.number = number
+
+class MainError(Exception):
+    def __init__(self, code, detail):
+        super().__init__(detail)
+        self.code = code
+
+def double(value):
+    return Value(2 * value.number)
+"""
+
+
+def test_what_lives_in_main_travels_by_value(monkeypatch):
+    """The other half has a main module of its own, without any of this."""
+    main = {"__name__": "__main__"}
+    exec(MAIN, main)
+    for name in ("Value", "MainError", "double"):
+        monkeypatch.setattr(sys.modules["__main__"], name, main[name], raising=False)
+
+    class Local(TwoArguments):
+        pass
+
+    failures = [pack_failure(error, Fault.RAISED) for error in (main["MainError"](7, "boom"), Local(8, "bang"))]
+    assert type(unpack_failure(failures[0])) is main["MainError"]
+    said = in_another_interpreter(
+        """
+        value, double = loads(data[0])
+        print(double(value).number, type(value).__module__)
+        for packed in data[1:]:
+            error = unpack_failure(Failure(*loads(packed)))
+            print(type(error).__name__, error, error.code)
+        """,
+        [dumps((main["Value"](21), main["double"])), *(dumps(tuple(failure)) for failure in failures)],
+    )
+    assert said == ["42 __main__", "MainError boom 7", "Local 8: bang 8"]
+
+
+def in_another_interpreter(code, data):
+    script = """
+import pickle, sys
+sys.path += sys.argv[1:]
+from envactors.wire.info_codec import RecordWriter, read_record
+from envactors.wire.messages import Failure
+from envactors.wire.pickling import loads, unpack_failure
+data = pickle.load(sys.stdin.buffer)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script + textwrap.dedent(code), str(Path(__file__).parents[1])],
+        input=pickle.dumps(data),
+        stdout=subprocess.PIPE,
+        timeout=40,
+        check=True,
+    )
+    return done.stdout.decode().splitlines()
