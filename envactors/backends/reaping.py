@@ -14,7 +14,7 @@ from collections import deque
 
 from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
-from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe
+from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 from envactors.worker import reaper
 
 # How long a helper process may take to end, in seconds.
@@ -148,7 +148,7 @@ class Reaper:
 
 
 def _report(sock: socket.socket, line: str) -> None:
-    sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT | NO_SIGPIPE)
+    sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT | SEND_FLAGS)
 
 
 def end_helper(process: subprocess.Popen[bytes], sock: socket.socket) -> None:

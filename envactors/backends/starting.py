@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, open_sentinel
-from envactors.system.sigpipe import sigpipe_blocked
+from envactors.system.sockets import sigpipe_blocked
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 

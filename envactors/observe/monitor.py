@@ -29,7 +29,7 @@ from envactors.actor.inspection import read_output, read_stacks, read_stats
 from envactors.actor.supervisor import Supervisor
 from envactors.observe.programs import is_listening, path_of
 from envactors.observe.snapshot import find_actors, take_snapshot
-from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe
+from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 
 _log = logging.getLogger("envactors")
 # How long a client may take to say what it wants, and to take the answer, in seconds.
@@ -201,7 +201,7 @@ class Server:
                 if answer is not None:
                     client.settimeout(_PATIENCE)
                     prevent_sigpipe(client)
-                    client.sendall(json.dumps(answer).encode(), NO_SIGPIPE)
+                    client.sendall(json.dumps(answer).encode(), SEND_FLAGS)
         except Exception:  # what it may be, the program goes on, and so does the monitor
             _log.warning("a request to the monitor failed", exc_info=True)
         finally:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from envactors.remote.greeting import PATIENCE, greet
 from envactors.remote.link import Link
-from envactors.system.sigpipe import sigpipe_blocked
+from envactors.system.sockets import sigpipe_blocked
 
 
 class AgentOptions(NamedTuple):

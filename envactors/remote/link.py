@@ -9,7 +9,7 @@ import threading
 from collections import deque
 
 from envactors.remote.records import Record, RecordReader, RecordWriter
-from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe, sigpipe_blocked
+from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe, sigpipe_blocked
 
 # How many buffers one write takes at most; the system's limit is 1,024.
 _BUFFERS = 512
@@ -104,7 +104,7 @@ class Link:
                     with self._guarded():
                         sent = self._socket.send(parts[0] if len(parts) == 1 else b"".join(parts))
                 else:
-                    sent = self._socket.sendmsg(parts, (), NO_SIGPIPE)
+                    sent = self._socket.sendmsg(parts, (), SEND_FLAGS)
             except _WOULD_BLOCK:
                 self.is_full = True
                 return

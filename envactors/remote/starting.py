@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envactors.remote.tls import Certificates
-from envactors.system.sigpipe import sigpipe_blocked
+from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end by themselves, in seconds.
 _END_PATIENCE = 2.0

@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from envactors.system.sigpipe import NO_SIGPIPE, prevent_sigpipe
+from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 from envactors.wire.messages import Frame
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Channel:
         while outbox:
             part = outbox[0]
             try:
-                sent = self.socket.send(part, NO_SIGPIPE)
+                sent = self.socket.send(part, SEND_FLAGS)
             except BlockingIOError:
                 return
             if sent == len(part):
