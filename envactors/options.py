@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import reprlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,8 @@ class Deadlines:
 class RestartPolicy:
     """When a lost process is replaced.
 
+    A failed start counts as well, except that a factory that raises at the actor's first start is not called again.
+
     Attributes:
         max_restarts: How many restarts are allowed in any ``window``. With 0 the actor ends with its process, with
             ``math.inf`` there is no limit.
@@ -67,8 +70,8 @@ class RestartPolicy:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not _is_number(value):
-                raise ValueError(f"RestartPolicy({name}={value!r}): expected a number >= 0")
+            if not _is_number(value, huge=name in ("max_restarts", "max_lifetime_restarts")):
+                raise ValueError(f"RestartPolicy({name}={reprlib.repr(value)}): expected a number >= 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,25 +128,55 @@ class Snapshot:
             raise ValueError(f"Snapshot(every={self.every!r}): expected an int > 0")
 
 
+def as_deadlines(value: Deadlines | float) -> Deadlines:
+    """Return what an argument ``deadlines`` stands for: a number of seconds is ``Deadlines(call=seconds)``.
+
+    Raises:
+        ValueError: It is neither `Deadlines` nor a number above 0.
+    """
+    if isinstance(value, Deadlines):
+        return value
+    if not value or not _is_number(value):
+        raise ValueError(
+            f"deadlines is {reprlib.repr(value)}: expected Deadlines, or a number of seconds > 0, where deadlines=10.0 "
+            "means Deadlines(call=10.0)"
+        )
+    return Deadlines(call=value)
+
+
 def check_timeout(value: float | None, what: str) -> None:
     """Check that a value is a time-out: seconds, or None.
 
     Raises:
-        ValueError: It is negative or not a number.
+        ValueError: It is negative, not a number, or an int that is too large for a float.
     """
     if value is not None and not _is_number(value):
-        raise ValueError(f"{what} is {value!r}: expected seconds >= 0, or None for no limit")
+        raise ValueError(f"{what} is {reprlib.repr(value)}: expected seconds >= 0, or None for no limit")
+
+
+def check_patience(value: float | None, what: str) -> None:
+    """Check how long to wait, in seconds, where a negative number does not wait at all; None waits as long as it takes.
+
+    Raises:
+        ValueError: It is not a number, or an int that is too large for a float.
+    """
+    if value is not None and not _is_number(value, -math.inf):
+        raise ValueError(f"{what} is {reprlib.repr(value)}: expected a number of seconds, or None for no limit")
 
 
 def deadline_after(timeout: float | None, what: str) -> float | None:
     """Check a time-out and return when it ends (`time.monotonic`); None if there is none.
 
     Raises:
-        ValueError: It is negative or not a number.
+        ValueError: As for `check_timeout`.
     """
     check_timeout(timeout, what)
     return None if timeout is None else time.monotonic() + timeout
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value >= 0)  # type: ignore[operator]
+def _is_number(value: Any, least: float = 0.0, *, huge: bool = False) -> bool:
+    """Return whether a value is a real number of at least ``least``; ``huge``: also an int that no float can hold."""
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value) >= least
+    except OverflowError:
+        return huge and bool(value > 0)

@@ -172,7 +172,9 @@ class ErrorFactory:
         """Return the error of every call after the last process that the restart policy allows."""
         policy = self._config.restart
         last = losses[-1]
-        if 0 in (policy.max_restarts, policy.max_lifetime_restarts) or isinstance(last.__cause__, LaunchRefusedError):
+        # No restart was tried, or none can help.
+        final = len(losses) == 1 or isinstance(last.__cause__, LaunchRefusedError)
+        if final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(incarnation, last.pid)
         ever = policy.max_lifetime_restarts

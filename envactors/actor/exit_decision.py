@@ -42,7 +42,8 @@ class ExitFacts(NamedTuple):
         retries: How many deaths the running call still survives.
         replays: Whether envs are brought back by a replay (``on_failure="replay"``).
         can_retry: Whether the running step may be tried once more after a replay.
-        refused: Whether it could not be started, and no other one can be.
+        refused: Whether it could not be started, and no other one can be; also if the factory raised at the actor's
+            first start.
     """
 
     reason: EndReason | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors.actor.reactor import Reactor
 from envactors.actor.signal_deferral import defer_signals
+from envactors.options import check_patience
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
 
@@ -81,6 +82,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
             timeout: How long to wait, in seconds; None waits until the call ends.
 
         Raises:
+            ValueError: ``timeout`` is not a number.
             concurrent.futures.TimeoutError: The waiting ended; the call goes on.
             concurrent.futures.CancelledError: The call was cancelled.
             Exception: What the env raised, or the `ActorError` that ended the call.
@@ -95,6 +97,8 @@ class ActorFuture(concurrent.futures.Future[Any]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception that the call ended with, None if it has a result; wait like `result`."""
+        if timeout is not None:
+            check_patience(timeout, "result(timeout=...)")
         if self._state not in _SETTLED:
             self._wait(None if timeout is None else time.monotonic() + timeout)
         # Without the future's lock, which an interrupt could leave taken.

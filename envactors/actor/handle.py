@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
-from envactors.options import Deadlines, RestartPolicy, Snapshot, check_timeout
+from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines, check_timeout
 from envactors.wire import registry
 from envactors.wire.factory import Factory, as_callable
 from envactors.wire.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
@@ -223,7 +224,7 @@ def spawn(
     *,
     name: str | None = None,
     backend: str | Backend = "process",
-    deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+    deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
     restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
     env_vars: Mapping[str, str] | None = None,
 ) -> ActorHandle:
@@ -234,14 +235,15 @@ def spawn(
             string ``"module:callable"``, and then only the worker imports the module.
         name: For errors and output; made up when None.
         backend: Where the actor lives: a name or a backend.
-        deadlines: How long things may take.
+        deadlines: How long things may take; a number of seconds stands for ``Deadlines(call=seconds)``.
         restart: When a lost process is replaced.
         env_vars: Environment variables of the worker, set before it imports anything.
 
     Raises:
         TypeError: ``factory`` is no callable and no string, or ``env_vars`` no mapping of strings.
         SerializationError: ``factory`` cannot be pickled, or has code of another version of Python than the worker's.
-        ValueError: No such backend, or ``factory`` is a string of another form.
+        ValueError: No such backend, ``factory`` is a string of another form, ``deadlines`` is a number that is not
+            above 0, or ``env_vars`` has names or values that no environment can have.
     """
     name = next_name() if name is None else name
     return launch(
@@ -260,7 +262,7 @@ def launch(
     name: str,
     first: int,
     backend: str | Backend,
-    deadlines: Deadlines,
+    deadlines: Deadlines | float,
     restart: RestartPolicy,
     env_vars: Mapping[str, str] | None,
     memory: RowMemory | None = None,
@@ -272,6 +274,7 @@ def launch(
     permits: Permits | None = None,
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
+    deadlines = as_deadlines(deadlines)
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
@@ -357,10 +360,18 @@ def _pickle_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
+    if env_vars is not None and not isinstance(env_vars, Mapping):
+        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping of names to values, all strings")
     checked = dict(env_vars or {})
-    for key, value in checked.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"env_vars has {key!r}: {value!r}: expected strings")
+    for name, value in checked.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars has {name!r}: {value!r}: expected strings")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env_vars has {name!r}: expected a name without '=', and no NUL in the name or the value")
+        try:
+            os.fsencode(name + value)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"env_vars has {name!r}: expected text that the system can encode: {error}") from error
     return checked
 
 

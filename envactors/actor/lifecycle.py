@@ -268,7 +268,9 @@ class Lifecycle:
             retries=0 if running is None else running.retries,
             replays=core.recovery.replays,
             can_retry=isinstance(running, StepRequest) and core.recovery.journal(running.index).can_retry(running),
-            refused=isinstance(report.refusal, LaunchRefusedError),
+            refused=isinstance(report.refusal, LaunchRefusedError)
+            # It would raise again; later, when it has made an env before, it may be the machine's fault.
+            or (self._failure is not None and core.incarnation == 0),
         )
         decision = decide(facts)
         discarded_for, self._discarded_for = self._discarded_for, None

@@ -28,7 +28,7 @@ from envactors.integrations.env_adapters_alf import AlfEnvAdapter, StepType, Tim
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.failure_policy import OnFailure
 from envactors.vector.inputs import seeds_for
-from envactors.wire.factory import as_callable
+from envactors.wire.factory import as_callable, as_factories
 
 __all__ = ["ActorEnvironment", "ActorParallelEnvironment", "StepType", "TimeStep"]
 
@@ -59,7 +59,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             ends with a ``StepType.LAST`` of reward 0 and discount 1 (the last complete observation), and the exception
             is in ``failures``. ``"replay"``: its process is replaced and brought to the same point, where it was
             seeded with `seed`; see `VectorEnv`.
-        deadlines: Deadlines; by default only closing has one (5 s).
+        deadlines: Deadlines, or the seconds that each call may take; by default only closing has one (5 s).
         restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
             ALF; otherwise up to 3 in 600 s.
         seed_episodes: True to seed each env with a seed of its own right before each reset; see `VectorEnv`. Not for
@@ -90,7 +90,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         start_method: str | None = None,
         *,
         on_failure: OnFailure = "raise",
-        deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
         seed_episodes: bool = False,
         max_running: int | None = None,
@@ -102,7 +102,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
             functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id, threads)
-            for env_id, constructor in enumerate(env_constructors)
+            for env_id, constructor in enumerate(as_factories(env_constructors, "env_constructors"))
         ]
         if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < max(len(factories), 1):
             raise ValueError(

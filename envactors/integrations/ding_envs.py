@@ -18,7 +18,7 @@ from envactors.integrations.env_adapters_ding import DingEnvAdapter
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.wire.factory import Factory
+from envactors.wire.factory import Factory, as_factories
 
 
 class Reference:
@@ -48,7 +48,7 @@ class Envs(BaseEnvManager):
     def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any]) -> None:
         self._closed = True
         self._cfg = cfg
-        self._env_fn = list(env_fn)
+        self._env_fn = as_factories(env_fn, "env_fn")
         self._env_num = len(self._env_fn)
         require(self._env_num > 0, "no env_fn: expected one callable an env, and at least one")
         self._env_replay_path: Sequence[str | None] = [None] * self._env_num

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors.errors import VectorInputError
-from envactors.wire.factory import Factory, as_callable
+from envactors.wire.factory import Factory, as_callable, as_factories
 from envactors.worker.context import current_actor
 
 
@@ -119,7 +119,12 @@ def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) ->
     return functools.partial(adapter, as_callable(factory, "an env"), *args)
 
 
-def adapter_factories(adapter: Callable[..., EnvAdapter], factories: Iterable[Factory]) -> list[Any]:
-    """Return one factory of adapters per env factory; the same factory gives the same object, which standbys need."""
+def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Factory]) -> list[Any]:
+    """Return one factory of adapters per env factory; the same factory gives the same object, which standbys need.
+
+    Raises:
+        TypeError: ``env_fns`` or one of its elements is something else.
+        ValueError: An element is a string of another form than ``"module:callable"``.
+    """
     made: dict[int, Any] = {}
-    return [made.setdefault(id(factory), adapted(adapter, factory)) for factory in list(factories)]
+    return [made.setdefault(id(factory), adapted(adapter, factory)) for factory in as_factories(env_fns, "env_fns")]

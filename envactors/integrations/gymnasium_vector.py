@@ -37,7 +37,7 @@ from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
-from envactors.wire.factory import Factory
+from envactors.wire.factory import Factory, as_factories
 
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Steps: TypeAlias = tuple[Any, npt.NDArray[np.float64], _Flags, _Flags, dict[str, Any]]
@@ -74,7 +74,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             ``max_running`` of `envactors.VectorEnv`.
         envs_per_actor: Number of envs per process; see `envactors.VectorEnv`, also for the arguments below.
         on_failure: ``"raise"``, ``"renew"`` or ``"replay"``.
-        deadlines: Deadlines; by default only closing has one (5 s).
+        deadlines: Deadlines, or the seconds that each call may take; by default only closing has one (5 s).
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
         seed_episodes: True to give each episode a seed of its own, which its first info has as ``episode_seed``.
@@ -100,7 +100,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         *,
         envs_per_actor: int | Literal["auto"] = 1,
         on_failure: OnFailure = "raise",
-        deadlines: Deadlines = Deadlines(start=None),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(start=None),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
         seed_episodes: bool = False,
@@ -115,7 +115,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             )
         if context is not None and backend is not None:
             raise ValueError(f"context={context!r} and backend={backend!r}: expected one of them")
-        self.env_fns = env_fns
+        self.env_fns = as_factories(env_fns, "env_fns")
         self.shared_memory = shared_memory is None or shared_memory
         self.copy = copy
         self.context = context
@@ -124,12 +124,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.max_concurrency = max_concurrency
-        self.num_envs = len(env_fns)
+        self.num_envs = len(self.env_fns)
         check_mode(observation_mode)
         failure: BaseException | None = None
         try:
             self._envs = VectorEnv(
-                env_fns,
+                self.env_fns,
                 envs_per_actor=envs_per_actor,
                 autoreset=_AUTORESETS[self.autoreset_mode],
                 on_failure=on_failure,

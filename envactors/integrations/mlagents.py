@@ -104,7 +104,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are read; or an
             ``EngineConfig`` alone.
         n_env: Number of envs.
-        deadlines: Deadlines.
+        deadlines: Deadlines, or the seconds that each call may take.
         restart: Limits of the replacement of lost processes. None: those of ``run_options.env_settings``; without them
             once in any 60 seconds and 10 times in the life of a worker, as in ML-Agents.
         max_running: Largest number of envs that step or reset at once; None: all.
@@ -126,7 +126,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         run_options: Any,
         n_env: int = 1,
         *,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy | None = None,
         max_running: int | None = None,
         backend: Backend | str = "process",

@@ -58,7 +58,7 @@ class ActorParallelEnv:
             replaced; every agent that was alive is truncated, with reward 0 and the exception as ``failure`` in its
             info and in that of the copy. ``"replay"``: the lost step returns its true result, as if nothing had
             happened.
-        deadlines: How long things may take.
+        deadlines: Deadlines, or the seconds that each call may take.
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
         seed_episodes: True to give each episode a seed of its own, ``infos[i]["episode_seed"]``.
@@ -87,7 +87,7 @@ class ActorParallelEnv:
         envs_per_actor: int | Literal["auto"] = 1,
         autoreset: Autoreset = "next_step",
         on_failure: OnFailure = "raise",
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
         seed_episodes: bool = False,

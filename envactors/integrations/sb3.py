@@ -27,7 +27,7 @@ from envactors.integrations.failures import first_failure, or_first_failure
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
-from envactors.wire.factory import Factory
+from envactors.wire.factory import Factory, as_factories
 from envactors.wire.pickling import dumps_by_value
 
 try:
@@ -52,7 +52,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         envs_per_actor: Number of envs per process; ``"auto"``: as many processes as there are cores for.
         on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
             is truncated, with the exception as ``info["failure"]``.
-        deadlines: Deadlines.
+        deadlines: Deadlines, or the seconds that each call may take.
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones.
         seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
@@ -78,7 +78,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         *,
         envs_per_actor: int | Literal["auto"] = 1,
         on_failure: OnFailure = "raise",
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
         seed_episodes: bool = False,
@@ -89,7 +89,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
         self.waiting = False
         self.closed = False
-        env_fns = list(env_fns)
+        env_fns = as_factories(env_fns, "env_fns")
         self._envs = VectorEnv(
             adapter_factories(StableBaselinesEnvAdapter, env_fns),
             envs_per_actor=envs_per_actor,

@@ -21,7 +21,7 @@ from envactors.backends.base import Backend
 from envactors.integrations.env_adapters import TianshouEnvAdapter, adapted
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.inputs import check_flags, limit_running
-from envactors.wire.factory import Factory
+from envactors.wire.factory import Factory, as_factories
 from envactors.wire.messages import episode_seed
 
 try:
@@ -40,7 +40,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
 
     Args:
         env_fn: Makes the env; called only in the worker.
-        deadlines: Deadlines.
+        deadlines: Deadlines, or the seconds that each call may take.
         restart: Limits of the replacement of lost processes.
         seed_episodes: True to give each reset a seed of its own, as `VectorEnv` does; `seed` is episode 0.
         backend: Backend of the actor.
@@ -57,7 +57,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         self,
         env_fn: Factory,
         *,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         seed_episodes: bool = False,
         backend: Backend | str = "process",
@@ -74,7 +74,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
     @staticmethod
     def start(
         env_fn: Factory,
-        deadlines: Deadlines,
+        deadlines: Deadlines | float,
         restart: RestartPolicy,
         backend: Backend | str,
         seed_episodes: bool = False,
@@ -176,7 +176,7 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         env_fns: One callable per env; called only in the workers, which start in parallel.
         wait_num: Number of envs that a step waits for; None: all.
         timeout: Seconds that a step waits for them; it returns at least one result.
-        deadlines: Deadlines.
+        deadlines: Deadlines, or the seconds that each call may take.
         restart: Limits of the replacement of lost processes.
         seed_episodes: True to give each episode a seed of its own; see `ActorEnvWorker`.
         max_running: Largest number of envs that step or reset at once; None: all.
@@ -192,13 +192,14 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         wait_num: int | None = None,
         timeout: float | None = None,
         *,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         seed_episodes: bool = False,
         max_running: int | None = None,
         backend: Backend | str = "process",
     ) -> None:
         check_flags(seed_episodes=seed_episodes)
+        env_fns = as_factories(env_fns, "env_fns")
         options = deadlines, restart, backend, seed_episodes, limit_running(max_running, len(env_fns), resolve(backend))
         actors = iter([ActorEnvWorker.start(env_fn, *options) for env_fn in env_fns])
 

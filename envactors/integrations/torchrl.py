@@ -21,7 +21,7 @@ from envactors.integrations.failures import or_first_failure
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
 from envactors.vector.failure_policy import OnFailure
-from envactors.wire.factory import Factory
+from envactors.wire.factory import Factory, as_factories
 
 try:
     import torch
@@ -54,7 +54,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         envs_per_actor: Number of envs per process; ``"auto"``: as many processes as there are cores for.
         on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
             is truncated, with the exception as ``infos[i]["failure"]``, and its next reset is on a new process.
-        deadlines: Deadlines.
+        deadlines: Deadlines, or the seconds that each call may take.
         restart: Limits of the replacement of lost processes.
         standbys: Number of processes kept ready to replace lost ones.
         max_running: Largest number of envs that step or reset at once; None: all.
@@ -81,7 +81,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         info_spec: Mapping[str, TensorSpec] | None = None,
         envs_per_actor: int | Literal["auto"] = 1,
         on_failure: OnFailure = "raise",
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         standbys: int = 0,
         max_running: int | None = None,
@@ -89,7 +89,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         backend: Backend | str = "process",
     ) -> None:
         envs = VectorEnv(
-            env_fns,
+            as_factories(env_fns, "env_fns"),
             envs_per_actor=envs_per_actor,
             autoreset="disabled",
             on_failure=on_failure,

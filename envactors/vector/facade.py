@@ -27,7 +27,7 @@ from envactors.vector.results import Batch, Batcher, LastResults, RowReader
 from envactors.vector.shm_step import SharedMemoryStepper
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
-from envactors.wire.factory import Factory
+from envactors.wire.factory import Factory, as_factories
 
 
 class Choices(NamedTuple):
@@ -72,7 +72,7 @@ class VectorEnv(EnvSnapshots):
         max_journal: How many steps since the last seeded reset are kept of each env to be replayed; beyond that they
             are given up until the next one. Each takes the bytes of an action and one more in the caller; calls and
             attributes count as steps, and so does each further KiB of either. For ``on_failure="replay"`` alone.
-        deadlines: How long things may take.
+        deadlines: How long things may take; a number of seconds stands for ``Deadlines(call=seconds)``.
         restart: When a lost process is replaced.
         recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
             next episode's seed follows from the env's own, as after a loss. Only with one env per actor.
@@ -111,6 +111,7 @@ class VectorEnv(EnvSnapshots):
         render_mode: That of the first env.
 
     Raises:
+        TypeError: ``factories`` is a single factory.
         ActorStartError: An env could not be made.
         SpaceMismatchError: The envs' values do not go into one batch.
         VectorEnvError: There is not enough memory to share.
@@ -124,7 +125,7 @@ class VectorEnv(EnvSnapshots):
         autoreset: Autoreset = "next_step",
         on_failure: OnFailure = "raise",
         max_journal: int = 100_000,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 # frozen
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
         restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
         recycle: RecyclePolicy | None = None,
         standbys: int = 0,
@@ -137,7 +138,7 @@ class VectorEnv(EnvSnapshots):
         snapshot: Snapshot | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
-        factories, backend = list(factories), backends.resolve(backend)
+        factories, backend = as_factories(factories), backends.resolve(backend)
         inputs.check_policies(autoreset, on_failure, max_journal, checkpoint_every)
         inputs.check_flags(shared_memory=shared_memory, copy=copy, seed_episodes=seed_episodes)
         groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)

@@ -62,6 +62,7 @@ def group_envs(
     """Return the factories of each actor, and its environment variables (or None).
 
     Raises:
+        TypeError: ``env_vars`` is neither a mapping nor a sequence.
         VectorInputError: No factories, no such number of envs, or another number of mappings than of actors.
         ValueError: The number of cores is asked for, and not known yet.
     """
@@ -77,6 +78,8 @@ def group_envs(
     groups = [factories[start:end] for start, end in itertools.pairwise(bounds)]
     if env_vars is None or isinstance(env_vars, Mapping):
         return groups, [env_vars] * len(groups)
+    if not isinstance(env_vars, Sequence) or isinstance(env_vars, str):
+        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping for all actors, or a sequence with one for each")
     if len(env_vars) != len(groups):
         raise VectorInputError(f"env_vars has {len(env_vars)} mappings for {len(groups)} actors: expected one each")
     return groups, env_vars

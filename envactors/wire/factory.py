@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 # A callable without arguments, or "module:callable", which only the worker imports.
@@ -51,10 +52,39 @@ def as_callable(factory: Callable[..., Any] | str, whose: str) -> Callable[..., 
     """
     if callable(factory):
         return factory
-    text = f"the factory of {whose} is {factory!r}: expected a callable without arguments, or 'module:callable'"
+    text = f"the factory of {whose} is {reprlib.repr(factory)}: expected a callable without arguments, or "
     if not isinstance(factory, str):
-        raise TypeError(text)
-    module, _, name = factory.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise ValueError(text)
+        raise TypeError(f"{text}a string 'module:callable'")
+    if not _names_callable(factory):
+        raise ValueError(f"{text}a string 'module:callable'. For an id of Gymnasium write {_maker_of(factory)}")
     return NamedFactory(factory)
+
+
+def as_factories(factories: Iterable[Factory], what: str = "factories") -> list[Factory]:
+    """Return what was given as one factory per env as a list.
+
+    Args:
+        factories: The factories.
+        what: The name of the argument, for the error.
+
+    Raises:
+        TypeError: It is a single factory, or nothing that can be iterated over.
+    """
+    if isinstance(factories, Iterable) and not isinstance(factories, (str, bytes)):
+        return list(factories)
+    example = "make"
+    if isinstance(factories, str):
+        example = repr(factories) if _names_callable(factories) else _maker_of(factories)
+    raise TypeError(
+        f"{what} is {reprlib.repr(factories)}: expected a list with one callable (or string 'module:callable') per "
+        f"env. For 8 envs write [{example}] * 8"
+    )
+
+
+def _names_callable(text: str) -> bool:
+    module, _, name = text.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+
+
+def _maker_of(env_id: str) -> str:
+    return f"lambda: gymnasium.make({env_id!r})"

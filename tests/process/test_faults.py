@@ -89,6 +89,8 @@ def test_a_factory_that_fails(how):
 
 def test_a_failed_start_is_retried_counted_and_listed():
     def factory():
+        if ea.current_actor().incarnation == 0:
+            os._exit(3)
         raise LookupError("never")
 
     policy = ea.RestartPolicy(max_restarts=2, backoff=0.0)

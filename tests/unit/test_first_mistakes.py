@@ -1,0 +1,114 @@
+"""What a beginner writes by mistake is refused at the call, with a sentence that says how to write it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from helpers import Counter, Echo
+
+import envactors as ea
+
+NO_SECONDS = [math.nan, 10**400, "1", True, [1.0]]
+
+
+def spawned(**options):
+    return ea.spawn(Counter, backend="inline", **options)
+
+
+def vectored(**options):
+    return ea.VectorEnv([Echo], backend="inline", **options)
+
+
+def pooled(**options):
+    return ea.ActorPool(Counter, 1, backend="inline", **options)
+
+
+@pytest.mark.parametrize("make", [spawned, vectored, pooled])
+def test_deadlines_that_are_no_seconds_are_refused(make):
+    for deadlines in (0, -1, None, {}, *NO_SECONDS):
+        with pytest.raises(ValueError, match=r"^deadlines is .*expected Deadlines, or a number of seconds > 0, where"):
+            make(deadlines=deadlines)
+
+
+@pytest.mark.filterwarnings("ignore:.*deadlines are not enforced")
+@pytest.mark.parametrize("make", [spawned, vectored, pooled])
+def test_a_number_as_deadlines_is_accepted(make):
+    for deadlines in (10, 10.0, 1e300, math.inf):
+        make(deadlines=deadlines).close()
+
+
+def test_what_is_no_list_of_factories_is_refused_with_an_example():
+    examples = [
+        ("CartPole-v1", "[lambda: gymnasium.make('CartPole-v1')] * 8"),
+        ("ale_py:ALE/Pong-v5", "[lambda: gymnasium.make('ale_py:ALE/Pong-v5')] * 8"),
+        ("helpers:Echo", "['helpers:Echo'] * 8"),
+        (Echo, "[make] * 8"),
+        (spawned, "[make] * 8"),
+        (8, "[make] * 8"),
+        (None, "[make] * 8"),
+    ]
+    for factories, example in examples:
+        with pytest.raises(TypeError, match=r"^factories is .*: expected a list with one callable \(or str") as caught:
+            ea.VectorEnv(factories)
+        assert str(caught.value).endswith(f"write {example}")
+
+
+def test_an_env_id_as_a_factory_is_refused_with_the_way_to_write_it():
+    for make in (lambda: ea.VectorEnv(["CartPole-v1"]), lambda: ea.spawn("CartPole-v1")):
+        with pytest.raises(ValueError, match=r"write lambda: gymnasium\.make\('CartPole-v1'\)$"):
+            make()
+
+
+def test_env_vars_that_no_environment_can_have_are_refused_at_the_call():
+    mistakes = [
+        ({"A\0B": "x"}, ValueError, "no NUL in the name or the value"),
+        ({"A": "x\0"}, ValueError, "no NUL in the name or the value"),
+        ({"A=B": "x"}, ValueError, "a name without '='"),
+        ({"": "x"}, ValueError, "a name without '='"),
+        ({"A": "\ud800"}, ValueError, "that the system can encode"),
+        ({"A": 3}, TypeError, "expected strings"),
+        ({3: "x"}, TypeError, "expected strings"),
+        ("A=x", TypeError, "expected a mapping"),
+        (3, TypeError, "expected a mapping"),
+    ]
+    for env_vars, kind, text in mistakes:
+        for make in (ea.spawn, lambda factory, **options: ea.VectorEnv([factory], **options)):
+            with pytest.raises(kind, match=rf"^env_vars .*{text}"):
+                make(Echo, env_vars=env_vars)
+
+
+def test_a_timeout_that_is_no_number_is_refused_at_the_call():
+    with spawned() as actor, vectored() as envs, pooled() as pool:
+        envs.reset()
+        future = actor.add()
+        calls = {
+            "options": lambda seconds: actor.options(timeout=seconds),
+            "result": future.result,
+            "result ": future.exception,
+            "stacks": actor.stacks,
+            "step": lambda seconds: envs.step([0], timeout=seconds),
+            "reset": lambda seconds: envs.reset(timeout=seconds),
+            "recv": lambda seconds: envs.recv(timeout=seconds),
+            "step_wait": envs.step_wait,
+            "close": envs.close,
+            "close ": actor.close,
+            "map": lambda seconds: pool.map("add", [1], seconds),
+            "map_unordered": lambda seconds: pool.map_unordered("add", [1], seconds),
+            "Deadlines": lambda seconds: ea.Deadlines(step=seconds),
+            "RestartPolicy": lambda seconds: ea.RestartPolicy(window=seconds),
+        }
+        for seconds in NO_SECONDS:
+            for name, call in calls.items():
+                with pytest.raises(ValueError, match=rf"^{name.strip()}\(.*expected "):
+                    call(seconds)
+        assert future.result() == 1
+        assert envs.step([0])[1] == [1.0]  # nothing of this has closed or stepped it
+
+
+def test_a_timeout_without_end_or_below_zero_means_what_it_says():
+    with spawned() as actor, vectored() as envs:
+        future = actor.add()
+        assert [future.result(timeout) for timeout in (math.inf, 1e300, 0, -1)] == [1] * 4
+        envs.reset(timeout=math.inf)
+        envs.step([0], timeout=1e300)
