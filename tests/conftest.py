@@ -17,6 +17,7 @@ from budget import LONG
 from helpers import FORK_SERVER, kept_fork_server
 from hypothesis import HealthCheck, settings
 from portable import why_not_portable
+from slow import is_slow
 
 import envactors as ea
 from envactors import backends
@@ -84,8 +85,12 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Under the stand-in for other platforms, skips what it cannot do."""
+    """Marks what is slow, and under the stand-in for other platforms, skips what it cannot do."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     if PORTABLE:
         for item in items:
             if (reason := why_not_portable(item.nodeid)) is not None:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from budget import LONG
 
 import envactors as ea
 from envactors.system.choice import PORTABLE
@@ -66,6 +67,11 @@ def kept_fork_server(env_vars):
     first.reap()
     yield
     FORK_SERVER.release(env_vars)
+
+
+def promised(seconds: float) -> float:
+    """The seconds that something may take: what is promised for an idle machine in long runs, and more in others."""
+    return seconds if LONG else seconds + 20
 
 
 def episode_seed(root, number):
@@ -408,7 +414,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def run_script(code: str, *args: str, timeout: float = 40.0, **kwargs) -> subprocess.CompletedProcess[str]:
+def run_script(code: str, *args: str, timeout: float = 100, **kwargs) -> subprocess.CompletedProcess[str]:
     """Runs a script as a user would, warnings as errors."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *args],

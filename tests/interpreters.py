@@ -29,7 +29,7 @@ def pythons():
     question = "import sys; print('%d %d %d' % (sys.version_info[:2] + ('free-threading' in sys.version,)))"
     for path in paths:
         try:
-            done = subprocess.run([path, "-c", question], capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run([path, "-c", question], capture_output=True, text=True, timeout=60, check=False)
         except OSError:
             continue
         if done.returncode == 0:
@@ -46,9 +46,10 @@ def make_venv(folder, python, *requirements):
     if not complete.exists():
         for command in (
             [python, "-m", "venv", "--clear", *([] if requirements else ["--without-pip"]), folder],
-            [made, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements],
+            # What it imports is compiled when it is imported, which is a small part.
+            [made, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", *requirements],
         )[: 1 + bool(requirements)]:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
             if done.returncode != 0:
                 pytest.skip(f"a virtual environment of {python} could not be made: {done.stderr[-500:]}")
         complete.touch()

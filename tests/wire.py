@@ -32,7 +32,7 @@ def in_namespace(*command):
 
 def is_possible():
     try:
-        done = subprocess.run(in_namespace("ip", "tuntap", "add", "near", "mode", "tun"), check=False, timeout=10)
+        done = subprocess.run(in_namespace("ip", "tuntap", "add", "near", "mode", "tun"), check=False, timeout=100)
     except OSError:
         return False
     return done.returncode == 0

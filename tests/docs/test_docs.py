@@ -48,7 +48,7 @@ def test_code_blocks_run(page, tmp_path):
         [sys.executable, "-W", "error", "-W", PROTOBUF, "-W", TORCHRL, str(script)],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=100,
         check=False,
         cwd=tmp_path,
     )
@@ -77,7 +77,7 @@ def test_examples_of_the_reference_are_true(page, tmp_path):
         [sys.executable, "-W", "error", "-W", PROTOBUF, "-W", TORCHRL, "-c", DOCTESTS, "page.json"],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=100,
         check=False,
         cwd=tmp_path,
     )

@@ -47,7 +47,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=55,
+        timeout=100,
         cwd=cwd,
         env=environment,
     )

@@ -494,7 +494,7 @@ def run(*arguments, **environment):
         text=True,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
-        timeout=55,
+        timeout=100,
     )
 
 
@@ -555,6 +555,6 @@ def test_ctrl_c_ends_the_command():
     assert "renewals" in process.stdout.readline()  # in the middle of it
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (130, "envactors: interrupted\n")
     assert psutil.wait_procs(children, 5)[1] == []

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from helpers import promised
 
 import envactors as ea
 from envactors.cli import rollouts
@@ -40,7 +41,7 @@ KINDS = {kind.value for kind in FaultKind}
 pytestmark = pytest.mark.timeout(200)
 
 
-def run(*arguments: str, timeout: float = 55, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 100, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, *arguments],
         capture_output=True,
@@ -201,7 +202,7 @@ def test_a_missed_goal_is_exit_status_1():
 def test_the_time_limit_ends_the_learning():
     started = time.monotonic()
     ended = run("demo", "--time-limit", "2.5", "--num-envs", "2", "--no-faults")
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < promised(15)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "ended by the time limit" in ended.stdout
 
@@ -286,7 +287,7 @@ def test_ctrl_c_closes_the_actors():
         time.sleep(1)
         workers = [*{*workers, *psutil.Process(process.pid).children(recursive=True)}]
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=100)
     assert process.returncode == 130
     assert errors == "envactors: interrupted\n"
     _, left = psutil.wait_procs(workers, timeout=2)

@@ -463,7 +463,11 @@ def checksum_of_cartpole(steps, seconds=None):
 
 @pytest.mark.parametrize(
     ("steps", "seconds"),
-    [(16_000, 0.2), pytest.param(1_000_000, 0.5, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    [
+        (6_000, 0.05),
+        pytest.param(16_000, 0.2, marks=pytest.mark.slow),
+        pytest.param(1_000_000, 0.5, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
 )
 def test_many_steps_with_kills_give_the_observations_of_an_undisturbed_run(steps, seconds):
     undisturbed, _, restarts = checksum_of_cartpole(steps)

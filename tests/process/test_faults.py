@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import FORK_SERVER, SOON, UP, Counter, is_gone, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, UP, Counter, is_gone, promised, wait_for_path, wait_until
 
 import envactors as ea
-from envactors.system.choice import PORTABLE
 
 MANY = ea.RestartPolicy(max_restarts=20, backoff=0.0)
 NEVER = ea.RestartPolicy(max_restarts=0)
@@ -46,7 +45,7 @@ def test_a_death_in_a_call_fails_it_within_a_second(method, args, exitcode, sign
         future, queued = actor.call(method, *args), actor.add()
         error, took = timed(future.result)
         assert isinstance(error, ea.ActorDiedError)
-        assert took < 1.0
+        assert took < promised(1.0)
         assert (error.exitcode, error.signal, error.aborted) == (exitcode, signum, False)
         assert (error.actor, error.index, error.pid, error.incarnation) == ("mortal", 0, pid, 0)
         assert error.method == method
@@ -74,7 +73,7 @@ def test_a_factory_that_fails(how):
     with ea.spawn(factory, name="stillborn") as actor:
         error, took = timed(actor.anything().result)
         assert isinstance(error, ea.ActorStartError)
-        assert took < 5.0  # an interpreter starts meanwhile
+        assert took < promised(5.0)  # an interpreter starts meanwhile
         assert error.actor == "stillborn"
         if how == "raise":
             assert isinstance(error.__cause__, LookupError)
@@ -220,7 +219,7 @@ def test_a_deadline_is_enforced_from_outside(hang):
         error, took = timed(future.result)
         assert isinstance(error, ea.ActorTimeoutError)
         assert isinstance(error, TimeoutError)
-        assert 0.5 <= took < 1.5
+        assert 0.5 <= took < promised(1.5)
         assert error.timeout == 0.5
         assert (error.pid, error.incarnation) == (pid, 0)
         if hang == "SIGSTOP":
@@ -385,7 +384,7 @@ def test_a_thread_that_never_ends_does_not_hold_up_close():
     actor = ea.spawn(Env)
     actor.start_thread().result(SOON)
     _, took = timed(actor.close)
-    assert took < 3.0
+    assert took < promised(3.0)
 
 
 def test_a_worker_that_loses_its_descriptors_is_replaced():
@@ -412,7 +411,7 @@ def test_a_grandchild_that_holds_the_descriptors_hides_no_death():
         actor.add().result(SOON)
         error, took = timed(actor.fork_and_die().result)
         assert isinstance(error, ea.ActorDiedError)
-        assert took < 1.0
+        assert took < promised(1.0)
 
 
 def test_big_arguments_to_a_worker_that_does_not_read_block_nobody():
@@ -420,7 +419,7 @@ def test_big_arguments_to_a_worker_that_does_not_read_block_nobody():
         actor.add().result(SOON)
         os.kill(actor.pid, signal.SIGSTOP)
         future, took = timed(lambda: actor.options(timeout=0.5).echo(bytes(50_000_000)))
-        assert took < 1.0
+        assert took < promised(1.0)
         with pytest.raises(ea.ActorTimeoutError):
             future.result(SOON)
         assert actor.echo(bytes(50_000_000)).result(SOON) == bytes(50_000_000)
@@ -446,7 +445,7 @@ def test_close_returns_in_time_whatever_the_worker_does(state, tmp_path):
     elif state == "unread":
         futures = [actor.echo(bytes(1_000_000)) for _ in range(50)]
     _, took = timed(lambda: actor.close(0.5))
-    assert took < 1.5
+    assert took < promised(1.5)
     assert actor.state is ea.ActorState.CLOSED
     for future in futures:
         assert future.done()
@@ -455,7 +454,7 @@ def test_close_returns_in_time_whatever_the_worker_does(state, tmp_path):
             assert isinstance(error, ea.ActorDiedError)
             assert error.aborted
     _, took = timed(actor.close)
-    assert took < 0.1
+    assert took < promised(0.1)
 
 
 def test_an_idle_worker_is_never_killed_for_being_idle():
@@ -478,11 +477,12 @@ def test_a_deliberate_end_is_not_a_crash():
 
 
 @pytest.mark.fresh_processes
-@pytest.mark.timeout(240 if PORTABLE else 60)
-def test_two_hundred_rounds_of_create_renew_close_leave_nothing():
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("rounds", [48, pytest.param(200, marks=pytest.mark.slow)])
+def test_rounds_of_create_renew_close_leave_nothing(rounds):
     """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
     # A fresh interpreter costs a tenth of a second of a core, and twice a round: every fortieth round has them.
-    for turn in range(25):
+    for turn in range(rounds // 8):
         backends = [FORK_SERVER if turn % 5 else "process"] + [FORK_SERVER] * 7
         actors = [ea.spawn(Counter, backend=backend) for backend in backends]
         renewals = [actor.renew() for actor in actors]

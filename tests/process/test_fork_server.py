@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import SOON, is_gone, wait_until
+from helpers import SOON, is_gone, promised, wait_until
 
 import envactors as ea
 from envactors.backends import fork_server
@@ -170,7 +170,7 @@ def test_a_renewal_takes_milliseconds():
             begun = time.monotonic()
             actor.renew().result(SOON)
             times.append(time.monotonic() - begun)
-        assert statistics.median(times) < 0.25  # 0.03 on an idle machine: docs/performance.md
+        assert statistics.median(times) < promised(0.25)  # 0.03 on an idle machine: docs/performance.md
 
 
 # When it is lost -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from budget import examples
-from helpers import SOON, Counter, run_script, wait_for_path, wait_until
+from helpers import SOON, Counter, promised, run_script, wait_for_path, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -168,7 +168,7 @@ def test_of_many_actors_none_is_left_out(path, monkeypatch):
             os.kill(actor.pid, signal.SIGSTOP)
         begun = time.monotonic()
         found = ask(path, {"get": "stacks", "timeout": 0.5})["actors"]
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < promised(2.0)
         assert [one["name"] for one in found] == [f"env-{i}" for i in range(5)]
         assert all("is stopped (by SIGSTOP" in one["stacks"] for one in found)
         for actor in envs.actors:
@@ -271,7 +271,7 @@ def test_nonsense_holds_up_nothing(path, request_):
             begun = time.monotonic()
             monitor.close()
             assert monitor_threads() == []
-            assert time.monotonic() - begun < 1.0
+            assert time.monotonic() - begun < promised(1.0)
             assert read_all(bad_too) == b"" or b"timeout" in request_
 
 
@@ -288,7 +288,7 @@ def test_a_client_that_does_not_read_holds_up_nothing(path, monkeypatch):
             begun = time.monotonic()
             monitor.close()
             assert monitor_threads() == []
-            assert time.monotonic() - begun < 1.0
+            assert time.monotonic() - begun < promised(1.0)
 
 
 def test_a_client_that_says_nothing_is_left_after_a_while(path, monkeypatch):
@@ -362,7 +362,7 @@ def test_closing_waits_for_no_stacks(path):
             wait_until(lambda: any(thread.name == "envactors-monitor-stacks" for thread in monitor_threads()))
             begun = time.monotonic()
             monitor.close()
-            assert time.monotonic() - begun < 1.0
+            assert time.monotonic() - begun < promised(1.0)
             assert read_all(client) == b""
         os.kill(actor.pid, signal.SIGCONT)
         assert actor.add(1).result(SOON) == 2
@@ -533,7 +533,7 @@ def test_a_client_that_waits_does_not_hold_up_the_exit(runtime):
             process.stdin.close()
             process.wait(SOON)
             # Closing the actors takes as long as that takes for workers that are stopped.
-            assert time.monotonic() - begun < 9.0
+            assert time.monotonic() - begun < promised(9.0)
             assert read_all(client) == read_all(silent) == b""
         assert not path.exists()
         process.stdin = None

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 from pathlib import Path
@@ -42,9 +43,14 @@ def older(request):
     return another(request.config.cache, sorted(WITH_NUMPY_1 - {OWN}), "numpy-1.26", "numpy==1.26.*", NEEDED)
 
 
-@pytest.fixture(scope="module")
-def same(request):
-    """The caller's version of Python, with an older NumPy if there is one for it."""
+@pytest.fixture(scope="module", params=["same packages", pytest.param("older NumPy", marks=pytest.mark.slow)])
+def same(request, tmp_path_factory):
+    """The caller's version of Python, with its packages, or with an older NumPy if there is one for it."""
+    if request.param == "same packages":
+        made = make_venv(tmp_path_factory.mktemp("same") / "venv", pythons()[OWN])
+        (packages,) = Path(made).parents[1].glob("lib/python3*/site-packages")
+        (packages / "callers.pth").write_text(sysconfig.get_path("purelib"))
+        return made
     numpy = "numpy==1.26.*" if OWN in WITH_NUMPY_1 else "numpy"
     return another(request.config.cache, [OWN], "numpy-old", numpy, NEEDED)
 

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from helpers import FORK_SERVER, SOON, ExplodesOnArrival, FaultyEcho, TwoArguments, is_gone, wait_until
+from helpers import FORK_SERVER, SOON, ExplodesOnArrival, FaultyEcho, TwoArguments, is_gone, promised, wait_until
 
 import envactors as ea
 from envactors.testing import EchoEnv
@@ -49,7 +49,7 @@ def test_a_death_in_a_step_is_told_within_a_second(fault, status):
         begun = time.monotonic()
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1] * 4)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < promised(1.0)
         failures = caught.value.failures
         assert failures.keys() == {1, 2}
         assert (failures[1].exitcode, failures[1].signal) == status
@@ -77,7 +77,7 @@ def test_a_deadline_is_enforced_from_outside(fault):
         begun = time.monotonic()
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1] * 3)
-        assert 0.5 <= time.monotonic() - begun < 1.5
+        assert 0.5 <= time.monotonic() - begun < promised(1.5)
         failures = caught.value.failures
         assert isinstance(failures[1], ea.ActorTimeoutError)
         assert isinstance(failures[2], ea.ActorDiedError)
@@ -157,7 +157,7 @@ def test_close_returns_in_time(fault):
     envs.send([1] * 3)
     begun = time.monotonic()
     envs.close(0.5)
-    assert time.monotonic() - begun < 1.5
+    assert time.monotonic() - begun < promised(1.5)
     envs.close()
 
 
@@ -203,7 +203,7 @@ def test_when_the_caller_is_killed_everything_is_gone():
     )
     pids = json.loads(caller.stdout.readline())
     os.kill(caller.pid, signal.SIGKILL)
-    caller.communicate(timeout=20)
+    caller.communicate(timeout=100)
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), patience=5.0)
 
 

@@ -29,6 +29,7 @@ from helpers import (
     Mortal,
     is_gone,
     park,
+    promised,
     run_script,
     wait_until,
 )
@@ -92,7 +93,7 @@ def test_a_death_is_told_within_a_second_however_processes_start(backend):
             took.append(time.monotonic() - begun)
         assert [actor.add().result(SOON), sibling.add().result(SOON)] == [1, len(DEATHS) + 1]
         assert sibling.incarnation == 0
-    assert min(took) < 1.0, took  # the others may have waited for a core that somebody else had
+    assert min(took) < promised(1.0), took  # the others may have waited for a core that somebody else had
 
 
 def test_a_death_in_the_factory_is_told_within_a_second_however_processes_start(backend, tmp_path):
@@ -119,7 +120,7 @@ def test_a_death_in_the_factory_is_told_within_a_second_however_processes_start(
         assert sibling.add().result(SOON) == 2
         for actor in actors.values():
             actor.close()
-    assert min(took) < 1.0, took  # the others may have waited for a core that somebody else had
+    assert min(took) < promised(1.0), took  # the others may have waited for a core that somebody else had
 
 
 def test_a_deadline_is_enforced_however_processes_start(backend):
@@ -144,7 +145,7 @@ def test_a_deadline_is_enforced_however_processes_start(backend):
                 assert "in hang" in error.stacks
                 assert "in park" in error.stacks, "of all threads"
                 assert error.stacks.rstrip() in str(error)
-    assert 0.4 <= min(took) < 1.4, took
+    assert 0.4 <= min(took) < promised(1.4), took
 
 
 def test_the_start_deadline_ends_c_code_too():
@@ -244,7 +245,7 @@ def test_close_closes_the_healthy_beside_the_hung(tmp_path):
     envs.send([1] * 4)
     begun = time.monotonic()
     envs.close(1.0)
-    assert time.monotonic() - begun < 3.0
+    assert time.monotonic() - begun < promised(3.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed 0", "closed 3"]
     envs.close()
 
@@ -318,7 +319,7 @@ def test_a_callers_helper_processes_end_with_it_and_nothing_is_said_to_leak(meth
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), method],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=100,
         check=False,
     )
     assert (done.stderr, done.returncode) == ("", 0)

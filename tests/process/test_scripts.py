@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ import time
 
 import psutil
 import pytest
-from helpers import run_script, wait_until
+from helpers import promised, run_script, wait_until
 
 UNGUARDED = """
 import os
@@ -35,7 +34,7 @@ print("done")
 
 def run(arguments, **options):
     return subprocess.run(
-        [sys.executable, "-W", "error", *arguments], capture_output=True, text=True, timeout=40, check=False, **options
+        [sys.executable, "-W", "error", *arguments], capture_output=True, text=True, timeout=100, check=False, **options
     )
 
 
@@ -120,7 +119,7 @@ def test_a_script_that_ends_with_hung_actors_ends_soon():
         """
     )
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < promised(10)
 
 
 def start(code: str, *args: str, **options) -> subprocess.Popen[str]:
@@ -186,7 +185,7 @@ def test_workers_have_no_terminal_which_would_stop_them(method):
         stdin=theirs,
     )
     try:
-        assert caller.communicate(timeout=40) == ("OSError 1\n", "")
+        assert caller.communicate(timeout=100) == ("OSError 1\n", "")
     finally:
         os.close(theirs)
         os.close(terminal)
@@ -202,7 +201,7 @@ def test_when_the_caller_is_killed_everything_is_gone(also):
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
     os.kill(caller.pid, signal.SIGKILL)
-    caller.communicate(timeout=20)
+    caller.communicate(timeout=100)
     _, alive = psutil.wait_procs(family, timeout=5)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
@@ -213,8 +212,8 @@ def test_ctrl_c_gives_one_traceback_and_a_quick_end(method):
     pids = json.loads(caller.stdout.readline())
     begun = time.monotonic()
     os.killpg(caller.pid, signal.SIGINT)  # what a terminal does: the whole foreground group
-    out, err = caller.communicate(timeout=20)
-    assert time.monotonic() - begun < 5
+    out, err = caller.communicate(timeout=100)
+    assert time.monotonic() - begun < promised(5)
     assert caller.returncode != 0
     assert out == ""
     assert err.count("Traceback (most recent call last)") == 1
@@ -275,8 +274,8 @@ def test_ctrl_c_while_workers_start():
     caller.stdout.readline()
     begun = time.monotonic()
     os.killpg(caller.pid, signal.SIGINT)
-    _, err = caller.communicate(timeout=20)
-    assert time.monotonic() - begun < 5
+    _, err = caller.communicate(timeout=100)
+    assert time.monotonic() - begun < promised(5)
     assert err.count("Traceback (most recent call last)") == 1
 
 
@@ -346,14 +345,14 @@ def test_an_interrupt_while_waiting_leaves_the_actors_usable():
 def test_importing_is_light():
     measure = """
         import sys, time
-        begun = time.perf_counter()
+        begun = time.process_time()  # which a busy machine does not prolong
         import {0}
-        print(time.perf_counter() - begun)
+        print(time.process_time() - begun)
         assert not {{"gymnasium", "torch", "loky"}} & sys.modules.keys()
     """
 
     def seconds(module):
-        return statistics.median(float(run_script(measure.format(module)).stdout) for _ in range(5))
+        return min(float(run_script(measure.format(module)).stdout) for _ in range(3))
 
     assert seconds("envactors") < 2.5 * seconds("numpy")
 

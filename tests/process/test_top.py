@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import SOON, is_gone, wait_until
+from helpers import SOON, is_gone, promised, wait_until
 from rich.console import Console
 from rich.text import Text
 
@@ -144,7 +144,7 @@ def run(*arguments, **environment):
         text=True,
         stdin=subprocess.DEVNULL,
         env={**without_size(), **environment},
-        timeout=40,
+        timeout=100,
     )
     ended.seconds = time.monotonic() - begun
     return ended
@@ -276,7 +276,7 @@ def refusal(program):
     begun = time.monotonic()
     with pytest.raises(ProgramError) as caught:
         program.ask({"get": "snapshot"})
-    assert time.monotonic() - begun < AT_ONCE
+    assert time.monotonic() - begun < promised(AT_ONCE)
     return str(caught.value)
 
 
@@ -288,7 +288,7 @@ def test_a_stopped_caller_is_said_to_be_one(program):
     for command in (("top",), ("top", "--once"), ("stacks",)):
         ended = run(*command)
         assert complaint(ended) == said
-        assert ended.seconds < AT_ONCE + START
+        assert ended.seconds < promised(AT_ONCE + START)
     os.kill(program.pid, signal.SIGCONT)
     program.check_steps()
 
@@ -305,10 +305,10 @@ def test_a_caller_in_c_code_that_holds_the_gil(program):
     assert refusal(found) == said
     ended = run("top", program.pid)
     assert complaint(ended) == said
-    assert ended.seconds < AT_ONCE + START
+    assert ended.seconds < promised(AT_ONCE + START)
     assert complaint(run("stacks")) == said
     with terminal(program.pid) as top:
-        top.wait_for(said, AT_ONCE + START)
+        top.wait_for(said, promised(AT_ONCE + START))
         top.press("q")
         assert top.end() == (0, "")
     program.begin("")
@@ -500,7 +500,7 @@ def test_what_holds_up_a_program_is_shown_with_the_last_numbers(program):
     with terminal() as top:
         top.wait_for(lambda lines: len(names(lines)) == 2)
         stop(program.pid)
-        lines = top.wait_for(f"program {program.pid} is stopped (by SIGSTOP", AT_ONCE + START)
+        lines = top.wait_for(f"program {program.pid} is stopped (by SIGSTOP", promised(AT_ONCE + START))
         assert len(names(lines)) == 2
         top.press("\r")
         top.wait_for(lambda lines: "is stopped" in lines[0])
@@ -508,7 +508,7 @@ def test_what_holds_up_a_program_is_shown_with_the_last_numbers(program):
         os.kill(program.pid, signal.SIGCONT)
         top.wait_for(lambda lines: len(names(lines)) == 2 and "is stopped" not in "\n".join(lines))
         program.begin("ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)")
-        lines = top.wait_for("does not answer: perhaps C code holds its GIL", AT_ONCE + START)
+        lines = top.wait_for("does not answer: perhaps C code holds its GIL", promised(AT_ONCE + START))
         assert len(names(lines)) == 2
         top.press("s")
         top.wait_for("sort by steps/s")
@@ -517,7 +517,7 @@ def test_what_holds_up_a_program_is_shown_with_the_last_numbers(program):
         top.wait_for(lambda lines: "does not answer" not in "\n".join(lines))
         program.check_steps()
         stop(program.workers[0])
-        top.wait_for("idle, stopped", AT_ONCE + START)
+        top.wait_for("idle, stopped", promised(AT_ONCE + START))
         os.kill(program.workers[0], signal.SIGCONT)
         top.wait_for(lambda lines: "stopped" not in "\n".join(lines))
         program.check_steps()
@@ -542,7 +542,7 @@ def test_a_program_that_ends_while_it_is_watched(program, how):
             program.process.kill()
         begun = time.monotonic()
         status, left = top.end()
-        assert time.monotonic() - begun < AT_ONCE + START
+        assert time.monotonic() - begun < promised(AT_ONCE + START)
     assert status == 0
     assert left == f"program {program.pid} {'is not monitored any more' if 'no more' in how else 'has ended'}\n"
 

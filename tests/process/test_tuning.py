@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import promised
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,7 +120,7 @@ def test_envs_that_wait_are_run_side_by_side():
 def test_it_takes_about_as_long_as_it_may_and_says_what_it_is_at():
     told, begun = [], time.monotonic()
     Tuner(EchoWithSpace, 2, 2.0, lambda what, share: told.append((what, share))).run()
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < promised(8)
     assert all(0 <= share <= 1 for _, share in told)
     assert [share for _, share in told] == sorted(share for _, share in told)
     assert {"starting in line", "in line", "2 processes"} <= {what for what, _ in told}
@@ -179,7 +180,7 @@ def test_an_env_without_an_action_space_is_refused_by_name():
 def test_the_command(tmp_path):
     done = subprocess.run(
         [COMMAND, "tune", "test_tuning:EchoWithSpace", "--num-envs", "2", "--seconds", "2"],
-        capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=50,
+        capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=100,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -194,7 +195,7 @@ def test_the_command_says_what_is_wrong():
     ):
         done = subprocess.run(
             [COMMAND, "tune", *arguments],
-            capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=50,
+            capture_output=True, text=True, cwd=Path(__file__).parent, env=SEES_TESTS, timeout=100,
         )  # fmt: skip
         assert done.returncode == status
         assert error in done.stderr

@@ -66,7 +66,7 @@ data = pickle.load(sys.stdin.buffer)
         [sys.executable, "-c", script + textwrap.dedent(code), str(Path(__file__).parents[1])],
         input=pickle.dumps(data),
         stdout=subprocess.PIPE,
-        timeout=40,
+        timeout=100,
         check=True,
     )
     return done.stdout.decode().splitlines()

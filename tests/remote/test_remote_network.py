@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 import psutil
 import pytest
-from helpers import SOON, Counter, wait_until
+from helpers import SOON, Counter, promised, wait_until
 from witness import Witness, assert_one_at_a_time
 
 import envactors as ea
@@ -338,18 +338,18 @@ def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(launcher,
     begun = time.monotonic()
     with pytest.raises(ea.ActorTimeoutError):
         actor.options(timeout=0.5).sleep(30).result(SOON)
-    assert time.monotonic() - begun < 4.0
+    assert time.monotonic() - begun < promised(4.0)
     begun = time.monotonic()
     with pytest.raises(ea.VectorStepError) as late:
         envs.step(np.zeros(2, np.int64))
     assert {type(error) for error in late.value.failures.values()} <= {ea.ActorTimeoutError, ea.ActorDiedError}
-    assert time.monotonic() - begun < 4.0
+    assert time.monotonic() - begun < promised(4.0)
     begun = time.monotonic()
     actor.close(0.5)
-    assert time.monotonic() - begun < 6.0
+    assert time.monotonic() - begun < promised(6.0)
     begun = time.monotonic()
     envs.close()
-    assert time.monotonic() - begun < 6.0
+    assert time.monotonic() - begun < promised(6.0)
 
 
 @pytest.mark.parametrize("shared_memory", [True, pytest.param(False, marks=SOAK)], ids=["rows", "frames"])

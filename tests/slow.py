@@ -1,0 +1,57 @@
+"""Which variants of tests are slow, and which cheaper ones stay that fail for the same reasons.
+
+`pytest -m slow` runs them, as `.ci/full` does.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Regular expressions of test ids, and what stays.
+SLOW = {
+    # loky and spawn both start a fresh interpreter for each worker, in nearly the same way.
+    r"test_backends\.py::TestLoky::(?!test_calls_run_in_order|test_deaths|test_a_factory_by_name)": "three with loky",
+    r"test_backends\.py::TestSpawn::(?!test_calls_run_in_order|test_deaths)": "two with spawn, all with fork servers",
+    r"test_backends\.py::test_(?!a_start_method)\w+\[(numbers\d-|MT19937-)?spawn\]": "loky",
+    r"test_the_number_of_threads_is_each_actors_own\[numbers1-": "numbers0",
+    r"test_scripts_without_a_guard_under_every_start_method\[fork\]": "loky, forkserver",
+    r"test_promises\.py::\w+\[spawn\]": "loky",
+    r"test_left_behind\.py::\w+\[spawn\]": "loky",
+    r"test_scripts\.py::\w+\[spawn\]": "loky",
+    r"test_system\.py::test_workers_end_with_a_caller_that_is_killed\[a loop in Python\]": "a loop in C, nothing",
+    r"test_other_python\.py::TestConformance::(?!test_(calls_run|deaths|exceptions|every_result|a_fac))": "five",
+    # Observations through shared memory and in frames.
+    r"test_episode_seeds\.py::.*channels": "shared memory, and frames in test_running.py",
+    r"test_a_long_run_with_kills_is_the_undisturbed_one.*\[2-shared memory-(disabled|next_step)\]": "one env each",
+    r"test_an_episode_that_could_not_begin.*(renew|disabled)": "raise, with the other modes",
+    r"test_replay\.py::test_what_fails_twice_is_not_tried_a_third_time\[\w+-channels\]": "shared memory",
+    r"test_lost_envs_are_brought_back_from_their_last_snapshot\[options[13]\]": "the plain one, frames",
+    r"test_the_steps_after_a_snapshot_come_again\[(raise-options[123]|replay-options0)\]": "the other of each pair",
+    r"test_a_resumed_vector_goes_on.*\[(seeded episodes-1|snapshots-1|same step-1)\]": "three an actor; seeded once",
+    # Programs of their own.
+    r"test_demo\.py::test_the_live_table_in_a_terminal\[.*24, 60": "the other terminal",
+    r"test_demo\.py::test_another_seed_makes_another_curve": "the same seed makes the same one",
+    r"test_top\.py::test_a_signal_restores_the_terminal\[2-130\]": "SIGTERM; Ctrl-C is a key in other tests",
+    r"test_top\.py::test_a_program_that_ends_while_it_is_watched\[(in the stacks|monitored no more)\]": "two ways",
+    r"test_top\.py::test_one_of_several_is_chosen": "test_several_programs",
+    r"test_chaos\.py::test_a_replaying_run_leaves_no_trace\[shared memory-CartPole\]": "echo",
+    r"test_chaos\.py::test_a_run_over_a_users_env": "test_an_env_of_ones_own_by_name",
+    r"test_notebooks\.py::test_the_workers_end_with_the_kernel\[immediate\]": "graceful",
+    r"test_other_python\.py::test_nodes_run_workers_in_another_interpreter": "in processes of this machine",
+    r"test_(alf|ding)\.py::test_any_backend": "backends have the same conformance suite",
+    r"test_ding\.py::.*\[(loky|spawn)\]": "forkserver, fork",
+    r"test_alf\.py::test_start_methods\[spawn\]": "fork and the default",
+    r"test_gymnasium_dropin\.py::.*\[(loky|spawn)\]": "forkserver, fork",
+    r"test_gymnasium_dropin\.py::test_what_is_learnt_on_nodes": "test_a_lost_node_is_replayed compares the steps",
+    # Faults of a network: one of each kind.
+    r"test_a_fault_is_a_lost_node_and_two_processes.*\[cut there\]": "cut back",
+    r"test_a_worker_whose_lease_is_over_begins_nothing\[frames\]": "rows",
+    r"test_far_envs_step_as_near_ones\[disabled\]": "the other modes",
+    r"test_a_drained_node_is_left_at_the_end_of_episodes\[2\]": "one env an actor",
+    r"test_logging\.py::.*\[spawn\]": "forkserver, fork, node",
+}
+
+
+def is_slow(nodeid: str) -> bool:
+    """Return whether a cheaper variant of a test stays."""
+    return any(re.search(pattern, nodeid) for pattern in SLOW)
