@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.system.memory import check_room
 from envactors.wire.info_codec import INLINE_INFO, RECORDED, InfoReader
 
 # The first row of a run, how many there are, and the half that their observations are in.
@@ -181,6 +182,7 @@ class MirroredMemory:
         self._announce = announce
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+        check_room(layout.size)
         self.layout = layout
         slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self.rows = MirroredRows(slab)

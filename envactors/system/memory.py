@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import mmap
-import os
 from typing import TYPE_CHECKING
 
 from envactors.system.choice import PORTABLE
 
 if TYPE_CHECKING or not PORTABLE:
+    from envactors.system.linux.memory import check_room as check_room
     from envactors.system.linux.memory import file_of_text as file_of_text
+    from envactors.system.linux.memory import fix_size, open_unnamed, reserve
     from envactors.system.linux.memory import open_file_of as open_file_of
-    from envactors.system.linux.memory import open_unnamed, reserve
 else:
+    from envactors.system.portable.memory import check_room as check_room
     from envactors.system.portable.memory import file_of_text as file_of_text
+    from envactors.system.portable.memory import fix_size, open_unnamed, reserve
     from envactors.system.portable.memory import open_file_of as open_file_of
-    from envactors.system.portable.memory import open_unnamed, reserve
 
 
 class SharedFile:
@@ -32,8 +33,8 @@ class SharedFile:
         return self._file.fileno()
 
     def map(self, size: int) -> mmap.mmap:
-        """Set its size and map it; its memory is to be reserved before it is used."""
-        os.ftruncate(self.fileno(), size)
+        """Set its size, once, and map it; its memory is to be reserved before it is used."""
+        fix_size(self.fileno(), size)
         return map_file(self.fileno(), size)
 
     def reserve(self, start: int, size: int) -> None:

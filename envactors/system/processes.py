@@ -26,6 +26,7 @@ if TYPE_CHECKING or not PORTABLE:
     from envactors.system.linux.processes import open_sentinel as open_sentinel
     from envactors.system.linux.processes import resident_memory as resident_memory
     from envactors.system.linux.processes import restore_random_layout as restore_random_layout
+    from envactors.system.linux.processes import volunteer_for_oom as volunteer_for_oom
 else:
     from envactors.system.portable.processes import STACKS_SIGNAL as STACKS_SIGNAL
     from envactors.system.portable.processes import adopt_orphans as adopt_orphans
@@ -39,6 +40,7 @@ else:
     from envactors.system.portable.processes import open_sentinel as open_sentinel
     from envactors.system.portable.processes import resident_memory as resident_memory
     from envactors.system.portable.processes import restore_random_layout as restore_random_layout
+    from envactors.system.portable.processes import volunteer_for_oom as volunteer_for_oom
 
 SIGKILL = signal.SIGKILL
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from envactors.arrays.slab import Layout, Slab
 from envactors.system.memory import SharedFile, map_file
 from envactors.system.polling import Doorbell
-from envactors.system.processes import STACKS_SIGNAL, detach, end_with_parent, restore_random_layout
+from envactors.system.processes import STACKS_SIGNAL, detach, end_with_parent, restore_random_layout, volunteer_for_oom
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage, PagePlace
 from envactors.wire.info_codec import InfoWriter
@@ -71,6 +71,7 @@ def run(descriptors: Descriptors, page: PagePlace, parent_pid: int, fixed_layout
     """
 
     def work() -> None:
+        volunteer_for_oom()
         detach()
         end_with_parent(parent_pid)
         if fixed_layout:
@@ -94,6 +95,7 @@ def run_forked(
     """
 
     def work() -> None:
+        volunteer_for_oom()
         for name in changes:
             os.environ.pop(name, None)
         os.environ.update({name: value for name, value in changes.items() if value is not None})

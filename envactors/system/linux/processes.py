@@ -14,6 +14,8 @@ from typing import Final
 # Asks a worker for the stacks of its threads. A real-time signal, so that SIGUSR1 and SIGUSR2 stay the env's own.
 STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
 
+# How far workers are above their caller when the kernel chooses whom to end, in thousandths of all memory; and the top.
+_OOM_MARGIN, _OOM_MOST = 500, 1000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Flags of `personality`: no random addresses;
 _NO_RANDOMIZE = 0x0040000
@@ -59,6 +61,13 @@ def end_with_parent(parent_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def volunteer_for_oom() -> None:
+    """Have the kernel, when memory runs out, end this process and its children before the one that started it."""
+    with contextlib.suppress(OSError):  # /proc is not there, or read-only
+        file = Path("/proc/self/oom_score_adj")
+        file.write_text(str(min(int(file.read_text()) + _OOM_MARGIN, _OOM_MOST)))
 
 
 def adopt_orphans() -> None:

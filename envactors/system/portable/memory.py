@@ -16,6 +16,16 @@ def open_unnamed(name: str) -> IO[bytes]:
     return tempfile.TemporaryFile(buffering=0, prefix=name)
 
 
+def fix_size(fd: int, size: int) -> None:
+    """Set the size of a file; unlike a sealed memfd, nothing keeps another process from changing it later."""
+    os.ftruncate(fd, size)
+
+
+def check_room(size: int) -> None:
+    """Do nothing: there is no common way to find out how much memory is left."""
+    del size
+
+
 def reserve(fd: int, start: int, size: int) -> None:
     """Reserve the space of a part of a file, which nobody uses yet; mapped memory without it would end the process."""
     end = start + size

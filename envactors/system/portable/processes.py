@@ -85,6 +85,10 @@ def end_with_parent(parent_pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def volunteer_for_oom() -> None:
+    """Do nothing: there is no common way to tell a system whom to end when memory runs out."""
+
+
 def adopt_orphans() -> None:
     """Do nothing: orphans are the system's."""
 
