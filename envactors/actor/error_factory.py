@@ -73,8 +73,9 @@ class ErrorFactory:
                 Fault.RAISED: f"{call} raised an exception that cannot be pickled or unpickled",
                 Fault.ARGUMENTS: f"the arguments of {call} cannot be unpickled in the worker",
                 Fault.RESULT: f"the result of {call} cannot be pickled",
+                Fault.TOO_LARGE: f"{call} is too large for the link to its node",
             }[failure.fault]
-            evidence = f"{failure.text}\n{failure.traceback}"
+            evidence = f"{failure.text}\n{failure.traceback}".rstrip()
         who, where = self._locate(incarnation, pid, request)
         return None, _caused(SerializationError(f"{what}, {who}{_after(where)}: {evidence}", **where), cause)
 

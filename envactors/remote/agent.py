@@ -9,34 +9,30 @@ usage: python -m envactors.remote.agent
 
 from __future__ import annotations
 
-import contextlib
 import json
 import mmap
 import os
 import pickle
-import select
 import signal
 import socket
-import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
-from envactors.remote.greeting import PATIENCE, GreetingError, answer_greeting, refuse
+from envactors.remote.door import Door
 from envactors.remote.hosted_worker import MOST_OUTPUT, HostedWorker
 from envactors.remote.hosting import Hosting
 from envactors.remote.keeper import LEASE_FORMAT
 from envactors.remote.lease import WorkerLease
-from envactors.remote.link import Link
+from envactors.remote.link import Link, LinkLostError
 from envactors.remote.records import LinkCorruptError, Record, RecordKind
 from envactors.remote.starting import AgentOrders, module_command
 from envactors.remote.tls import make_server_context
 from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
-from envactors.system.polling import WRITABLE, Doorbell
+from envactors.system.polling import WRITABLE
 from envactors.system.processes import open_own_sentinel
 
 # How long to wait for the caller, in seconds.
@@ -44,6 +40,8 @@ _PATIENCE = 60.0
 # How often to say what busy workers are at, in seconds.
 _TICK = 0.05
 _STDIN, _CHUNK = 0, 1 << 16
+# How many connections the system keeps until the agent accepts them; it may have a lower limit.
+_WAITING = 1024
 
 
 class Agent:
@@ -54,14 +52,25 @@ class Agent:
         orders: What the agent was told.
         stamp: When the caller was admitted, which the lease begins with.
         lease_file: Where the keeper reads until when workers may run.
+        watches: Watches all descriptors.
+        door: Refuses others who connect.
 
     Attributes:
         watches: The descriptors that it waits for.
     """
 
-    def __init__(self, link: Link, orders: AgentOrders, stamp: float, lease_file: mmap.mmap) -> None:
-        self.watches = Watches()
+    def __init__(
+        self,
+        link: Link,
+        orders: AgentOrders,
+        stamp: float,
+        lease_file: mmap.mmap,
+        watches: Watches,
+        door: Door,
+    ) -> None:
+        self.watches = watches
         self._link = link
+        self._door = door
         self._heartbeat = orders.heartbeat
         self._lease = WorkerLease(orders.lease, stamp)
         self._lease_file = lease_file
@@ -86,12 +95,13 @@ class Agent:
                     self._report(busy)
                     next_tick = now + _TICK
                 self._follow_backlog()
-                left = self._lease.until - boot_clock()
+                self._door.on_timer(now)
+                left = min(self._lease.until - boot_clock(), self._door.next_timer() - now)
                 call_handlers = self.watches.handle(min(next_beat - now, left, _TICK if busy else left))
                 self._link.cork()  # one write per round, whatever it is made of
                 call_handlers()
                 self._link.uncork()
-        except (OSError, LinkCorruptError) as error:
+        except (LinkLostError, LinkCorruptError) as error:
             print(f"envactors agent: the link is given up: {error}", file=sys.stderr)
         finally:
             self._hosting.end()
@@ -106,12 +116,19 @@ class Agent:
 
     def _beat(self) -> None:
         self._link.send(Record(RecordKind.BEAT, call_id=int(boot_clock() * 1e9)))
-        self._report(self._hosting.workers.values())
-        for worker in self._hosting.workers.values():
-            worker.send_measured()
+        workers = tuple(self._hosting.workers.values())
+        self._report(workers)
+        if self._link.backlog <= MOST_OUTPUT:
+            for worker in workers:
+                worker.send_measured()
 
-    def _report(self, workers: Iterable[HostedWorker]) -> None:
-        reports = [tuple(worker.progress()) for worker in workers]
+    def _report(self, workers: Sequence[HostedWorker]) -> None:
+        if self._link.backlog > MOST_OUTPUT:
+            return  # the link is slow: reports would pile up, and be old when they arrive
+        reports = []
+        for worker in workers:
+            with worker.serving():
+                reports.append(tuple(worker.progress()))
         if reports:
             self._link.send(Record(RecordKind.PROGRESS, payload=pickle.dumps(reports)))
 
@@ -142,98 +159,41 @@ def main() -> None:
     orders = AgentOrders.from_json(sys.stdin.readline())
     sys.path.extend(entry for entry in orders.path if entry not in sys.path)
     tls = None if orders.certificates is None else make_server_context(orders.certificates)
-    listener = socket.create_server((orders.host, 0), family=socket.AF_INET6 if ":" in orders.host else socket.AF_INET)
+    family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
+    listener = socket.create_server((orders.host, 0), family=family, backlog=_WAITING)
     print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
     with open(os.devnull, "wb") as null:  # noqa: PTH123
         os.dup2(null.fileno(), 1)  # what reads the line above may be gone
-    link, stamp = _wait_for_caller(listener, orders, tls)
+    watches = Watches()
+    door = Door(listener, orders, tls, watches)
+    link, stamp = _wait_for_caller(door, watches)
     lease_file = SharedFile("envactors-lease")
     lease = lease_file.map(mmap.PAGESIZE)
     LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
     fds = open_own_sentinel(), lease_file.fileno()
     command = module_command("envactors.remote.keeper", orders.path, str(os.getpid()), *map(str, fds))
     keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)  # noqa: S603 # its own module
-    agent = Agent(link, orders, stamp, lease)
-    agent.watches.add(listener.fileno(), lambda _mask: _refuse_second(listener, tls))
-    agent.run()
+    Agent(link, orders, stamp, lease, watches, door).run()
     keeper.kill()
     keeper.wait()
 
 
-def _wait_for_caller(listener: socket.socket, orders: AgentOrders, tls: ssl.SSLContext | None) -> tuple[Link, float]:
+def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:
     end = time.monotonic() + _PATIENCE
-    bell, callers = Doorbell(), Callers(orders, tls)
-    poll = select.poll()
-    for fd in (listener.fileno(), _STDIN, bell.fileno()):
-        poll.register(fd, select.POLLIN)
-    listener.setblocking(False)
-    while events := poll.poll(max(0.0, 1000 * (end - time.monotonic()))):
-        if _STDIN in (fd for fd, _ in events) and not os.read(_STDIN, _CHUNK):
-            sys.exit()  # the process that started this one has ended, or needs no agent any more
-        if callers.admitted is not None:
-            return callers.admitted
-        with contextlib.suppress(OSError):  # it may have gone again
-            sock, _ = listener.accept()
-            # In a thread: one that says nothing keeps nobody out.
-            threading.Thread(target=callers.greet, args=(sock, bell.ring), daemon=True).start()
-    sys.exit(f"envactors agent: no caller came within {_PATIENCE:.0f} s")
+    watches.add(_STDIN, _exit_at_end)
+    while door.admitted is None:
+        now = time.monotonic()
+        if now >= end:
+            sys.exit(f"envactors agent: no caller came within {_PATIENCE:.0f} s")
+        door.on_timer(now)
+        watches.handle(min(end, door.next_timer()) - now)()
+    watches.remove(_STDIN)
+    return door.admitted
 
 
-class Callers:
-    """Those who connect, of whom one is admitted.
-
-    Args:
-        orders: What the agent was told.
-        tls: Its certificates; None for a link that is not encrypted.
-
-    Attributes:
-        admitted: The link to the one that was admitted, and when that was; None before.
-    """
-
-    def __init__(self, orders: AgentOrders, tls: ssl.SSLContext | None) -> None:
-        self.admitted: tuple[Link, float] | None = None
-        self._orders, self._tls = orders, tls
-        self._is_claimed = threading.Lock()
-
-    def greet(self, sock: socket.socket, on_admitted: Callable[[], None]) -> None:
-        """Greet one that has connected, and admit it or say why not."""
-        orders, claimed, stamp = self._orders, False, 0.0
-
-        def claim() -> bool:
-            nonlocal claimed, stamp
-            claimed = self._is_claimed.acquire(blocking=False)
-            stamp = boot_clock()  # before it knows: its own reckoning of the lease begins no sooner
-            return claimed
-
-        try:
-            sock = _encrypt(sock, self._tls, PATIENCE)
-            answer_greeting(sock, orders.secret, orders.epoch, {"pid": os.getpid()}, claim)
-            self.admitted = Link(sock), stamp
-        except (OSError, GreetingError) as error:
-            if claimed:
-                self._is_claimed.release()  # it has gone again
-            print(f"envactors agent: a caller was refused: {error}", file=sys.stderr)
-            sock.close()
-        else:
-            on_admitted()
-
-
-def _encrypt(sock: socket.socket, tls: ssl.SSLContext | None, patience: float) -> socket.socket:
-    sock.settimeout(patience)
-    return sock if tls is None else tls.wrap_socket(sock, server_side=True)
-
-
-def _refuse_second(listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-    with contextlib.suppress(OSError):
-        sock, _ = listener.accept()
-        # In a thread: the handshake takes as long as the other side likes.
-        threading.Thread(target=_say_taken, args=(sock, tls), daemon=True).start()
-
-
-def _say_taken(sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-    with contextlib.suppress(OSError, GreetingError), _encrypt(sock, tls, 1.0) as encrypted:
-        encrypted.recv(_CHUNK)  # closing before the greeting is read would discard the answer
-        refuse(encrypted, "this agent has a caller already")
+def _exit_at_end(_mask: int) -> None:
+    if not os.read(_STDIN, _CHUNK):
+        sys.exit()  # the process that started this one has ended, or needs no agent any more
 
 
 if __name__ == "__main__":

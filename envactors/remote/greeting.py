@@ -5,31 +5,44 @@
     caller ── proof over both ────────────────────────────▶ agent
     caller ◀── what the node is ──────────────────────────── agent, or a line that says why not
 
-The messages are JSON of limited length.
+The messages are JSON of limited length. Both sides must have the same release of envactors and the same minor version
+of Python: what they exchange later has no stable format.
 """
 
 from __future__ import annotations
 
 import hmac
+import importlib
 import json
 import platform
+import re
 import secrets
-import socket
 import struct
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Generator
+from typing import Any, Final, Protocol
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 # How long each message may take, in seconds, and how long it may be, in bytes.
 PATIENCE: Final = 10.0
 _LONGEST = 1 << 14
 _LENGTH = struct.Struct("<I")
 _RUBBISH = "what came is no greeting of envactors"
+CLOSED: Final = "the other side has closed the connection in the middle of the greeting"
 
 
 class GreetingError(Exception):
     """The other side is not the right one, or says that this one is not."""
+
+
+class Connection(Protocol):
+    """What a greeting needs of a connection: a socket, or an `envactors.remote.streams.Stream`."""
+
+    def settimeout(self, seconds: float | None, /) -> None: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def recv(self, most: int, /) -> bytes: ...
 
 
 def new_secret() -> str:
@@ -37,7 +50,7 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def greet(sock: socket.socket, secret: str, epoch: str) -> dict[str, Any]:
+def greet(sock: Connection, secret: str, epoch: str) -> dict[str, Any]:
     """Greet an agent as its caller, and return what it says of its node.
 
     Raises:
@@ -46,12 +59,12 @@ def greet(sock: socket.socket, secret: str, epoch: str) -> dict[str, Any]:
     """
     sock.settimeout(PATIENCE)
     mine = secrets.token_hex(16)
-    _send(sock, {"protocol": PROTOCOL, "python": _python(), "epoch": epoch, "nonce": mine})
+    sock.sendall(frame({**_versions(), "epoch": epoch, "nonce": mine}))
     answer = _receive(sock)
     theirs = _text(answer, "nonce")
     if not hmac.compare_digest(_text(answer, "proof"), _proof(secret, "agent", mine, theirs)):
         raise GreetingError("the agent does not know the secret of this cluster: is another program at its address?")
-    _send(sock, {"proof": _proof(secret, "caller", mine, theirs)})
+    sock.sendall(frame({"proof": _proof(secret, "caller", mine, theirs)}))
     node = _receive(sock).get("node")
     if not isinstance(node, dict):
         raise GreetingError(_RUBBISH)
@@ -59,12 +72,35 @@ def greet(sock: socket.socket, secret: str, epoch: str) -> dict[str, Any]:
 
 
 def answer_greeting(
-    sock: socket.socket, secret: str, epoch: str, node: dict[str, Any], claim: Callable[[], bool] = lambda: True
+    sock: Connection, secret: str, epoch: str, node: dict[str, Any], claim: Callable[[], bool] = lambda: True
 ) -> None:
-    """Answer a caller as an agent.
+    """Answer a caller as an agent, on a connection that blocks; for the other arguments see `answer`.
+
+    Raises:
+        GreetingError: It is not the right one, and was told so if there is no harm in that.
+        OSError: The connection is lost, or the caller takes too long.
+    """
+    sock.settimeout(PATIENCE)
+    said: dict[str, Any] | None = None
+    conversation = answer(secret, epoch, node, claim)
+    while True:
+        try:
+            to_say = conversation.send(said)
+        except StopIteration:
+            return
+        said = None
+        if to_say is None:
+            said = _receive(sock)
+        else:
+            sock.sendall(frame(to_say))
+
+
+def answer(
+    secret: str, epoch: str, node: dict[str, Any], claim: Callable[[], bool]
+) -> Generator[dict[str, Any] | None, dict[str, Any] | None, None]:
+    """Answer a caller as an agent: yield messages to send, and None to be sent the next one that has come.
 
     Args:
-        sock: The connection.
         secret: What both are to know.
         epoch: What both are to belong to.
         node: What the caller is told of the node.
@@ -72,58 +108,91 @@ def answer_greeting(
 
     Raises:
         GreetingError: It is not the right one, and was told so if there is no harm in that.
-        OSError: The connection is lost, or the caller takes too long.
     """
-    sock.settimeout(PATIENCE)
-    greeting, mine = _receive(sock), secrets.token_hex(16)
+    greeting, mine = (yield None) or {}, secrets.token_hex(16)
     theirs = _text(greeting, "nonce")
-    for what, is_mine in (("protocol", PROTOCOL), ("python", _python()), ("epoch", epoch)):
-        if greeting.get(what) != is_mine:
-            refuse(sock, f"the agent's {what} is {is_mine!r}, and the caller's is {greeting.get(what)!r:.100}")
-    _send(sock, {"nonce": mine, "proof": _proof(secret, "agent", theirs, mine)})
-    if not hmac.compare_digest(_text(_receive(sock), "proof"), _proof(secret, "caller", theirs, mine)):
-        refuse(sock, "the caller does not know the secret of this agent")
-    if not claim():
-        refuse(sock, "this agent has a caller already")
-    _send(sock, {"node": node})
+    why = _describe_difference(greeting, epoch)
+    if not why:
+        yield {"nonce": mine, "proof": _proof(secret, "agent", theirs, mine)}
+        proof = _text((yield None) or {}, "proof")
+        if not hmac.compare_digest(proof, _proof(secret, "caller", theirs, mine)):
+            why = "the caller does not know the secret of this agent"
+        elif not claim():
+            why = "this agent has a caller already"
+    if why:
+        yield {"refused": why}
+        raise GreetingError(why)
+    yield {"node": node}
 
 
-def refuse(sock: socket.socket, why: str) -> None:
-    """Tell the other side why not.
+def _describe_difference(greeting: dict[str, Any], epoch: str) -> str:
+    """Return in what a caller differs from this agent; empty if in nothing that matters."""
+    for what, mine in {**_versions(), "epoch": epoch}.items():
+        theirs = greeting.get(what)
+        if what == "envactors" and isinstance(theirs, str) and _release(theirs) == _release(mine):
+            continue
+        if theirs != mine:
+            advice = ": install the same version on both sides" if what in ("envactors", "python") else ""
+            return f"the agent's {what} is {mine!r}, and the caller's is {theirs!r:.100}{advice}"
+    return ""
 
-    Raises:
-        GreetingError: Always.
-    """
-    _send(sock, {"refused": why})
-    raise GreetingError(why)
+
+def _versions() -> dict[str, Any]:
+    python = ".".join(platform.python_version_tuple()[:2])
+    # By name: parts of the package import nothing from its root, which imports them.
+    version = importlib.import_module("envactors").__version__
+    return {"envactors": version, "protocol": PROTOCOL, "python": python}
 
 
-def _python() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
+def _release(version: str) -> list[str]:
+    """Return the numbers major, minor and patch: builds of one release may talk to each other."""
+    return re.findall(r"\d+", version, re.ASCII)[:3]
 
 
 def _proof(secret: str, who: str, callers: str, agents: str) -> str:
     return hmac.new(bytes.fromhex(secret), f"{who} {callers} {agents}".encode(), "sha256").hexdigest()
 
 
-def _send(sock: socket.socket, message: dict[str, Any]) -> None:
+def frame(message: dict[str, Any]) -> bytes:
+    """Return a message as it travels."""
     text = json.dumps(message).encode()
-    sock.sendall(_LENGTH.pack(len(text)) + text)
+    return _LENGTH.pack(len(text)) + text
 
 
-def _receive(sock: socket.socket) -> dict[str, Any]:
-    deadline = time.monotonic() + PATIENCE
-    (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size, deadline))
+def parse(data: bytes) -> tuple[dict[str, Any] | None, bytes]:
+    """Return the message that some bytes begin with, None if it is not complete, and the bytes after it.
+
+    Raises:
+        GreetingError: It is no message, or says that this side is refused.
+    """
+    if len(data) < _LENGTH.size:
+        return None, data
+    (length,) = _LENGTH.unpack_from(data)
     if length > _LONGEST:
         raise GreetingError(_RUBBISH)
+    end = _LENGTH.size + length
+    if len(data) < end:
+        return None, data
     try:
-        message = json.loads(_read(sock, length, deadline))
+        message = json.loads(data[_LENGTH.size : end])
     except (ValueError, RecursionError) as error:  # brackets without end nest too deeply
         raise GreetingError(_RUBBISH) from error
     if not isinstance(message, dict):
         raise GreetingError(_RUBBISH)
     if "refused" in message:
         raise GreetingError(" ".join(str(message["refused"]).split())[:500])  # a stranger may say anything
+    return message, data[end:]
+
+
+def _receive(sock: Connection) -> dict[str, Any]:
+    # Of the whole message: a peer that sends a byte now and then takes no longer than one that is silent.
+    deadline = time.monotonic() + PATIENCE
+    data = _read(sock, b"", _LENGTH.size, deadline)
+    (length,) = _LENGTH.unpack(data)
+    if length <= _LONGEST:  # else `parse` refuses it
+        data = _read(sock, data, _LENGTH.size + length, deadline)
+    message, _ = parse(data)
+    assert message is not None, "it is complete"
     return message
 
 
@@ -135,15 +204,14 @@ def _text(message: dict[str, Any], field: str) -> str:
     return value
 
 
-def _read(sock: socket.socket, length: int, deadline: float) -> bytes:
-    text = b""
-    while len(text) < length:
-        # Of the whole message: a peer that sends a byte now and then takes no longer than one that is silent.
+def _read(sock: Connection, data: bytes, length: int, deadline: float) -> bytes:
+    """Read until there are so many bytes; no more, since records follow."""
+    while len(data) < length:
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError("timed out")
         sock.settimeout(left)
-        part = sock.recv(length - len(text))
+        part = sock.recv(length - len(data))
         if not part:
-            raise ConnectionError("the other side has closed the connection in the middle of the greeting")
-        text += part
-    return text
+            raise ConnectionError(CLOSED)
+        data += part
+    return data

@@ -10,12 +10,13 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from envactors.backends.base import Stacks, Stream
 from envactors.backends.process import ProcessWorker
-from envactors.remote.link import Link
-from envactors.remote.records import ExitNotice, ProgressReport, Record, RecordKind
+from envactors.remote.link import Link, LinkLostError
+from envactors.remote.oversize import fit_reply
+from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
 from envactors.system.polling import WRITABLE
@@ -23,6 +24,7 @@ from envactors.system.processes import resident_memory
 from envactors.wire import bundle
 from envactors.wire.channel import ChannelCorruptError
 from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
+from envactors.wire.info_codec import FAILED
 from envactors.wire.messages import Frame, Kind
 
 # How much may wait to be sent before no more output of workers is read, in bytes.
@@ -39,13 +41,14 @@ class HostedWorker:
     Args:
         number: Its number on the link.
         worker: The worker.
-        envs: How many envs it has.
+        order: What has started it.
         rows: Returns the rows that its steps may go through; None without any.
         link: The link to the caller.
         watches: Watches its descriptors.
         on_exit: Called after its end was told.
 
     Attributes:
+        memory: The number of the memory that its steps may go through, 0 for none.
         starting: Whether its envs are still being made.
     """
 
@@ -53,23 +56,24 @@ class HostedWorker:
         self,
         number: int,
         worker: ProcessWorker,
-        envs: int,
+        order: LaunchOrder,
         rows: Callable[[], MirroredRows | None],
         link: Link,
         watches: Watches,
         on_exit: Callable[[HostedWorker], None],
     ) -> None:
         self.number = number
+        self.memory = order.memory
         self.starting = True
         self._worker = worker
         self._page, self._channel = worker.page, worker.channel
-        self._envs = envs
+        self._envs = order.envs
         self._rows = rows
         self._link = link
         self._watches = watches
         self._on_exit = on_exit
-        # Whether nothing more comes through its channel.
-        self._at_end = False
+        # Whether nothing more comes through its channel, and whether it was ended for an error of this process.
+        self._at_end = self._was_ended = False
         # Whether the caller wants to know when steps and resets ran, and how many spans it knows of.
         self._sends_spans, self._spans_seen = False, 0
         # The call id of the last request that it was sent, and how many parts of `Kind.OVERFLOW` frames were passed on.
@@ -86,6 +90,24 @@ class HostedWorker:
         watches.add(worker.sentinel, lambda _mask: self._finish())
         for stream, fd in worker.outputs:
             watches.add(fd, lambda _mask, stream=stream, fd=fd: self._on_output(stream, fd))  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Return a context in which an error of this process, such as too little memory, ends this worker alone."""
+        try:
+            yield
+        except LinkLostError:
+            raise
+        except Exception as error:
+            self.end_because(f"{error!r} in its node's agent")
+
+    def end_because(self, why: str) -> None:
+        """End it, and say why as the last line of its stderr, which the errors of its calls contain."""
+        if not self._was_ended:
+            self._was_ended = True
+            self._worker.kill()
+            text = f"envactors agent: this worker was ended: {why}\n".encode(errors="replace")
+            self._link.send(Record(RecordKind.OUTPUT, self.number, text, STREAM_CODES["stderr"]))
 
     @property
     def bell(self) -> int:
@@ -120,18 +142,28 @@ class HostedWorker:
 
     def on_record(self, record: Record) -> None:
         """Do what the caller asks."""
-        if record.kind == RecordKind.FRAME:
-            self._forward(Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
-        elif record.kind == RecordKind.REQUESTS:
-            self._post_rows(record)
-        elif record.kind == RecordKind.KILL:
-            self._worker.kill()
-        elif record.kind == RecordKind.ASK_STACKS:
-            answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), record.call_id)
+        with self.serving():
+            if record.lost:
+                raise MemoryError(f"there is no memory for a request of {record.lost} bytes")
+            if record.kind == RecordKind.FRAME:
+                self._forward(Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
+            elif record.kind == RecordKind.REQUESTS:
+                self._post_rows(record)
+            elif record.kind == RecordKind.KILL:
+                self._worker.kill()
+            elif record.kind == RecordKind.ASK_STACKS:
+                self._ask_stacks(record.call_id)
+            elif record.kind == RecordKind.BEGIN_TIMING:
+                with contextlib.suppress(OSError):  # without memory it is not timed
+                    self._begin_timing(bool(record.frame_kind))
+
+    def _ask_stacks(self, number: int) -> None:
+        answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), number)
+        try:
             threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
-        elif record.kind == RecordKind.BEGIN_TIMING:
-            with contextlib.suppress(OSError):  # without memory it is not timed
-                self._begin_timing(bool(record.frame_kind))
+        except RuntimeError as error:  # there may be no more threads
+            text = f"its node cannot read its stacks: {error}\n".encode()
+            self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
 
     def _begin_timing(self, spans: bool) -> None:
         self._sends_spans = spans
@@ -167,6 +199,11 @@ class HostedWorker:
         page = self._page
         if not page.counters[TIMED]:
             return
+        with self.serving():
+            self._send_measured()
+
+    def _send_measured(self) -> None:
+        page = self._page
         spans, self._spans_seen = page.spans.read(self._spans_seen)
         if not self._sends_spans:
             spans = spans[:0]
@@ -193,17 +230,21 @@ class HostedWorker:
         if ready or over:  # the end of a step that streams comes after its results
             while counters[OVERFLOWS] > self._overflows and self._read_frames():
                 pass  # what belongs to the rows comes before them
-            payload = mirrored.pack_results(ready) if ready else b""
-            record = Record(RecordKind.RESULTS, self.number, payload, incarnation=self._overflows, call_id=finished)
-            self._link.send(record)
+            groups = mirrored.split_results(ready)
+            for rows in groups:
+                payload = mirrored.pack_results(rows) if rows else b""
+                ended = finished if rows is groups[-1] else 0
+                record = Record(RecordKind.RESULTS, self.number, payload, incarnation=self._overflows, call_id=ended)
+                self._link.send(record)
 
     def _on_channel(self, mask: int) -> None:
-        if mask & WRITABLE:
-            with contextlib.suppress(OSError):
-                self._channel.flush()
-            if not self._channel.backlog:
-                self._watches.want_write(self._channel.fileno(), False)
-        self._read_frames()
+        with self.serving():
+            if mask & WRITABLE:
+                with contextlib.suppress(OSError):
+                    self._channel.flush()
+                if not self._channel.backlog:
+                    self._watches.want_write(self._channel.fileno(), False)
+            self._read_frames()
 
     def _read_frames(self) -> bool:
         """Pass on what has come; return whether anything had."""
@@ -220,17 +261,23 @@ class HostedWorker:
             self._at_end = True
             self._watches.remove(self._channel.fileno())
             return False
-        for kind, incarnation, call_id, payload in frames:
-            self.starting &= kind in (Kind.ENV_MADE, Kind.LOGGED)
-            self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
-            self._link.send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
+        for frame in frames:
+            self.starting &= frame.kind in (Kind.ENV_MADE, Kind.LOGGED)
+            for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
+                self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
+                self._link.send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
         return True
 
+    def _mark_failed(self, index: int) -> None:
+        if (mirrored := self._rows()) is not None:
+            mirrored.slab.info_encoding[index] = FAILED
+
     def _on_output(self, stream: Stream, fd: int) -> None:
-        if self._link.backlog > MOST_OUTPUT:
-            self._watches.pause(fd)  # the worker waits, as it would for any reader
-        elif not self._read_output(stream, fd):
-            self._watches.remove(fd)
+        with self.serving():
+            if self._link.backlog > MOST_OUTPUT:
+                self._watches.pause(fd)  # the worker waits, as it would for any reader
+            elif not self._read_output(stream, fd):
+                self._watches.remove(fd)
 
     def _read_output(self, stream: Stream, fd: int) -> bool:
         """Pass on some output; return False at its end."""
@@ -243,20 +290,24 @@ class HostedWorker:
 
     def _finish(self) -> None:
         """Pass on all that it has left, and how it has ended."""
-        while not self._at_end and self._read_frames():
-            pass
-        self.send_results(all_complete=True)
-        for _, _, rows in self._steps:
-            if (mirrored := self._rows()) is not None:
-                mirrored.take_back(rows)  # the next worker must not take it for its own
+        with self.serving():
+            while not self._at_end and self._read_frames():
+                pass
+            self.send_results(all_complete=True)
         worker, watches = self._worker, self._watches
+        with self.serving():
+            for _, _, rows in self._steps:
+                if (mirrored := self._rows()) is not None:
+                    mirrored.take_back(rows)  # the next worker must not take it for its own
         watches.remove(self._channel.fileno())
         watches.remove(worker.sentinel)
-        for stream, fd in worker.outputs:
-            watches.remove(fd)
-            self._read_output(stream, fd)
-        self.send_measured()
-        progress = self.progress()
+        progress = None
+        with self.serving():
+            for stream, fd in worker.outputs:
+                watches.remove(fd)
+                self._read_output(stream, fd)
+            self.send_measured()
+            progress = self.progress()
         send_exit(self._link, self.number, ExitNotice(progress, *worker.reap()))
         self._on_exit(self)
 

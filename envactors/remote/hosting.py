@@ -42,7 +42,7 @@ class Hosting:
         self._backend.retain({})
         self._lease = lease
         # What is to be started, in order; what was sent for those that have not been; how many are being started.
-        self._queue: deque[tuple[int, LaunchOrder]] = deque()
+        self._queue: deque[tuple[int, bytes | bytearray | memoryview]] = deque()
         self._early: dict[int, list[Record]] = {}
         self._launching = 0
         self._launcher = CallbackExecutor("envactors-launcher")
@@ -50,26 +50,31 @@ class Hosting:
         self._launched: deque[tuple[int, LaunchOrder, ProcessWorker | Exception]] = deque()
         self._bell = Doorbell()
         watches.add(self._bell.fileno(), lambda _mask: self._take_launched())
-        # By number: the memories of vectors, and their rows once they are known.
+        # By number: the memories of vectors, their rows once they are known, and why a memory cannot be used.
         self._memories: dict[int, MappedMemory] = {}
         self._rows: dict[int, MirroredRows] = {}
+        self._broken_memories: dict[int, str] = {}
 
     # From the caller -------------------------------------------------------------------------------------
 
     def on_record(self, record: Record) -> None:
-        """Do what the caller asks of a worker."""
+        """Do what the caller asks. An error ends the worker or the memory that it concerns."""
         if record.kind == RecordKind.LAUNCH:
-            self._queue.append((record.worker, LaunchOrder(*pickle.loads(record.payload))))
+            self._queue.append((record.worker, record.payload))
             self._early[record.worker] = []
             self.launch_queued()
         elif record.kind == RecordKind.MEMORY:
-            self._on_memory(record.call_id, record.payload)
+            try:
+                self._on_memory(record.call_id, record.payload)
+            except Exception as error:
+                self._give_up_memory(record.call_id, error)
         elif (worker := self.workers.get(record.worker)) is not None:
             worker.on_record(record)
         elif record.worker in self._early:
             self._early[record.worker].append(record)
 
     def _on_memory(self, number: int, layout: bytes | bytearray | memoryview) -> None:
+        self._broken_memories.pop(number, None)  # it is tried again for each worker, or not needed any more
         if not layout:
             self._rows.pop(number, None)
             if (memory := self._memories.pop(number, None)) is not None:
@@ -77,6 +82,13 @@ class Hosting:
         elif number not in self._rows:
             slab, _ = self._memory(number).create(pickle.loads(layout))
             self._rows[number] = MirroredRows(slab)
+
+    def _give_up_memory(self, number: int, error: Exception) -> None:
+        """End the workers of a memory that this node cannot have."""
+        self._broken_memories[number] = why = f"its node has no memory for the vector: {error!r}"
+        for worker in self.workers.values():
+            if worker.memory == number:
+                worker.end_because(why)
 
     def _memory(self, number: int) -> MappedMemory:
         if number not in self._memories:
@@ -102,13 +114,24 @@ class Hosting:
             starting = self._launching + sum(worker.starting for worker in self.workers.values())
             if limit is not None and starting >= limit:
                 return
-            number, order = self._queue.popleft()
-            if order.env_vars not in self._retained:
-                self._backend.retain(order.env_vars)
-                self._retained.append(order.env_vars)
-            memory = self._memory(order.memory) if order.memory else None
+            number, payload = self._queue.popleft()
+            try:
+                order = LaunchOrder(*pickle.loads(payload))
+                if order.env_vars not in self._retained:
+                    self._backend.retain(order.env_vars)
+                    self._retained.append(order.env_vars)
+                memory = self._memory(order.memory) if order.memory else None
+            except Exception as error:
+                self._refuse(number, error)
+                continue
             self._launching += 1
             self._launcher.submit(functools.partial(self._launch, number, order, memory))
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        """Tell the caller why a worker cannot be started."""
+        self._early.pop(number, None)
+        for_good = isinstance(error, LaunchRefusedError)
+        send_exit(self._link, number, ExitNotice(None, refusal=str(error) or repr(error), for_good=for_good))
 
     def _launch(self, number: int, order: LaunchOrder, memory: MappedMemory | None) -> None:
         """Start a worker; in the launcher's thread."""
@@ -125,25 +148,32 @@ class Hosting:
         while self._launched:
             number, order, outcome = self._launched.popleft()
             self._launching -= 1
-            early = self._early.pop(number)
             if isinstance(outcome, Exception):
-                for_good = isinstance(outcome, LaunchRefusedError)
-                send_exit(self._link, number, ExitNotice(None, refusal=str(outcome), for_good=for_good))
-                continue
-            rows = functools.partial(self._rows.get, order.memory)
-            worker = HostedWorker(number, outcome, order.envs, rows, self._link, self._watches, self._forget)
-            self.workers[number] = worker
+                self._refuse(number, outcome)
+            else:
+                self._take(number, order, outcome)
+        self.launch_queued()
+
+    def _take(self, number: int, order: LaunchOrder, started: ProcessWorker) -> None:
+        """Serve a worker that has started."""
+        early = self._early.pop(number)
+        rows = functools.partial(self._rows.get, order.memory)
+        worker = HostedWorker(number, started, order, rows, self._link, self._watches, self._forget)
+        self.workers[number] = worker
+        with worker.serving():
             worker.set_lease(self._lease)
             worker.introduce()
-            self._watches.add_bell(outcome.page.to_parent, functools.partial(self._on_bell, worker.bell))
-            for record in early:
-                worker.on_record(record)
-        self.launch_queued()
+            self._watches.add_bell(started.page.to_parent, functools.partial(self._on_bell, worker.bell))
+        if (why := self._broken_memories.get(order.memory)) is not None:
+            worker.end_because(why)
+        for record in early:
+            worker.on_record(record)
 
     def _on_bell(self, bell: int, _mask: int) -> None:
         for worker in tuple(self.workers.values()):
             if worker.bell == bell:
-                worker.send_results()
+                with worker.serving():
+                    worker.send_results()
 
     def _forget(self, worker: HostedWorker) -> None:
         del self.workers[worker.number]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from envactors.remote.greeting import PATIENCE, greet
 from envactors.remote.link import Link
-from envactors.system.sockets import sigpipe_blocked
+from envactors.remote.streams import connect_tls
 
 
 class AgentOptions(NamedTuple):
@@ -84,11 +84,9 @@ def connect(address: NodeAddress) -> Link:
     """
     sock = socket.create_connection((address.host, address.port), PATIENCE)
     try:
-        with sigpipe_blocked():
-            if address.tls is not None:
-                sock = address.tls.wrap_socket(sock)
-            greet(sock, address.secret, address.epoch)
-            return Link(sock)
+        stream = connect_tls(sock, address.tls)
+        greet(stream, address.secret, address.epoch)
+        return Link(stream)
     except BaseException:
         sock.close()
         raise

@@ -3,69 +3,74 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
-import ssl
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from envactors.remote.records import Record, RecordReader, RecordWriter
-from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe, sigpipe_blocked
+from envactors.remote.streams import Stream, TlsStream
 
+# How many bytes are made ready for one write. An urgent record waits for those that are, and for what the system has
+# taken and not sent: that much may be unsent before the system counts as full.
+_BATCH = 1 << 17
+_UNSENT = 1 << 17
 # How many buffers one write takes at most; the system's limit is 1,024.
 _BUFFERS = 512
-# Small payloads are copied behind their header, so that fewer buffers are passed to the system.
-_SMALL = 1 << 12
+# How many bytes are received before others get a turn: a heartbeat may be due.
+_TURN = 1 << 22
+# How many bytes the system may have taken of which the other side has not acknowledged any, where it has no limit for
+# what is unsent.
+_BUFFERED = 1 << 18
 # How long what was sent may stay unacknowledged before the system gives the connection up, in milliseconds.
 _UNACKNOWLEDGED = 20_000
-_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class LinkLostError(ConnectionError):
+    """The connection is lost."""
 
 
 class Link:
     """A connection on which records travel. Any thread may send; one at a time may receive.
 
     Args:
-        sock: A connected stream socket, which it owns from now on.
+        connection: A connected stream socket, or a stream after its handshake; the link owns it from now on.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        prevent_sigpipe(sock)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
-        self._socket = sock
+    def __init__(self, connection: socket.socket | Stream) -> None:
+        self._stream = stream = Stream(connection) if isinstance(connection, socket.socket) else connection
+        stream.settimeout(0)
+        _set_options(stream)
         self._lock = threading.Lock()
         # OpenSSL allows no thread to read from a connection while another one writes.
-        self._read_lock = self._lock if isinstance(sock, ssl.SSLSocket) else contextlib.nullcontext()
-        # OpenSSL writes without a flag against SIGPIPE, sometimes also while it reads.
-        self._guarded = sigpipe_blocked if isinstance(sock, ssl.SSLSocket) else contextlib.nullcontext
+        self._read_lock = self._lock if isinstance(stream, TlsStream) else contextlib.nullcontext()
         self._writer = RecordWriter()
         self._reader = RecordReader()
-        # What is still to be written, and how many bytes that is.
+        # Frames that are ready to be written, encrypted where the connection is, and how many bytes that is.
         self._outbox: deque[memoryview] = deque()
-        self.backlog = 0
+        self._ready = 0
         # Whether the system takes no more at the moment.
         self.is_full = False
         # How many threads are collecting records for one write.
         self._corks = 0
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._stream.fileno()
+
+    @property
+    def backlog(self) -> int:
+        """How many bytes are still to be written."""
+        return self._writer.size + self._ready
 
     def send(self, record: Record) -> None:
         """Write a record, or as much of it as fits, or nothing yet where records are being collected.
 
         Raises:
-            OSError: The connection is lost.
+            LinkLostError: The connection is lost.
         """
         with self._lock:
-            head, payload = self._writer.head(record), record.payload
-            if len(payload) < _SMALL:
-                self._outbox.append(memoryview(head + payload))
-            else:
-                self._outbox.append(memoryview(head))
-                self._outbox.append(memoryview(payload).cast("B"))
-            self.backlog += len(head) + len(payload)
+            self._writer.add(record)
             if not self._corks:
                 self._flush()
 
@@ -78,7 +83,7 @@ class Link:
         """Write what was collected, at once.
 
         Raises:
-            OSError: The connection is lost.
+            LinkLostError: The connection is lost.
         """
         with self._lock:
             self._corks -= 1
@@ -89,56 +94,80 @@ class Link:
         """Write as much of the backlog as fits.
 
         Raises:
-            OSError: The connection is lost.
+            LinkLostError: The connection is lost.
         """
         with self._lock:
             self._flush()
 
     def _flush(self) -> None:
         self.is_full, outbox = False, self._outbox
-        while outbox:
-            parts = [outbox[i] for i in range(min(_BUFFERS, len(outbox)))]
+        while True:
+            if not outbox:
+                # No sooner: whatever is ready goes before the urgent records that come next.
+                parts = self._writer.take(_BATCH)
+                if not parts:
+                    return
+                outbox.extend(map(memoryview, self._seal(parts)))
+                self._ready = sum(map(len, outbox))
             try:
-                # TLS has no way to write several buffers.
-                if isinstance(self._socket, ssl.SSLSocket):
-                    with self._guarded():
-                        sent = self._socket.send(parts[0] if len(parts) == 1 else b"".join(parts))
-                else:
-                    sent = self._socket.sendmsg(parts, (), SEND_FLAGS)
-            except _WOULD_BLOCK:
+                sent = self._stream.write(tuple(itertools.islice(outbox, _BUFFERS)))
+            except BlockingIOError:
                 self.is_full = True
                 return
-            self.backlog -= sent
+            except OSError as error:
+                raise LinkLostError(str(error)) from error
+            self._ready -= sent
             while sent:
                 if sent < len(outbox[0]):
                     outbox[0] = outbox[0][sent:]
                     break
                 sent -= len(outbox.popleft())
 
+    def _seal(self, parts: list[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        try:
+            return self._stream.seal(parts)
+        except (OSError, MemoryError) as error:  # these frames have numbers, and are lost
+            raise LinkLostError(str(error)) from error
+
     def receive(self) -> list[Record] | None:
         """Read what is there, and return the records that are complete now; None if the other end is closed.
 
         Raises:
-            OSError: The connection is lost.
+            LinkLostError: The connection is lost.
             LinkCorruptError: What came is not what was sent.
         """
         records: list[Record] = []
+        total = 0
         while True:
             space = self._reader.space
             try:
-                with self._read_lock, self._guarded():
-                    read = self._socket.recv_into(space)
-            except _WOULD_BLOCK:
+                with self._read_lock:
+                    read = self._stream.recv_into(space, fresh=total < _TURN)
+            except BlockingIOError:
                 return records
+            except OSError as error:
+                raise LinkLostError(str(error)) from error
             if read == 0:
                 return records or None
+            total += read
             records += self._reader.advance(read)
-            if read < len(space) and not isinstance(self._socket, ssl.SSLSocket):
+            if read < len(space) and not isinstance(self._stream, TlsStream):
                 return records
 
     def close(self) -> None:
         """Close the connection; what was not written yet is lost."""
         with self._lock:
             self._outbox.clear()
-            self.backlog = 0
-            self._socket.close()
+            self._writer.clear()
+            self._ready = 0
+            self._stream.close()
+
+
+def _set_options(stream: Stream) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+    else:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFERED)

@@ -1,7 +1,10 @@
-"""What travels over a link: records, each with a number, a checksum, and the worker that it belongs to.
+"""The protocol of a link: records, sent as numbered frames with checksums, in two lanes.
 
-The parser does no input and output. Whatever a connection does to the bytes, it either yields the records that were
-sent, in order, or raises: a link that has garbled, lost or repeated anything is given up.
+A large payload is split into chunks, one per frame. Frames of the urgent lane go between those of the other one, so a
+heartbeat or a kill waits for no payload. Records of one lane keep their order.
+
+The code here does no input and output. Whatever a connection does to the bytes, the reader either yields the records
+that were sent or raises: a link that has garbled, lost or repeated anything is given up.
 """
 
 from __future__ import annotations
@@ -9,18 +12,23 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from collections import deque
 from typing import Final, NamedTuple
 
-# Magic number, kind, kind of frame, number of the record, worker, incarnation, call id, length of the payload, checksum
-# of the payload; then the checksum of the header so far, and padding, so that large arrays behind it stay aligned.
-_FIELDS = struct.Struct("<HBBIIIQQI")
-_CHECK = struct.Struct("<I8x")
+# Magic number, kind, kind of frame, number of the frame, worker, incarnation, call id, length of the chunk, how much of
+# the payload follows in later frames, checksum of the chunk, lane; then the checksum of the header so far, and padding.
+_FIELDS = struct.Struct("<HBBIIIQIQIB")
+_CHECK = struct.Struct("<I3x")
 HEADER_SIZE: Final = _FIELDS.size + _CHECK.size
-_MAGIC = 0xEA71
-# The most to read at once, in bytes. Longer payloads get a buffer of their own.
-_CHUNK = 1 << 17
-# The longest payload, in bytes, unless told otherwise.
-LONGEST: Final = 1 << 32
+_MAGIC = 0xEA72
+# The longest part of a payload in one frame, in bytes: what an urgent record may have to wait for.
+CHUNK: Final = 1 << 16
+# The most to read at once, in bytes; several frames fit.
+_ROOM = 1 << 18
+# Small chunks are copied behind their header, so that fewer buffers are passed to the system.
+_SMALL = 1 << 12
+# The longest payload, in bytes, unless told otherwise. Senders refuse what is longer, call by call.
+LONGEST = 1 << 32
 
 
 class LinkCorruptError(Exception):
@@ -55,8 +63,17 @@ class RecordKind(enum.IntEnum):
     MEASURED = 22
 
 
+# What overtakes payloads. A LAUNCH does too, so that no KILL comes before the LAUNCH that it belongs to.
+URGENT: Final = frozenset(
+    RecordKind[name].value for name in ("LAUNCH", "KILL", "ASK_STACKS", "ECHO", "END", "BEAT", "STACKS")
+)
+
+
 class Record(NamedTuple):
-    """One record. The fields after the payload are those of a frame; other kinds use them as `RecordKind` says."""
+    """One record. The fields after the payload are those of a frame; other kinds use them as `RecordKind` says.
+
+    ``lost`` is the length of a payload for which the receiver had no memory, and which it dropped.
+    """
 
     kind: int
     worker: int = 0
@@ -64,39 +81,126 @@ class Record(NamedTuple):
     frame_kind: int = 0
     incarnation: int = 0
     call_id: int = 0
+    lost: int = 0
 
 
 class RecordWriter:
-    """Turns records into bytes."""
+    """Turns records into frames; urgent ones go first.
+
+    Attributes:
+        size: How many bytes of records are waiting to be taken.
+    """
 
     def __init__(self) -> None:
+        self.size = 0
         self._number = 0
+        # By lane: the records to be sent, each with the part of its payload that was taken already, in bytes.
+        self._lanes: tuple[deque[tuple[Record, int]], deque[tuple[Record, int]]] = (deque(), deque())
 
-    def head(self, record: Record) -> bytes:
-        """Return the header of the next record; its payload follows."""
-        kind, worker, payload, frame_kind, incarnation, call_id = record
-        number, self._number = self._number, (self._number + 1) & 0xFFFFFFFF
-        length, check = len(payload), zlib.crc32(payload)
-        fields = _FIELDS.pack(_MAGIC, kind, frame_kind, number, worker, incarnation, call_id, length, check)
-        return fields + _CHECK.pack(zlib.crc32(fields))
+    def add(self, record: Record) -> None:
+        """Queue a record; its payload must not change until it is sent."""
+        self._lanes[0 if record.kind in URGENT else 1].append((record, 0))
+        self.size += HEADER_SIZE + len(record.payload)
+
+    def take(self, most: int) -> list[bytes | memoryview]:
+        """Return the next frames, as buffers: about ``most`` bytes of them, none if nothing is waiting."""
+        parts: list[bytes | memoryview] = []
+        while most > 0:
+            number = 0 if self._lanes[0] else 1
+            lane = self._lanes[number]
+            if not lane:
+                break
+            record, start = lane[0]
+            total = len(record.payload)
+            end = min(start + CHUNK, total)
+            chunk = memoryview(record.payload)[start:end]
+            head = frame_head(record, self._number, number, chunk, total - end)
+            self._number = (self._number + 1) & 0xFFFFFFFF
+            if len(chunk) < _SMALL:
+                parts.append(head + chunk)
+            else:
+                parts += (head, chunk)
+            most -= HEADER_SIZE + len(chunk)
+            self.size -= len(chunk)
+            if end == total:
+                lane.popleft()
+                self.size -= HEADER_SIZE
+            else:
+                lane[0] = record, end
+        return parts
+
+    def clear(self) -> None:
+        """Drop what was not taken yet."""
+        self.size = 0
+        for lane in self._lanes:
+            lane.clear()
+
+
+def frame_head(record: Record, number: int, lane: int, chunk: bytes | memoryview, rest: int) -> bytes:
+    """Return the header of a frame.
+
+    Args:
+        record: The record that the frame is part of.
+        number: The number of the frame.
+        lane: The lane: 0 is urgent.
+        chunk: The part of the payload that follows the header.
+        rest: How many bytes of the payload come in later frames.
+    """
+    kind, worker, _, frame_kind, incarnation, call_id, _ = record
+    check = zlib.crc32(chunk)
+    fields = _FIELDS.pack(_MAGIC, kind, frame_kind, number, worker, incarnation, call_id, len(chunk), rest, check, lane)
+    return fields + _CHECK.pack(zlib.crc32(fields))
+
+
+class _Frame(NamedTuple):
+    """The fields of a header, in their order."""
+
+    magic: int
+    kind: int
+    frame_kind: int
+    number: int
+    worker: int
+    incarnation: int
+    call_id: int
+    length: int
+    rest: int
+    check: int
+    lane: int
+
+
+class _Unfinished(NamedTuple):
+    """A record of which not all frames have come.
+
+    Attributes:
+        record: What its frames have in common.
+        payload: The payload so far; None if there is no memory for it, and it is dropped as it comes.
+        size: The length of the payload.
+        left: How much of it has not come.
+    """
+
+    record: Record
+    payload: bytearray | None
+    size: int
+    left: int
 
 
 class RecordReader:
     """Turns bytes into records: read into `space`, then call `advance`.
 
     Args:
-        longest: The longest payload that is accepted, in bytes.
+        longest: The longest payload that is accepted, in bytes; None for `LONGEST`.
     """
 
-    def __init__(self, longest: int = LONGEST) -> None:
-        self._longest = longest
+    def __init__(self, longest: int | None = None) -> None:
+        self._longest = LONGEST if longest is None else longest
         self._number = 0
-        # What is read into: a chunk that is used again and again or, while a larger record comes, a buffer of its size.
-        self._chunk = self._buffer = memoryview(bytearray(_CHUNK))
-        # How many bytes of an incomplete record are at its beginning.
+        self._buffer = memoryview(bytearray(_ROOM))
+        # How many bytes of an incomplete frame are at its beginning.
         self._filled = 0
-        # The header of the record that comes, once it was checked.
-        self._head: tuple[int, ...] | None = None
+        # The header of the frame that comes, once it was checked.
+        self._head: _Frame | None = None
+        # By lane.
+        self._unfinished: list[_Unfinished | None] = [None, None]
 
     @property
     def space(self) -> memoryview:
@@ -107,45 +211,74 @@ class RecordReader:
         """Return the records that are complete with so many more bytes.
 
         Raises:
-            LinkCorruptError: The bytes are not the next record; nothing after this can be relied upon.
+            LinkCorruptError: The bytes are not the next frame; nothing after this can be relied upon.
         """
         buffer, start, end = self._buffer, 0, self._filled + count
         records: list[Record] = []
-        wanted = HEADER_SIZE
         while end - start >= HEADER_SIZE:
             if self._head is None:
                 self._head = self._read_head(buffer[start : start + HEADER_SIZE])
-            _, kind, frame_kind, _, worker, incarnation, call_id, length, check = self._head
-            wanted = HEADER_SIZE + length
-            if end - start < wanted:
+            head = self._head
+            if end - start < HEADER_SIZE + head.length:
                 break
-            payload = buffer[start + HEADER_SIZE : start + wanted]
-            if zlib.crc32(payload) != check:
-                raise LinkCorruptError(f"record {self._number - 1} does not match its checksum")
-            kept = bytes(payload) if buffer is self._chunk else payload
-            records.append(Record(kind, worker, kept, frame_kind, incarnation, call_id))
-            start += wanted
-            self._head, wanted = None, HEADER_SIZE
+            chunk = buffer[start + HEADER_SIZE : start + HEADER_SIZE + head.length]
+            if zlib.crc32(chunk) != head.check:
+                raise LinkCorruptError(f"frame {head.number} does not match its checksum")
+            if (record := self._add_chunk(head, chunk)) is not None:
+                records.append(record)
+            start += HEADER_SIZE + head.length
+            self._head = None
         self._filled = end - start
-        if self._filled == 0:
-            self._buffer = self._chunk
-        elif wanted > len(buffer):
-            self._buffer = memoryview(bytearray(wanted))
-        if start > 0 or self._buffer is not buffer:
-            self._buffer[: self._filled] = buffer[start:end]
+        if start > 0:
+            buffer[: self._filled] = buffer[start:end]
         return records
 
-    def _read_head(self, head: memoryview) -> tuple[int, ...]:
-        if head[_FIELDS.size :] != _CHECK.pack(zlib.crc32(head[: _FIELDS.size])):
-            raise LinkCorruptError("the header of a record does not match its checksum")
-        fields = _FIELDS.unpack_from(head)
-        magic, number, length = fields[0], fields[3], fields[7]
-        if magic != _MAGIC or number != self._number:
-            raise LinkCorruptError(f"record {number} came where {self._number} was to come")
-        if length > self._longest:
-            raise LinkCorruptError(f"a record has {length} bytes: at most {self._longest} are accepted")
+    def _read_head(self, raw: memoryview) -> _Frame:
+        if raw[_FIELDS.size :] != _CHECK.pack(zlib.crc32(raw[: _FIELDS.size])):
+            raise LinkCorruptError("the header of a frame does not match its checksum")
+        head = _Frame._make(_FIELDS.unpack_from(raw))
+        if head.magic != _MAGIC or head.number != self._number or head.lane > 1 or head.length > CHUNK:
+            raise LinkCorruptError(f"frame {head.number} came where frame {self._number} was to come")
+        unfinished = self._unfinished[head.lane]
+        if unfinished is not None and (
+            unfinished.record != _record_of(head, b"") or unfinished.left != head.length + head.rest
+        ):
+            raise LinkCorruptError(f"frame {head.number} does not continue the record before it")
+        if unfinished is None and head.length + head.rest > self._longest:
+            raise LinkCorruptError(
+                f"a record has {head.length + head.rest} bytes: at most {self._longest} are accepted"
+            )
         self._number = (self._number + 1) & 0xFFFFFFFF
-        return fields
+        return head
+
+    def _add_chunk(self, head: _Frame, chunk: memoryview) -> Record | None:
+        """Return the record that is complete with this chunk, if one is."""
+        unfinished = self._unfinished[head.lane]
+        if unfinished is None:
+            if head.rest == 0:
+                return _record_of(head, bytes(chunk))
+            size = head.length + head.rest
+            unfinished = _Unfinished(_record_of(head, b""), _allocate(size), size, size)
+        record, payload, size, left = unfinished
+        if payload is not None:
+            filled = size - left
+            payload[filled : filled + head.length] = chunk
+        if head.rest > 0:
+            self._unfinished[head.lane] = _Unfinished(record, payload, size, head.rest)
+            return None
+        self._unfinished[head.lane] = None
+        return record._replace(lost=size) if payload is None else record._replace(payload=payload)
+
+
+def _record_of(head: _Frame, payload: bytes) -> Record:
+    return Record(head.kind, head.worker, payload, head.frame_kind, head.incarnation, head.call_id)
+
+
+def _allocate(size: int) -> bytearray | None:
+    try:
+        return bytearray(size)
+    except MemoryError:
+        return None
 
 
 class LaunchOrder(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.arrays.slab import Layout, Slab
+from envactors.remote import records
 from envactors.system.memory import check_room
 from envactors.wire.info_codec import INLINE_INFO, RECORDED, InfoReader
 
@@ -60,6 +61,11 @@ class MirroredRows:
         self._encodings = slab.info_encoding.data
         self._sizes = slab.inline_info_sizes.data
         self._runs: dict[tuple[int, int], Run] = {}
+        run = self._make_run(slice(0, 1))
+        # How many bytes one env's request takes, and its result at most.
+        self.request_size = _HEAD.size + _size(run.request)
+        inline = len(slab.inline_info_rooms[0])
+        self.result_size = _HEAD.size + _size([run.numbers, *run.result, *run.halves[0]]) + inline
 
     def _run(self, first: int, count: int) -> Run:
         run = self._runs.get((first, count))
@@ -123,6 +129,11 @@ class MirroredRows:
         """Ask these envs nothing any more."""
         self.slab.requested[rows] = self.slab.completed[rows]
 
+    def split_results(self, rows: list[int]) -> list[list[int]]:
+        """Divide envs, so that the results of each group fit into one record; at least one group, empty if all are."""
+        most = max(1, records.LONGEST // self.result_size)
+        return [rows] if len(rows) <= most else [rows[first : first + most] for first in range(0, len(rows), most)]
+
     def pack_results(self, rows: Sequence[int]) -> bytes:
         """Return the results of these envs, which are complete."""
         parts: list[bytes | memoryview] = []
@@ -151,6 +162,10 @@ class MirroredRows:
                     at += sizes[row]
             run.when.fill(time.monotonic())
             run.numbers[:] = numbers
+
+
+def _size(buffers: Sequence[memoryview]) -> int:
+    return sum(map(len, buffers))
 
 
 def _read(view: memoryview, at: int, targets: Sequence[memoryview]) -> int:
@@ -183,9 +198,14 @@ class MirroredMemory:
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         check_room(layout.size)
-        self.layout = layout
         slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        self.rows = MirroredRows(slab)
+        rows = MirroredRows(slab)
+        if max(rows.request_size * layout.envs, rows.result_size) > records.LONGEST:
+            raise ValueError(
+                f"a step of {layout.envs} envs sends {rows.request_size * layout.envs} bytes, and an env returns up to "
+                f"{rows.result_size}: one record of a node's link has at most {records.LONGEST}"
+            )
+        self.layout, self.rows = layout, rows
         self._announce(self)
         return slab, InfoReader(slab)
 

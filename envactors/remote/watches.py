@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
+from envactors.remote.link import LinkLostError
+from envactors.remote.records import LinkCorruptError
 from envactors.system.polling import Doorbell, Poller
 
 
 class Watches:
-    """Waits for descriptors and calls their handlers, in one thread."""
+    """Waits for descriptors and calls their handlers, in one thread.
+
+    Handlers deal with the errors that concern one worker or memory. Any other error of a handler is printed, and the
+    next one is called, unless the link is lost.
+    """
 
     def __init__(self) -> None:
         self._poller = Poller()
@@ -56,6 +63,11 @@ class Watches:
             for fd, mask, handler in events:
                 # One that ran before may have closed the descriptor, and its number may be another's by now.
                 if handler is not None and handlers.get(fd) is handler:
-                    handler(mask)
+                    try:
+                        handler(mask)
+                    except (LinkLostError, LinkCorruptError):
+                        raise
+                    except Exception:  # whatever it was about, the others are not to suffer for it
+                        traceback.print_exc()
 
         return call_handlers

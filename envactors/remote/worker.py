@@ -16,9 +16,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stacks, Stream, Worker
+from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
+from envactors.remote.oversize import fit_request
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
+from envactors.remote.stacks import RemoteStacks
 from envactors.system.polling import Doorbell
 from envactors.wire.channel import FrameChannel
 from envactors.wire.control_page import (
@@ -41,6 +43,7 @@ _FRESH = 0.25
 # How much output is kept for a reader that does not read, in bytes.
 _MOST_OUTPUT = 1 << 20
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
+_STDERR = 2
 # Of requests for stacks.
 _numbers = itertools.count(1)
 
@@ -173,31 +176,6 @@ class RemoteChannel(FrameChannel):
         self._bell.close()
 
 
-class RemoteStacks(Stacks):
-    """The stacks of a worker of another machine.
-
-    Args:
-        host: Its node.
-    """
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._has_come = threading.Event()
-        self._text = ""
-
-    def set(self, text: str) -> None:
-        """Say what has come."""
-        self._text = text
-        self._has_come.set()
-
-    def read(self) -> str:
-        return self._text
-
-    def wait(self, seconds: float) -> str:
-        self._has_come.wait(seconds)
-        return self._text or f"no stacks came within {seconds:g} s: node {self._host.name!r} does not answer\n"
-
-
 class RemoteWorker(Worker):
     """One worker of another machine; see `envactors.backends.base.Worker`. It is placed after it was launched.
 
@@ -272,7 +250,7 @@ class RemoteWorker(Worker):
             self._send(Record(RecordKind.BEGIN_TIMING, self.number, frame_kind=spans))
 
     def ask_stacks(self) -> RemoteStacks:
-        number, stacks = next(_numbers), RemoteStacks(self._host)
+        number, stacks = next(_numbers), RemoteStacks(self._host.name)
         self._stacks[number] = stacks
         self._send(Record(RecordKind.ASK_STACKS, self.number, call_id=number))
         return stacks
@@ -300,7 +278,12 @@ class RemoteWorker(Worker):
         return self._status
 
     def _send_frame(self, frame: Frame) -> None:
-        kind, incarnation, call_id, payload = frame
+        request, refusal = fit_request(frame)
+        if refusal is not None:
+            self.channel.deliver(refusal)
+        if request is None:
+            return
+        kind, incarnation, call_id, payload = request
         self._last_call, self._sent = call_id, time.monotonic()
         self._send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
 
@@ -330,7 +313,17 @@ class RemoteWorker(Worker):
             self._host = host
 
     def on_record(self, record: Record) -> None:
-        """Handle what its node says of it."""
+        """Handle what its node says of it; an error of this process that concerns it ends it alone."""
+        try:
+            if record.lost:
+                raise MemoryError(f"there is no memory for a reply of {record.lost} bytes")
+            self._handle(record)
+        except Exception as error:
+            text = f"envactors: this worker was ended: {error!r} in its caller\n"
+            self._print(_STDERR, text.encode(errors="replace"))
+            self.kill()
+
+    def _handle(self, record: Record) -> None:
         if record.kind == RecordKind.FRAME:
             kind, incarnation, call_id = record.frame_kind, record.incarnation, record.call_id
             self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))

@@ -208,6 +208,7 @@ class Fault(enum.IntEnum):
     RAISED = 0
     ARGUMENTS = 1
     RESULT = 2
+    TOO_LARGE = 3  # on the way to a node or back
 
 
 class Failure(NamedTuple):

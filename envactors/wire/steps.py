@@ -135,6 +135,11 @@ class OutcomePacker:
         )
 
 
+def failed_outcome(number: int, failure: Failure) -> tuple[int, bytes | bytearray]:
+    """Return the part of an outcome that has failed, in place of the part of an item or an outcome."""
+    return (number | _MARK) & ~_RESET_WITHIN, dumps(tuple(failure))
+
+
 def unpack_outcomes(payload: Any) -> Iterator[tuple[int, Outcome]]:
     """Yield the outcomes of a `Kind.OUTCOMES` frame, each with its env's position."""
     if isinstance(payload, list):

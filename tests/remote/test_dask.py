@@ -289,7 +289,7 @@ def test_a_stopped_agent_is_lost_after_the_lease(two_actors):
     processes = [agent, *agent.children(recursive=True)]
     running = start_sleeping(lost)
     agent.suspend()
-    with pytest.raises(ea.NodeLostError, match=r"whose agent has ended|which was silent"):
+    with pytest.raises(ea.NodeLostError, match=r"whose agent has ended|whose link broke|which was silent"):
         running.result(SOON)
     assert (lost.add(5).result(LONG), lost.node) == (5, other.node)
     # Its parent, the Dask worker, reaps it when the plugin ends.

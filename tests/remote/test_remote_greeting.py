@@ -62,11 +62,9 @@ def test_a_caller_without_the_secret_is_refused():
 
 def test_a_caller_that_proves_nothing_is_refused():
     with agent() as (sock, said):
-        greeting._send(
-            sock, {"protocol": greeting.PROTOCOL, "python": greeting._python(), "epoch": EPOCH, "nonce": "x"}
-        )
+        sock.sendall(hello())
         assert greeting._receive(sock)["nonce"]
-        greeting._send(sock, {"proof": "00"})
+        sock.sendall(greeting.frame({"proof": "00"}))
         with pytest.raises(GreetingError, match="the caller does not know the secret of this agent"):
             greeting._receive(sock)
     assert said == ["the caller does not know the secret of this agent"]
@@ -75,10 +73,8 @@ def test_a_caller_that_proves_nothing_is_refused():
 def test_an_agents_proof_is_not_the_callers():
     """Otherwise a caller could hand the agent's own proof back to it."""
     with agent() as (sock, said):
-        greeting._send(
-            sock, {"protocol": greeting.PROTOCOL, "python": greeting._python(), "epoch": EPOCH, "nonce": "x"}
-        )
-        greeting._send(sock, {"proof": greeting._receive(sock)["proof"]})
+        sock.sendall(hello())
+        sock.sendall(greeting.frame({"proof": greeting._receive(sock)["proof"]}))
         with pytest.raises(GreetingError):
             greeting._receive(sock)
     assert said != ["welcome"]
@@ -88,14 +84,13 @@ def test_an_agents_proof_is_not_the_callers():
     ("field", "value", "text"),
     [
         ("epoch", "epoch-0", "the agent's epoch is 'epoch-1', and the caller's is 'epoch-0'"),
-        ("protocol", 999, "the agent's protocol is 1, and the caller's is 999"),
+        ("protocol", 999, f"the agent's protocol is {greeting.PROTOCOL}, and the caller's is 999"),
         ("python", "2.7", "and the caller's is '2.7'"),
     ],
 )
 def test_what_does_not_fit_is_named(field, value, text):
     with agent() as (sock, said):
-        message = {"protocol": greeting.PROTOCOL, "python": greeting._python(), "epoch": EPOCH, "nonce": "x"}
-        greeting._send(sock, {**message, field: value})
+        sock.sendall(hello(**{field: value}))
         with pytest.raises(GreetingError, match=text):
             greeting._receive(sock)
     assert text in said[0]
@@ -116,7 +111,7 @@ def framed(text):
 
 
 def hello(**changes):
-    message = {"protocol": greeting.PROTOCOL, "python": greeting._python(), "epoch": EPOCH, "nonce": "x"}
+    message = {**greeting._versions(), "epoch": EPOCH, "nonce": "x"}
     return framed(json.dumps({**message, **changes}).encode())
 
 
@@ -175,7 +170,7 @@ values = st.recursive(
 )
 fields = st.sampled_from(["protocol", "python", "epoch", "nonce", "proof", "node", "refused"])
 right = st.fixed_dictionaries(
-    {"protocol": st.just(greeting.PROTOCOL), "python": st.just(greeting._python()), "epoch": st.just(EPOCH)}
+    {name: st.just(value) for name, value in {**greeting._versions(), "epoch": EPOCH}.items()}
 )
 messages = st.builds(lambda rest, most: {**most, **rest}, st.dictionaries(fields, values), right | st.just({}))
 

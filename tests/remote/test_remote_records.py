@@ -16,20 +16,32 @@ from hypothesis import strategies as st
 
 from envactors.remote import records as records_module
 from envactors.remote.link import Link
-from envactors.remote.records import HEADER_SIZE, LinkCorruptError, Record, RecordReader, RecordWriter
+from envactors.remote.records import (
+    CHUNK,
+    HEADER_SIZE,
+    LinkCorruptError,
+    Record,
+    RecordReader,
+    RecordWriter,
+    frame_head,
+)
 
 LONGEST = 1 << 20
 numbers = st.integers(0, (1 << 32) - 1)
+BYTES = st.integers(0, 255)
 payloads = st.binary(max_size=300) | st.integers(0, 300_000).map(lambda size: bytes(range(256)) * (size // 256))
-records = st.builds(
-    Record, st.integers(0, 255), numbers, payloads, st.integers(0, 255), numbers, st.integers(0, (1 << 64) - 1)
-)
+records = st.builds(Record, BYTES, numbers, payloads, BYTES, numbers, st.integers(0, (1 << 64) - 1), st.just(0))
 EXAMPLES = pytest.mark.parametrize("examples", [300, pytest.param(100_000, marks=pytest.mark.soak)])
 
 
 def encode(sent):
-    writer = RecordWriter()
-    return b"".join(writer.head(record) + bytes(record.payload) for record in sent)
+    """Returns the bytes of records that are sent one after the other, none of which overtakes another."""
+    writer, pieces = RecordWriter(), []
+    for record in sent:
+        writer.add(record)
+        pieces.append(b"".join(writer.take(1 << 30)))
+    assert writer.size == 0
+    return b"".join(pieces)
 
 
 def read(data, cuts):
@@ -100,8 +112,10 @@ def test_what_a_connection_does_to_the_bytes_is_never_taken_for_a_record(example
 def test_whole_records_that_are_lost_repeated_or_swapped_are_noticed(examples):
     @check(examples, st.lists(records, min_size=2, max_size=5), st.data())
     def _(sent, data):
-        writer = RecordWriter()
-        pieces = [writer.head(record) + bytes(record.payload) for record in sent]
+        writer, pieces = RecordWriter(), []
+        for record in sent:
+            writer.add(record)
+            pieces.append(b"".join(writer.take(1 << 30)))
         which = st.integers(0, len(sent) - 1)
         order = data.draw(st.lists(which, min_size=1, max_size=6))
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], enumerate(order)))
@@ -123,17 +137,21 @@ def test_bytes_of_somebody_else_are_refused(examples):
 @EXAMPLES
 def test_headers_that_a_stranger_has_made_take_no_more_memory_than_is_allowed(examples):
     """Whose checksums are right, so that only what they say can be wrong."""
-    lengths = st.integers(0, 2 * LONGEST) | st.integers(0, (1 << 64) - 1)
+    lengths = st.integers(0, CHUNK) | st.integers(0, (1 << 32) - 1)
+    rests = st.sampled_from([0, 1, LONGEST]) | st.integers(0, 2 * LONGEST) | st.integers(0, (1 << 64) - 1)
     bytes_, words = st.integers(0, 255), st.sampled_from([0, 1, 2, (1 << 32) - 1])
-    magic = st.sampled_from([records_module._MAGIC] * 3 + [0])
+    magic, lane = st.sampled_from([records_module._MAGIC] * 3 + [0]), st.sampled_from([0, 1, 1, 2])
 
-    @check(examples, magic, bytes_, bytes_, words, words, lengths, words, st.binary(max_size=200))
-    def _(magic, kind, frame_kind, number, worker, length, check, rest):
-        fields = records_module._FIELDS.pack(magic, kind, frame_kind, number, worker, 0, 0, length, check)
+    @check(
+        examples, magic, bytes_, bytes_, words, words, st.tuples(lengths, rests), words, lane, st.binary(max_size=200)
+    )
+    def _(magic, kind, frame_kind, number, worker, lengths, check, lane, after):
+        length, rest = lengths
+        fields = records_module._FIELDS.pack(magic, kind, frame_kind, number, worker, 0, 0, length, rest, check, lane)
         head = fields + records_module._CHECK.pack(records_module.zlib.crc32(fields))
         reader = RecordReader(LONGEST)
         reader.space[: len(head)] = head
-        wrong = magic == 0 or number != 0 or length > LONGEST
+        wrong = magic == 0 or number != 0 or lane > 1 or length > CHUNK or length + rest > LONGEST
         tracemalloc.start()
         try:
             reader.advance(len(head))
@@ -144,18 +162,13 @@ def test_headers_that_a_stranger_has_made_take_no_more_memory_than_is_allowed(ex
             assert tracemalloc.get_traced_memory()[1] < 1 << 16
         finally:
             tracemalloc.stop()
-        came, _ = read(head + rest, iter([]))
+        came, _ = read(head + after, iter([]))
         assert len(came) <= 1
 
 
 def test_a_record_that_claims_too_much_is_refused_before_memory_is_taken():
-    writer = RecordWriter()
-
-    class Huge(bytes):
-        def __len__(self):
-            return LONGEST + 1
-
-    reader, head = RecordReader(LONGEST), writer.head(Record(1, payload=Huge()))
+    reader = RecordReader(LONGEST)
+    head = frame_head(Record(1), 0, 1, bytes(CHUNK), LONGEST + 1 - CHUNK)
     reader.space[: len(head)] = head
     before = len(reader.space)
     with pytest.raises(LinkCorruptError, match=f"has {LONGEST + 1} bytes: at most {LONGEST} are accepted"):
@@ -164,8 +177,7 @@ def test_a_record_that_claims_too_much_is_refused_before_memory_is_taken():
 
 
 def test_a_record_is_not_taken_twice():
-    writer = RecordWriter()
-    first = writer.head(Record(1))
+    first = encode([Record(1)])
     assert read(first + first, iter([HEADER_SIZE, HEADER_SIZE])) == ([Record(1)], True)
 
 

@@ -10,13 +10,16 @@ import signal, socket, ssl, sys, threading, time
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 from envactors.remote.link import Link
 from envactors.remote.records import Record, RecordKind
+from envactors.remote.streams import TlsStream
 
 def encrypt(sock, server):  # without certificates
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers("aNULL:@SECLEVEL=0")
-    return context.wrap_socket(sock, server_side=server)
+    stream = TlsStream(sock, context, server_side=server)
+    stream.handshake()
+    return stream
 
 with socket.create_server(("127.0.0.1", 0)) as listener:
     sock = socket.create_connection(listener.getsockname())

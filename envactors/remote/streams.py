@@ -1,0 +1,160 @@
+"""Connections as streams of bytes, encrypted or not: what greetings and links read from and write to.
+
+A stream works on a blocking socket with a timeout, as a caller's greeting needs it, and on one that does not block.
+Encryption is separate from writing: each byte is encrypted once, however often its write is tried again, and no write
+raises SIGPIPE, which those of `ssl.SSLSocket` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+
+from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
+
+# How many encrypted bytes are read at once: several records of TLS, which are 16 kB each at most.
+_ROOM = 1 << 17
+
+
+class Stream:
+    """A connected stream socket, without encryption.
+
+    Args:
+        sock: The socket, which it owns from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        prevent_sigpipe(sock)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Limit how long each later operation blocks; 0 for not at all."""
+        self._socket.settimeout(seconds)
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """Set an option of the socket."""
+        self._socket.setsockopt(level, option, value)
+
+    def handshake(self) -> None:
+        """Do whatever comes before the first byte.
+
+        Raises:
+            BlockingIOError: The socket does not block, and the peer's next message has not come: call it again then.
+            OSError: The connection is lost, or the peer is not one that is accepted.
+        """
+
+    def seal(self, parts: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Return what to `write` for these parts; to be called once, in order."""
+        return parts
+
+    def write(self, parts: Sequence[bytes | memoryview]) -> int:
+        """Write sealed parts, as far as there is room; return how many bytes were written.
+
+        Raises:
+            BlockingIOError: There is no room.
+            OSError: The connection is lost.
+        """
+        return self._socket.sendmsg(parts, [], SEND_FLAGS)
+
+    def sendall(self, data: bytes) -> None:
+        """Write a small message as a whole."""
+        for part in self.seal([data]):
+            self._socket.sendall(part, SEND_FLAGS)
+
+    def recv_into(self, space: memoryview, *, fresh: bool = True) -> int:
+        """Read what there is; return the number of bytes, 0 at the end.
+
+        Args:
+            space: Where to.
+            fresh: Whether to read from the socket; otherwise only what was read before and not returned yet.
+
+        Raises:
+            BlockingIOError: There is nothing.
+            OSError: The connection is lost.
+        """
+        if not fresh:
+            raise BlockingIOError
+        return self._socket.recv_into(space)
+
+    def recv(self, most: int) -> bytes:
+        """Return up to so many bytes, none at the end; raises what `recv_into` raises."""
+        buffer = bytearray(most)
+        return bytes(buffer[: self.recv_into(memoryview(buffer))])
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class TlsStream(Stream):
+    """A connected stream socket with TLS.
+
+    Args:
+        sock: The socket.
+        context: This side's certificates.
+        server_side: Whether this side was connected to.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
+        super().__init__(sock)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._room = memoryview(bytearray(_ROOM))
+
+    def handshake(self) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._send_outgoing()
+                if not self._read_encrypted():
+                    raise ConnectionError("the other side has closed the connection in the middle of the handshake")
+            except ssl.SSLError:
+                with contextlib.suppress(OSError):
+                    self._send_outgoing()  # tells the peer why
+                raise
+            else:
+                self._send_outgoing()
+                return
+
+    def _send_outgoing(self) -> None:
+        if self._outgoing.pending:
+            self._socket.sendall(self._outgoing.read(), SEND_FLAGS)
+
+    def _read_encrypted(self) -> int:
+        read = self._socket.recv_into(self._room)
+        self._incoming.write(self._room[:read])
+        return read
+
+    def seal(self, parts: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        data = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        while data:
+            data = data[self._tls.write(data) :]
+        return [self._outgoing.read()]
+
+    def recv_into(self, space: memoryview, *, fresh: bool = True) -> int:
+        while True:
+            try:
+                return int(self._tls.read(len(space), space))
+            except ssl.SSLWantReadError:
+                if not fresh:
+                    raise BlockingIOError from None
+                if not self._read_encrypted():
+                    return 0
+
+
+def connect_tls(sock: socket.socket, context: ssl.SSLContext | None) -> Stream:
+    """Return the stream of a socket that this side has connected; the handshake is done.
+
+    Raises:
+        OSError: The other side is not one that is accepted, or takes too long.
+    """
+    if context is None:
+        return Stream(sock)
+    stream = TlsStream(sock, context, server_side=False)
+    stream.handshake()
+    return stream
