@@ -9,6 +9,8 @@ import io
 import tokenize
 from pathlib import Path
 
+import pytest
+
 import envactors as ea
 
 PACKAGE = Path(ea.__file__).parent
@@ -21,8 +23,8 @@ MOST_CLASS_LINES = 250
 MOST_FUNCTION_LINES = 40
 # Methods of a class beside those that start and end with two underscores and the names of the public API.
 MOST_METHODS = 30
-# Lines of code of the whole core: it may shrink, towards 5,800, but not grow, except by what it learns to do.
-LIMIT = 9_385
+# Lines of code that the whole core should have at most; the goal after that is 5,800.
+LIMIT = 6_800
 # What the caller's half may know of the worker's: names of the API.
 WORKER_API = "envactors.worker.context"
 
@@ -205,6 +207,8 @@ def test_no_function_is_too_long():
     assert {name: length for name, length in lengths.items() if length > MOST_FUNCTION_LINES} == {}
 
 
-def test_the_core_does_not_grow_back():
+# Strict: once the core is small enough, this mark has to go, and from then on the bound holds.
+@pytest.mark.xfail(strict=True, reason="the core is still too large")
+def test_the_core_is_small():
     total = sum(len(module.code) for module in core().values())
     assert total <= LIMIT, f"{total} lines of code"
