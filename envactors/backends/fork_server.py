@@ -17,12 +17,11 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from envactors.backends.base import LaunchRefusedError
 from envactors.backends.reaping import REAPER, end_helper
-from envactors.backends.starting import THREAD_CAPS, start_python
+from envactors.backends.starting import THREAD_CAPS, start_python, working_directory
 from envactors.system.polling import packet_pair, wait_readable
 from envactors.system.processes import Process
 from envactors.wire.control_page import PagePlace
@@ -78,6 +77,8 @@ class ForkServer:
 
     def __init__(self, preload: Sequence[str], environment: dict[str, str], python: str | None) -> None:
         self._environment = environment
+        # A packet to the server has room for a short one only.
+        self._argv = list(sys.argv)
         self._has_own_path = python is not None
         self._is_ready = False
         # The number of the last request, and so of the last worker.
@@ -117,7 +118,8 @@ class ForkServer:
         names = {name for name in (*before, *environment) if before.get(name) != environment.get(name)}
         changes = {name: environment.get(name) for name in names}
         path = None if self._has_own_path else sys.path
-        setup = WorkerSetup(page, changes, path, sys.argv, _directory())
+        argv = None if sys.argv == self._argv else sys.argv
+        setup = WorkerSetup(page, changes, path, argv, working_directory())
         self._number = number = self._number + 1
         try:
             socket.send_fds(self._requests, [pickle.dumps((number, *setup))], descriptors.present())
@@ -164,13 +166,6 @@ class ForkServer:
         """Close this process's copies of the descriptors, if it was forked: the server is its parent's."""
         self._process.returncode = 0
         self._requests.close()
-
-
-def _directory() -> str:
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:  # it was removed, and workers stay in that of the server
-        return ""
 
 
 class ForkServers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing.process
 import os
@@ -9,13 +10,14 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from envactors.backends.base import LaunchRefusedError
 from envactors.system.choice import PORTABLE
-from envactors.system.processes import SIGKILL, Process, await_exit, open_sentinel
+from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, open_sentinel
 from envactors.system.sockets import sigpipe_blocked
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run, run_forked
@@ -35,16 +37,19 @@ THREAD_CAPS = (
     "NUMEXPR_NUM_THREADS",
 )
 # What a fresh interpreter begins with; also one that is too old to import this package. No directory of its own is on
-# its path: if that is gone, Python 3.13.0 imports no `socket`. The package is imported from its home before the path is
+# its path: it may have modules that the caller does not import, and if it is gone, Python 3.13.0 imports no `socket`.
+# The package is imported from its home before the path is
 # put in order, so that no other version of it, and no other package of the caller, is ever found.
 _BOOT: Final = """
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
 sys.version_info >= (3, 10) or sys.exit("it is Python %d.%d: expected 3.10 or newer" % sys.version_info[:2])
-import importlib, json, typing; boot = json.loads(sys.argv.pop())
+import importlib, json, typing; boot = json.loads("".join(sys.argv[1:]))
 path, sys.path[:], sys.argv[:] = boot.pop("path") or sys.path[:], boot.pop("home") + sys.path, boot.pop("argv")
 import envactors; sys.path[:] = path
 from {module} import {function}; {function}(**boot)
 """
+# The kernel limits the length of one argument to 128 KiB.
+_LONGEST_ARGUMENT: Final = 100_000
 # The processes that multiprocessing reaps by itself.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
@@ -72,24 +77,49 @@ Layout: TypeAlias = AbstractContextManager[bool]
 def start_by_loky(
     name: str, descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout
 ) -> Process:
-    """Start a fresh interpreter by loky's process context."""
+    """Start a fresh interpreter by loky's process context.
+
+    Raises:
+        LaunchRefusedError: The working directory was removed.
+    """
     from multiprocessing import resource_tracker
 
     from loky.backend.context import get_context
 
+    if not working_directory():
+        raise LaunchRefusedError(
+            "the working directory was removed, and start_method='loky' needs one: change to another with os.chdir, or "
+            "use start_method='spawn'"
+        )
     # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread; Ctrl-C
     # would reach workers that are still starting.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with sigpipe_blocked():  # it writes to the tracker's pipe
         resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with layout as fixed, sigpipe_blocked():  # its arguments go through a pipe
-        args = descriptors, page, os.getpid(), fixed
-        process = get_context("loky").Process(target=run, name=name, args=args, env=environment)
+    # Loky passes on no option, and starts a module, which puts the working directory on the path.
+    changes = {name: "" for name in environment if name.startswith("PYTHON") and sys.flags.ignore_environment}
+    changes |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1" if sys.flags.no_user_site else ""}
+    restored = {name: environment.get(name) for name in changes}
+    with layout as fixed, sigpipe_blocked(), _not_daemonic():  # its arguments go through a pipe
+        args = descriptors, page, os.getpid(), fixed, restored
+        process = get_context("loky").Process(target=run, name=name, args=args, env={**environment, **changes})
         process.start()
     # This backend reaps its processes itself: multiprocessing must not do it before.
     _children.discard(process)
     return _watched(process.pid, lambda: process.exitcode)
+
+
+@contextlib.contextmanager
+def _not_daemonic() -> Iterator[None]:
+    """Let multiprocessing start a process in a daemonic one, too, since workers end with the one that started them."""
+    config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
+    before = config.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            config["daemon"] = before
 
 
 def start_interpreter(
@@ -132,10 +162,21 @@ def python_command(module: str, function: str, boot: dict[str, Any], python: str
         python: The interpreter; None for a copy of this one with the same path. Another one has its own path, since
             packages there are for its version of Python; of the caller's it imports this package alone.
     """
-    path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+    path = [place for entry in sys.path if (place := entry or working_directory())]
     home = [str(Path(__file__).parents[2])]
     boot = {**boot, "path": path if python is None else None, "home": home, "argv": sys.argv}
-    return [python or sys.executable, "-c", _BOOT.format(module=module, function=function), json.dumps(boot)]
+    text = json.dumps(boot)
+    arguments = [text[start : start + _LONGEST_ARGUMENT] for start in range(0, len(text), _LONGEST_ARGUMENT)]
+    begin = [python] if python is not None else [sys.executable, *interpreter_options()]
+    return [*begin, "-c", _BOOT.format(module=module, function=function), *arguments]
+
+
+def working_directory() -> str:
+    """Return the working directory; an empty string if it was removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
 
 
 def _watched(pid: int, exit_code: Callable[[], int | None]) -> Process:

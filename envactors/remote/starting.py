@@ -12,7 +12,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from envactors.backends.starting import working_directory
 from envactors.remote.tls import Certificates
+from envactors.system.processes import interpreter_options
 from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end by themselves, in seconds.
@@ -54,7 +56,7 @@ class AgentOrders(NamedTuple):
 
 def module_path() -> list[str]:
     """Return the directories in which this process finds modules, for another process."""
-    return [str(Path(entry).absolute()) for entry in sys.path]
+    return [str(Path(place).absolute()) for entry in sys.path if (place := entry or working_directory())]
 
 
 def module_command(module: str, path: list[str], *args: str) -> list[str]:
@@ -65,11 +67,13 @@ def module_command(module: str, path: list[str], *args: str) -> list[str]:
         path: Directories in which modules are also found.
         args: Its arguments.
     """
-    return [sys.executable, "-c", _CODE.format(module=module), json.dumps(path), *args]
+    return [sys.executable, *interpreter_options(), "-c", _CODE.format(module=module), json.dumps(path), *args]
 
 
+# The working directory, which `-c` puts on the path, may have modules that the caller does not import.
 _CODE = (
-    "import json, sys; sys.path.extend(entry for entry in json.loads(sys.argv.pop(1)) if entry not in sys.path); "
+    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; import json; "
+    "sys.path.extend(entry for entry in json.loads(sys.argv.pop(1)) if entry not in sys.path); "
     "from {module} import main; main()"
 )
 

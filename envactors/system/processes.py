@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import subprocess
 import termios
 import threading
 from collections.abc import Callable
@@ -77,6 +78,15 @@ class Process:
             self._is_reaped = True
             close_sentinel(self._sentinel)
         return self._exit_code()
+
+
+def interpreter_options() -> list[str]:
+    """Return the options that this interpreter was started with, such as ``-I``, ``-P`` and ``-X``.
+
+    Those for warnings (``-W``) are left out: as errors they would end helper processes.
+    """
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+    return [option for option in options if not option.startswith("-W")]
 
 
 def await_exit(pid: int) -> int | None:

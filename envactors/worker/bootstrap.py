@@ -59,7 +59,13 @@ def _unpickle_descriptors(*passed: Any) -> Descriptors:
     return Descriptors(*fds)
 
 
-def run(descriptors: Descriptors, page: PagePlace, parent_pid: int, fixed_layout: bool = False) -> NoReturn:
+def run(
+    descriptors: Descriptors,
+    page: PagePlace,
+    parent_pid: int,
+    fixed_layout: bool = False,
+    changes: Mapping[str, str | None] | None = None,
+) -> NoReturn:
     """Run a worker in this process, a fresh interpreter, until its parent ends it.
 
     Args:
@@ -68,10 +74,12 @@ def run(descriptors: Descriptors, page: PagePlace, parent_pid: int, fixed_layout
         parent_pid: The process id of the caller, with which the worker ends.
         fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
             again.
+        changes: Environment variables to set, and with None to unset.
     """
 
     def work() -> None:
         volunteer_for_oom()
+        _change_environment(changes or {})
         detach()
         end_with_parent(parent_pid)
         if fixed_layout:
@@ -96,9 +104,7 @@ def run_forked(
 
     def work() -> None:
         volunteer_for_oom()
-        for name in changes:
-            os.environ.pop(name, None)
-        os.environ.update({name: value for name, value in changes.items() if value is not None})
+        _change_environment(changes)
         _reseed()
         detach()
         if parent_pid is not None:
@@ -106,6 +112,12 @@ def run_forked(
         _serve(descriptors, page)
 
     _exit_after(work)
+
+
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name in changes:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
 
 
 def _exit_after(work: Callable[[], None]) -> NoReturn:

@@ -37,14 +37,14 @@ class WorkerSetup(NamedTuple):
         page: The place of its control page in the file that has it.
         changes: Environment variables to set, and with None to unset.
         path: ``sys.path``; None for that of the server.
-        argv: ``sys.argv``.
-        directory: The working directory; empty if it was removed.
+        argv: ``sys.argv``; None for that of the server.
+        directory: The working directory; empty if it was removed, and then it is that of the server.
     """
 
     page: PagePlace
     changes: dict[str, str | None]
     path: list[str] | None
-    argv: list[str]
+    argv: list[str] | None
     directory: str
 
 
@@ -132,7 +132,7 @@ def _answer(sock: socket.socket, numbers: dict[int, int], own: tuple[int, ...]) 
 def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    sys.path[:], sys.argv[:] = setup.path or sys.path, setup.argv
+    sys.path[:], sys.argv[:] = setup.path or sys.path, setup.argv or sys.argv
     with contextlib.suppress(OSError):  # it is gone; a fresh interpreter would start without it, too
         os.chdir(setup.directory)
     run_forked(descriptors, setup.page, None, setup.changes)

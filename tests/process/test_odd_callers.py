@@ -1,0 +1,103 @@
+"""Programs that run in odd ways: isolated from planted modules, with long arguments, without a working directory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from helpers import run_script
+
+from envactors.system.choice import PORTABLE
+
+pytestmark = pytest.mark.timeout(120)
+
+# What interpreters import while they start and begin to work, and what workers need.
+PLANTED = ("argparse", "cloudpickle", "json", "loky", "numpy", "pickle", "random", "socket", "threading", "typing")
+BACKENDS = """
+import os, sys
+import envactors as ea
+from envactors.remote import LocalNodes
+
+def backends():
+    yield from map(ea.ProcessBackend, METHODS)
+    if REMOTE:
+        yield ea.RemoteBackend(LocalNodes(1))
+
+class Env:
+    def flags(self):
+        import sys
+        return sys.flags.isolated, sys.flags.no_user_site, dict(os.environ)
+
+    def last_argument(self):
+        import sys
+        return len(sys.argv[-1])
+"""
+
+
+def on_backends(code, methods, remote):
+    """Returns a script that runs code with the actor of each backend."""
+    head = BACKENDS.replace("METHODS", repr(methods)).replace("REMOTE", repr(remote and not PORTABLE))
+    loop = "for backend in backends():\n    with ea.spawn(Env, backend=backend) as actor:\n"
+    return head + loop + textwrap.indent(textwrap.dedent(code), " " * 8)
+
+
+def methods_here(*methods):
+    return [method for method in methods if method != "forkserver" or not PORTABLE]
+
+
+def test_modules_planted_in_the_working_directory_are_not_imported(tmp_path):
+    for name in PLANTED:
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a planted module was imported')")
+    methods = methods_here("forkserver", "spawn", *(["loky"] if sys.version_info >= (3, 11) else []))
+    code = """
+    *flags, environ = actor.flags().result()
+    isolated = getattr(backend, "start_method", None) != "loky"
+    assert flags == [isolated, 1], (backend, flags)
+    assert "PYTHONSAFEPATH" not in environ, backend
+    """
+    command = [sys.executable, "-I", "-c", on_backends(code, methods, remote=True)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_long_argument_reaches_workers():
+    code = "import sys; sys.argv.append('x' * 150_000)\n"
+    code += on_backends("assert actor.last_argument().result() == 150_000", methods_here("forkserver", "spawn"), False)
+    done = run_script(code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_workers_start_from_a_working_directory_that_was_removed(tmp_path):
+    code = "import os; os.rmdir(os.getcwd())\n"
+    code += on_backends("assert actor.last_argument().result() == 2", methods_here("forkserver", "spawn"), True)
+    code += """
+with ea.spawn(Env, backend=ea.ProcessBackend("loky"), restart=ea.RestartPolicy(max_restarts=3, backoff=60)) as actor:
+    error = actor.flags().exception()
+assert isinstance(error, ea.ActorStartError), error
+assert "the working directory was removed" in str(error), error
+"""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = run_script(code, cwd=gone)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_daemonic_process_can_have_actors_over_loky():
+    code = """
+import multiprocessing
+import envactors as ea
+
+def work():
+    with ea.spawn(lambda: "text", backend=ea.ProcessBackend("loky")) as actor:
+        assert actor.upper().result() == "TEXT"
+    assert multiprocessing.current_process().daemon
+
+process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+process.start()
+process.join()
+raise SystemExit(process.exitcode)
+"""
+    done = run_script(code)
+    assert (done.returncode, done.stderr) == (0, "")
