@@ -17,6 +17,8 @@ from envactors.worker.bootstrap import STACKS_FILE
 # How long nothing may have come until the stacks are complete, in seconds.
 _SETTLED = 0.02
 _POLL = 0.004
+# The file is emptied once it has grown so large, in bytes: whoever asks once a second would fill the memory.
+_FULL = 1 << 16
 
 
 class ProcessStacks(Stacks):
@@ -43,6 +45,9 @@ class ProcessStacks(Stacks):
         if fd is None:
             return
         self._start = os.fstat(fd).st_size
+        if self._start >= _FULL:
+            os.ftruncate(fd, 1)
+            self._start = 1
         if self._start == 0:  # the process writes a line once it is ready
             os.close(fd)
             return
@@ -50,19 +55,22 @@ class ProcessStacks(Stacks):
         self._process.send_signal(STACKS_SIGNAL)
 
     def __del__(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
     def read(self) -> str:
         if self._fd is None:
             return ""
-        return os.pread(self._fd, os.fstat(self._fd).st_size - self._start, self._start).decode(errors="replace")
+        size = max(0, os.fstat(self._fd).st_size - self._start)
+        return os.pread(self._fd, size, self._start).decode(errors="replace")
 
     def wait(self, seconds: float) -> str:
         end, text, unchanged, pid = time.monotonic() + seconds, "", 0.0, self._process.pid
         while not (text and unchanged >= _SETTLED) and time.monotonic() < end:
             time.sleep(_POLL)
-            if self._fd is None:
+            if self._fd is None or os.fstat(self._fd).st_size < self._start:  # another thread has emptied the file
+                self.__del__()
                 self._ask()
             before, text = text, self.read()
             unchanged = unchanged + _POLL if text == before else 0.0

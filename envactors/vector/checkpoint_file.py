@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import stat
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Final
@@ -16,27 +18,44 @@ _MAGIC: Final = b"envactors checkpoint\n"
 _FORMAT: Final = 1
 # The format, the length of the payload, and its checksum.
 _HEADER: Final = struct.Struct("<IQI")
+# How the names of files end that are being written.
+_PARTIAL: Final = ".partial"
 
 
 def write_file(path: str | os.PathLike[str], payload: bytes | bytearray) -> None:
-    """Write a checkpoint in place of the one at this path.
+    """Write a checkpoint in place of the one at this path, whose permissions it keeps; follow symbolic links.
 
     Raises:
         OSError: It cannot be written; what was there before still is.
     """
-    target = Path(path)
+    target = Path(path).resolve()
+    _remove_partial(target)
     # Beside it, since only within one file system a file takes another's place at once.
-    fd, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    beside = target.with_name(f".{target.name}.{os.urandom(4).hex()}{_PARTIAL}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(fd, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
             file.write(_MAGIC + _HEADER.pack(_FORMAT, len(payload), zlib.crc32(payload)))
             file.write(payload)
             file.flush()
             os.fsync(fd)
-        Path(beside).replace(target)
+            beside.replace(target)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
+
+
+def _remove_partial(target: Path) -> None:
+    """Remove what killed processes have left beside a file; those that still write hold locks."""
+    for entry in target.parent.iterdir():
+        if entry.name.startswith(f".{target.name}.") and entry.name.endswith(_PARTIAL):
+            with contextlib.suppress(OSError), entry.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                entry.unlink()
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import functools
 import multiprocessing
 import os
@@ -144,6 +145,7 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     own = SharedFile(STACKS_FILE) if descriptors.stacks is None else None
     fd = descriptors.stacks if own is None else own.fileno()
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)  # type: ignore[arg-type] # one of the two
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # type: ignore[arg-type] # the parent empties it now and then
     os.write(fd, b"\n")  # type: ignore[arg-type] # from now on the parent may send it
     memory = map_file(descriptors.pages, place.length * PAGE, place.first * PAGE)
     os.close(descriptors.pages)

@@ -48,7 +48,7 @@ def open_file_of(pid: int, name: str) -> int | None:
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             if str(path.readlink()) == f"/memfd:{name} (deleted)":
-                return os.open(path, os.O_RDONLY)
+                return os.open(path, os.O_RDWR)
     return None
 
 

@@ -1,0 +1,37 @@
+"""A worker whose stacks are read again and again does not keep them all."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import SOON, Counter, park
+
+import envactors as ea
+from envactors.system.choice import PORTABLE
+
+
+class Crowd(Counter):
+    def gather(self, count):
+        for _ in range(count):
+            threading.Thread(target=park, daemon=True).start()
+
+
+def size_of_stacks(pid):
+    (size,) = (
+        path.stat().st_size for path in Path(f"/proc/{pid}/fd").iterdir() if "envactors-stacks" in str(path.readlink())
+    )
+    return size
+
+
+@pytest.mark.skipif(PORTABLE, reason="the file is found through /proc")
+def test_the_stacks_of_a_worker_take_a_bounded_amount_of_memory():
+    with ea.spawn(Crowd) as actor:
+        actor.gather(30).result(SOON)
+        lengths = []
+        for _ in range(40):
+            lengths.append(len(actor.stacks(SOON)))
+            assert "in park" in actor.stacks(SOON)
+        assert size_of_stacks(actor.pid) < 1 << 17
+        assert 80 * min(lengths) > 1 << 17  # all of them together would not fit
