@@ -46,7 +46,8 @@ class _SessionBackend(ea.ProcessBackend):
         return super()._settings(env_vars)
 
 
-_PLAIN = ea.ProcessBackend()
+# With something to preload, each mapping of variables has a server, which ends with its last actor.
+_PLAIN = ea.ProcessBackend() if PORTABLE else ea.ProcessBackend(preload=("helpers",))
 # For tests that end many processes, and to which it does not matter how these start: an interpreter costs more than
 # a tenth of a second of a core, a worker of this one server a few milliseconds. The server lasts as long as the tests.
 # Where there are no fork servers, these are fresh interpreters, and the tests take much longer.

@@ -14,6 +14,7 @@ import pytest
 OWN = sys.version_info[:2]
 # The versions of Python that NumPy 1.26 was built for.
 WITH_NUMPY_1 = {(3, 10), (3, 11), (3, 12)}
+QUIETLY = ("-q", "--disable-pip-version-check")
 # What a virtual environment has besides what is said.
 NEEDED = "cloudpickle>=3"
 
@@ -45,9 +46,9 @@ def make_venv(folder, python, *requirements):
     complete = folder / "complete"
     if not complete.exists():
         for command in (
-            [python, "-m", "venv", "--clear", *([] if requirements else ["--without-pip"]), folder],
-            # What it imports is compiled when it is imported, which is a small part.
-            [made, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check", *requirements],
+            [python, "-m", "venv", "--clear", "--without-pip", folder],
+            # By the caller's pip, since another one would take seconds. What is imported is compiled then.
+            [sys.executable, "-m", "pip", "--python", made, *QUIETLY, "install", "--no-compile", *requirements],
         )[: 1 + bool(requirements)]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
             if done.returncode != 0:

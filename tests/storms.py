@@ -17,7 +17,7 @@ import envactors as ea
 COUNT = 8
 
 
-def checksum_of_run(make, actions, steps, seconds=None, **options):
+def checksum_of_run(make, actions, steps, seconds=None, every=None, **options):
     """Return the checksum over all observations and rewards of that many steps, the longest replay, and the restarts.
 
     Args:
@@ -25,20 +25,24 @@ def checksum_of_run(make, actions, steps, seconds=None, **options):
         actions: The actions of 8 envs, by step; they come again.
         steps: How many steps of all envs together.
         seconds: From one kill to the next; None for none.
+        every: Steps of the vector from one kill to the next, however long they take; None for none.
         options: Those of the vector.
     """
     stop = threading.Event()
     restart = ea.RestartPolicy(max_restarts=100_000, backoff=0.0)
     given = {"on_failure": "replay", "envs_per_actor": 4, "restart": restart, **options}
     with ea.VectorEnv([make] * COUNT, **given) as envs:
+        dice = random.Random(3)
+
+        def kill():
+            pid = dice.choice(envs.actors).pid
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):  # it may have ended since
+                    os.kill(pid, signal.SIGKILL)
 
         def storm():
-            dice = random.Random(3)
             while not stop.wait(seconds):
-                pid = dice.choice(envs.actors).pid
-                if pid is not None:
-                    with contextlib.suppress(ProcessLookupError):  # it may have ended since
-                        os.kill(pid, signal.SIGKILL)
+                kill()
 
         thread = threading.Thread(target=storm)
         check = zlib.crc32(envs.reset(seed=1)[0])
@@ -47,6 +51,8 @@ def checksum_of_run(make, actions, steps, seconds=None, **options):
         try:
             longest = 0
             for turn in range(steps // COUNT):
+                if every is not None and turn % every == every // 2:
+                    kill()
                 obs, rewards, _, _, infos = envs.step(actions[turn % len(actions)])
                 check = zlib.crc32(rewards, zlib.crc32(np.ascontiguousarray(obs), check))
                 assert not any("failure" in info for info in infos)

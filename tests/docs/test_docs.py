@@ -6,11 +6,10 @@ import ast
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm import warm_interpreter
 
 import envactors as ea
 
@@ -33,25 +32,24 @@ sys.exit(runner.failures > 0)
 """
 
 
+@pytest.fixture(scope="module")
+def interpreter(helper_processes):
+    with warm_interpreter("-W", "error", "-W", PROTOBUF, "-W", TORCHRL) as interpreter:
+        yield interpreter
+
+
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
-def test_code_blocks_run(page, tmp_path):
+def test_code_blocks_run(page, interpreter, tmp_path):
     for package in re.findall(r"^(?:from|import) (\w+)", blocks(page)[0], flags=re.MULTILINE):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     script = tmp_path / "blocks.py"
     script.write_text("\n\n".join(blocks(page)))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", PROTOBUF, "-W", TORCHRL, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = interpreter.run(script, [], tmp_path)
     assert done.stderr == ""
     assert done.returncode == 0
 
@@ -66,21 +64,16 @@ def examples(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in REFERENCE if examples(page)], ids=lambda page: page.name)
-def test_examples_of_the_reference_are_true(page, tmp_path):
+def test_examples_of_the_reference_are_true(page, interpreter, tmp_path):
     sections = []
     for title, text in examples(page):
         packages = re.findall(r"^>>> (?:from|import) (\w+)", text, flags=re.MULTILINE)
         if all(importlib.util.find_spec(package) for package in packages):
             sections.append((title, text))
     (tmp_path / "page.json").write_text(json.dumps(sections))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", PROTOBUF, "-W", TORCHRL, "-c", DOCTESTS, "page.json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-    )
+    script = tmp_path / "doctests.py"
+    script.write_text(DOCTESTS)
+    done = interpreter.run(script, ["page.json"], tmp_path)
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
 

@@ -456,23 +456,23 @@ def test_recycling_and_standbys_go_on_with_the_next_number(autoreset, standbys):
 # A long run -----------------------------------------------------------------------------------------------
 
 
-def checksum_of_cartpole(steps, seconds=None):
+def checksum_of_cartpole(steps, **kills):
     make, actions = functools.partial(gymnasium.make, "CartPole-v1"), np.random.default_rng(2).integers(0, 2, (997, 8))
-    return checksum_of_run(make, actions, steps, seconds, seed_episodes=True, max_journal=500)
+    return checksum_of_run(make, actions, steps, **kills, seed_episodes=True, max_journal=500)
 
 
 @pytest.mark.parametrize(
-    ("steps", "seconds"),
+    ("steps", "kills"),
     [
-        (6_000, 0.05),
-        pytest.param(16_000, 0.2, marks=pytest.mark.slow),
-        pytest.param(1_000_000, 0.5, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+        (4_000, {"every": 100}),
+        pytest.param(16_000, {"seconds": 0.2}, marks=pytest.mark.slow),
+        pytest.param(1_000_000, {"seconds": 0.5}, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
-def test_many_steps_with_kills_give_the_observations_of_an_undisturbed_run(steps, seconds):
+def test_many_steps_with_kills_give_the_observations_of_an_undisturbed_run(steps, kills):
     undisturbed, _, restarts = checksum_of_cartpole(steps)
     assert restarts == 0
-    disturbed, longest, restarts = checksum_of_cartpole(steps, seconds)
+    disturbed, longest, restarts = checksum_of_cartpole(steps, **kills)
     assert disturbed == undisturbed
     assert restarts >= 2
     assert longest <= 500

@@ -27,8 +27,8 @@ from envactors.system.choice import PORTABLE
 from envactors.testing import BackendConformance, EchoEnv
 from envactors.wire import pickling
 
-# Making a virtual environment takes some seconds the first time.
-pytestmark = pytest.mark.timeout(120)
+# Making a virtual environment may take a minute on a busy machine.
+pytestmark = pytest.mark.timeout(300)
 
 METHOD = "spawn" if PORTABLE else "forkserver"
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
