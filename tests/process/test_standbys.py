@@ -519,6 +519,7 @@ def test_only_so_many_processes_start_at_a_time(at_most, tmp_path):
 
     def slow():
         note("+")
+        wait_until(lambda: "++" in log.read_text())  # another one has started meanwhile
         time.sleep(0.05)
         note("-")
         return Counter()

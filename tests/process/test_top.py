@@ -544,7 +544,12 @@ def test_a_program_that_ends_while_it_is_watched(program, how):
         status, left = top.end()
         assert time.monotonic() - begun < promised(AT_ONCE + START)
     assert status == 0
-    assert left == f"program {program.pid} {'is not monitored any more' if 'no more' in how else 'has ended'}\n"
+    # At its end a program closes its socket some time before it has ended.
+    wanted = {
+        "monitored no more": ["is not monitored any more"],
+        "at its end": ["is not monitored any more", "has ended"],
+    }
+    assert left in [f"program {program.pid} {end}\n" for end in wanted.get(how, ["has ended"])]
 
 
 def test_one_of_several_is_chosen(runtime):
