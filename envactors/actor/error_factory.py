@@ -141,6 +141,8 @@ class ErrorFactory:
             text = f"{who} was lost with its node {node!r}, {reason}, {running}"
             return NodeLostError(text, node=node, reason=reason, **_ending(report), **where)
         ended = "was ended on purpose" if aborted else f"died with {describe_status(*report.status)}"
+        if report.untrue:
+            ended = f"was killed, since it has overwritten memory that it shares with the caller ({report.untrue}),"
         return ActorDiedError(f"{who} {ended} {running}", aborted=aborted, **_ending(report), **where)
 
     def discarded(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:

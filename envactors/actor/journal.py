@@ -223,7 +223,7 @@ class Journal:
         if reset is None and not self.whole:
             self.length += 1
             return
-        check = int(rows.checks[rows.requested[env] & 1, env])
+        check = int(rows.checks[rows.asked[env] & 1, env])
         if reset is not None:
             self._start_anew(reset, call_id, check, incarnation)
             return

@@ -28,6 +28,7 @@ class ExitReport(NamedTuple):
         stderr_tail: The last lines of its stderr.
         stacks: The stacks that it wrote before it was killed.
         refusal: Why no process came to be.
+        untrue: What it wrote into shared memory that cannot be true, for which it was killed.
         loss: The loss of the node that it ran on, if that is why it counts as ended.
     """
 
@@ -37,6 +38,7 @@ class ExitReport(NamedTuple):
     stacks: str = ""
     refusal: BaseException | None = None
     loss: NodeLoss | None = None
+    untrue: str = ""
 
 
 class ProcessOwner(Protocol):
@@ -64,6 +66,7 @@ class ActorProcess:
         at_end: Whether its channel has ended.
         on_ring: Called when the worker rings, in the thread that reads replies; None if nobody has asked for that.
         overflows: How many parts have come in OVERFLOW frames; compared with the page's own count.
+        untrue: What `distrust` has killed it for.
     """
 
     def __init__(self, worker: Worker, name: str, reactor: Reactor, owner: ProcessOwner) -> None:
@@ -72,6 +75,7 @@ class ActorProcess:
         self.at_end = False
         self.on_ring: Callable[[], None] | None = None
         self.overflows = 0
+        self.untrue = ""
         # The stacks that were asked for because of a deadline.
         self._stacks: Stacks | None = None
         self._owner = owner
@@ -118,7 +122,7 @@ class ActorProcess:
             wait: How the worker waits for the request after this one, as `envactors.wire.control_page` says.
         """
         channel = self._channel
-        self.page.set_wait(wait)
+        self.page.set_wait(wait, frame.call_id)
         try:
             channel.send(frame)
         except OSError as error:
@@ -128,6 +132,11 @@ class ActorProcess:
         self.page.post_frame()
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
+
+    def distrust(self, untrue: str) -> None:
+        """Kill it, since env code has overwritten the memory that it shares with this process."""
+        self.untrue = self.untrue or untrue
+        self.worker.kill()
 
     def watch_doorbell(self, on_ring: Callable[[], None] | None) -> None:
         """Have rings handled by the thread that reads replies; None stops that."""
@@ -162,8 +171,8 @@ class ActorProcess:
         except OSError as error:
             if not is_disconnect(error):
                 raise
-        except ChannelCorruptError:
-            self.worker.kill()
+        except ChannelCorruptError as error:
+            self.distrust(f"in its channel {error}")
         if frames is None:
             self.at_end = True
             self._reactor.unwatch_channel(self._channel.fileno())
@@ -183,7 +192,7 @@ class ActorProcess:
         reactor.unwatch_channel(self._channel.fileno())
         tail = "".join(output.tail for output in self._outputs if output.stream == "stderr")
         stacks = "" if self._stacks is None else self._stacks.read()
-        return frames, ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss)
+        return frames, ExitReport(self.pid, worker.reap(), tail, stacks, worker.refusal, worker.loss, self.untrue)
 
     def _read_output(self, output: Output, _mask: int) -> None:
         if not output.read():

@@ -79,7 +79,7 @@ class SharedMemoryBatchStep:
         self.overflow: dict[int, memoryview] = {}
         self._first_index = first_index
         self._reissue = reissue
-        self._requested = rows.requested.data
+        self._asked, self._requested = rows.asked.data, rows.requested.data
         self._completed = rows.completed.data
         # The env that has passed its deadline: from then on no result of it counts.
         self._overdue: int | None = None
@@ -90,9 +90,10 @@ class SharedMemoryBatchStep:
         Only here are the envs' numbers raised: a number that is raised while the step before still counts as running
         would make that one's result look as if it had never come, should the process end at that moment.
         """
-        requested = self._requested
+        asked, requested, completed = self._asked, self._requested, self._completed
         for index in self.envs:
-            requested[index] += 1
+            completed[index] = number = asked[index]  # whatever its worker has written since
+            requested[index] = asked[index] = number + 1
         self.call_id = call_id
         self.started = now
         self.over = False
@@ -115,13 +116,22 @@ class SharedMemoryBatchStep:
         """Whether the worker has run all of it; what came beside the rows may still be on the way."""
         return self.page.counters[FINISHED] >= self.call_id
 
+    def has_all_rows(self) -> bool:
+        """Return whether the rows of all envs are complete, as they are once the worker has finished."""
+        asked, completed, claimed = self._asked, self._completed, self.claimed
+        for index in self.envs:  # a generator takes three times as long
+            if completed[index] == asked[index] or index in claimed:
+                continue
+            return False
+        return True
+
     def has_results(self) -> bool:
         """Return whether results of it may be there that have not been claimed."""
         if self.over or self.finished:
             return True
-        requested, completed, claimed = self._requested, self._completed, self.claimed
+        asked, completed, claimed = self._asked, self._completed, self.claimed
         for index in self.envs:  # a generator takes three times as long
-            if completed[index] == requested[index] and index not in claimed:
+            if completed[index] == asked[index] and index not in claimed:
                 return self.started > 0.0  # until it is posted, the rows hold the results of the step before
         return False
 
@@ -129,7 +139,7 @@ class SharedMemoryBatchStep:
         """Return whether an env's result is there as a whole, before its deadline."""
         return (
             self.started > 0.0  # until it is posted, the rows hold the results of the step before
-            and self._completed[index] == self._requested[index]
+            and self._completed[index] == self._asked[index]
             and index != self._overdue
             and (index in self.overflow or not self.infos.needs_overflow(index))
         )
@@ -188,9 +198,8 @@ class SharedMemoryBatchStep:
                 else:
                     waiting.append(request)
         for index in lost if posted else ():
-            if self._completed[index] == self._requested[index]:
-                self._completed[index] -= 1  # came too late; its writer is dead
-            self._requested[index] = self._completed[index]
+            self._asked[index] -= 1
+            self._requested[index] = self._completed[index] = self._asked[index]  # its writer is dead
         self.over = True
         self._overdue = None
         return current, waiting
@@ -258,6 +267,9 @@ class SharedMemorySteps:
         while running and isinstance(step := running[0], SharedMemoryBatchStep) and counters[FINISHED] >= step.call_id:
             if counters[OVERFLOWS] != process.overflows and not self.fetch_overflow():
                 return
+            if counters[FINISHED] > process.page.last_call or not step.has_all_rows():
+                process.distrust(f"it says that call {counters[FINISHED]} has finished")
+                return
             del running[0]
             step.over = retired = True
             core.completed += len(step.envs)
@@ -323,7 +335,7 @@ class SharedMemorySteps:
                 and process.page.counters[OVERFLOWS] > process.overflows
             ):
                 if not self._receive(READABLE):
-                    self._core.kill_inconsistent()  # the worker's counters are wrong: what else is?
+                    process.distrust(f"it says that {process.page.counters[OVERFLOWS]} results came in frames")
                     return False
         return True
 

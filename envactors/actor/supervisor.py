@@ -367,6 +367,10 @@ class Supervisor:
     def _on_call_timer(self, now: float) -> None:
         core, process = self.core, self.core.process
         if core.phase is LIVE and core.table.running and process is not None:
+            if untrue := process.page.find_untrue(len(self.config.start.factories)):
+                process.distrust(f"{untrue} on its control page cannot be true")
+            if process.untrue:
+                return
             later = core.table.running[0].next_look(process.page, self.config.deadlines, now)
             if later is not None:
                 core.timers.set("call", later)

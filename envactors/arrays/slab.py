@@ -59,6 +59,7 @@ class Slab:
 
     Attributes:
         size: The size of all arrays, in bytes.
+        asked: int64, shape (n,): the caller's own copy of ``requested``, which no worker can overwrite.
         requested: int64, shape (n,): the number of the last requested transition. Its last bit selects the one of the
             env's two rows that the observation is written to.
         completed: int64, shape (n,): the number of the last complete transition.
@@ -94,6 +95,7 @@ class Slab:
             array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, start)
             return array
 
+        self.asked: npt.NDArray[np.int64] = np.zeros(n, np.int64)
         self.requested: npt.NDArray[np.int64] = place((n,), np.int64)
         self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
         self.when: npt.NDArray[np.float64] = place((n,), np.float64)

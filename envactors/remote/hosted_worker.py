@@ -120,7 +120,11 @@ class HostedWorker:
         return self._page.counters[FINISHED] < self._last_call
 
     def progress(self) -> ProgressReport:
-        """Return what it is at."""
+        """Return what it is at; kill it if its page says what cannot be true."""
+        if untrue := self._page.find_untrue(self._envs):
+            text = f"envactors: {untrue} on the control page of this worker cannot be true, so it is killed\n"
+            self._link.send(Record(RecordKind.OUTPUT, self.number, text.encode(), STREAM_CODES["stderr"]))
+            self._worker.kill()
         call_id, ended, position, method, since = self._page.progress()
         rss = resident_memory(self._worker.pid)
         return ProgressReport(self.number, call_id, ended, position, method, time.monotonic() - since, rss)
@@ -176,7 +180,7 @@ class HostedWorker:
 
     def _forward(self, frame: Frame) -> None:
         self._last_call = frame.call_id
-        self._page.set_wait(ASLEEP)
+        self._page.set_wait(ASLEEP, frame.call_id)
         with contextlib.suppress(OSError):  # it has ended, which its sentinel tells
             self._channel.send(frame)
             self._page.post_frame()
@@ -218,7 +222,8 @@ class HostedWorker:
         mirrored, counters = self._rows(), self._page.counters
         if mirrored is None or not self._steps:
             return
-        finished, ready = counters[FINISHED], []
+        # Env code may have written any number there; the caller finds out which results are missing.
+        finished, ready = min(max(0, counters[FINISHED]), self._last_call), []
         for call_id, stream, rows in self._steps:
             if finished >= call_id or stream or all_complete:
                 complete = mirrored.complete(rows)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import Layout, Slab
+from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room
 from envactors.wire.info_codec import INLINE_INFO, RECORDED, InfoReader
@@ -158,8 +158,9 @@ class MirroredRows:
             at = _read(view, at, run.halves[half])
             for row in range(first, first + count):
                 if encodings[row] in (RECORDED, INLINE_INFO):
-                    rooms[row][: sizes[row]] = view[at : at + sizes[row]]
-                    at += sizes[row]
+                    size = min(sizes[row], INLINE_INFO_ROOM)
+                    rooms[row][:size] = view[at : at + size]
+                    at += size
             run.when.fill(time.monotonic())
             run.numbers[:] = numbers
 

@@ -111,7 +111,7 @@ class MirroredPage(ControlPage):
 
     def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
         del wait
-        self.counters[STREAM], self.counters[STEP] = stream, call_id
+        self.counters[STREAM], self.counters[STEP], self.last_call = stream, call_id, call_id
         self._post(call_id, stream, rows)
 
     def finish_rows(self, finished: int, overflows: int) -> None:

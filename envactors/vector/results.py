@@ -80,7 +80,7 @@ class RowReader:
         self._copy = copy
         # The last bytes of the rows' numbers: most often they are all equal, which bytes tell in a tenth of the time
         # that a reduction takes.
-        numbers = rows.requested.view(np.uint8).reshape(-1, 8)
+        numbers = rows.asked.view(np.uint8).reshape(-1, 8)
         self._low_bytes = numbers[:, 0 if sys.byteorder == "little" else 7]
         # The one array of observations, if there is only one.
         self._only = rows.observations[0] if isinstance(rows.layout.observation, ArraySpec) else None
@@ -98,7 +98,7 @@ class RowReader:
         if in_one_piece and self._only is not None:
             return self._only[half].copy() if self._copy else self._only[half]
         ids = np.array(env_ids, np.int64)
-        halves = self.rows.requested[ids] & 1
+        halves = self.rows.asked[ids] & 1
         in_one_piece = all_envs and bool((halves == half).all())
 
         def batches() -> Iterator[Any]:
@@ -123,7 +123,7 @@ class RowReader:
             number: The number of the result, for that of its observation; None for the last request's.
         """
         rows, others = self.rows, iter(self.contents[env_id][1])
-        half = int(rows.requested[env_id] if number is None else number) & 1
+        half = int(rows.asked[env_id] if number is None else number) & 1
         reward: npt.NDArray[Any] = rows.rewards[env_id]
         leaves = (next(others) if array is None else array[half, env_id, ...].copy()[()] for array in rows.observations)
         return EnvStep(

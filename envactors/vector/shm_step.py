@@ -294,4 +294,4 @@ class SharedMemoryStepper:
         else:
             for position, env_id in enumerate(prepared.env_ids):
                 self._reader.contents[env_id] = NO_CONTENT if contents is None else contents[position]
-        self._last.keep_rows(prepared.index, self.rows.requested[prepared.index])
+        self._last.keep_rows(prepared.index, self.rows.asked[prepared.index])

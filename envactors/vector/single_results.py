@@ -6,6 +6,7 @@ take     results that wait to be delivered ──▶ a batch
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -143,13 +144,16 @@ class SingleResults:
                 pass
             else:
                 return True
-        content: Any = tuple(self._infos.failure(env_id, payload)) if failed else payload
+        content: Any = payload
+        if failed:
+            with contextlib.suppress(Exception):  # no failure has come, although the row says so
+                content = tuple(self._infos.failure(env_id, payload))
         if content is None:
             content = self._rows.inline_info(env_id)
         env, request = self._envs[env_id], self.reissue(env_id)
         request.call_id = step.call_id
         self._infos.mark_failed(env_id)  # what could not be unpickled is no result either
-        errors, answer = env.supervisor.core.errors, Answer(request, failed, content)
+        errors, answer = env.supervisor.core.errors, Answer(request, True, content)
         request.settle(None, errors.outcome(answer, step.bound, env.handle.pid)[1], step.bound)
         return False
 
@@ -190,4 +194,4 @@ class SingleResults:
     def _account_for(self, index: npt.NDArray[np.int64]) -> None:
         self._episodes.record_rows(index, self._rows)
         if self._last is not None:
-            self._last.keep_rows(index, self._rows.requested[index])
+            self._last.keep_rows(index, self._rows.asked[index])

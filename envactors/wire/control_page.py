@@ -66,6 +66,8 @@ SINCE: Final = 36
 OVERFLOWS: Final = 37
 
 METHOD_CALL: Final = 0
+# How often to read what a worker is at, if it changes all the time.
+_MOST_READS = 100
 
 ASLEEP: Final = 0
 SPINNING: Final = 1
@@ -125,9 +127,11 @@ class ControlPage:
     Attributes:
         spans: When steps and resets ran, and how long they took; that follows the page.
         is_timing: In the worker: whether what runs now is timed.
+        is_streaming: In the worker: whether results of the present step are streamed, as `STREAM` said when it began.
         clock_lead: How far the parent's `time.monotonic` is ahead of the worker's, in seconds.
         counters: The memory as integers of 64 bits; the indices are the names above.
         times: The same memory as floats: times of `time.monotonic`, in seconds.
+        last_call: In the parent: the highest call id that the worker was sent.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray | memoryview, to_worker: Doorbell, to_parent: Doorbell) -> None:
@@ -136,8 +140,11 @@ class ControlPage:
         self.to_worker = to_worker
         self.to_parent = to_parent
         self.spans = SpanRing(memoryview(memory)[PAGE:])
-        self.is_timing = False
+        self.is_timing = self.is_streaming = False
         self.clock_lead = 0.0
+        self.last_call = 0
+        # The parent's own copies of `POSTED` and `FRAMES`: env code may overwrite the page.
+        self._posted = self._frames = 0
         # Acquired for its memory barrier only: what was written before is seen by who reads after an acquire of theirs.
         self._barrier = threading.Lock()
 
@@ -151,8 +158,8 @@ class ControlPage:
         if stream and not counters[STREAM] and counters[FINISHED] < counters[STEP]:
             counters[WATCHED] = call_id  # the worker may run both as one, and the other's end is waited for
         counters[STREAM] = stream
-        counters[STEP] = call_id
-        counters[POSTED] += 1
+        counters[STEP] = self.last_call = call_id
+        self._posted = counters[POSTED] = self._posted + 1
         self.to_worker.ring_open()
 
     def ring_at(self, count: int) -> None:
@@ -170,29 +177,53 @@ class ControlPage:
         with self._barrier:
             pass
 
-    def set_wait(self, wait: int) -> None:
-        """Say how the worker waits for the request after the frame that is sent next."""
+    def set_wait(self, wait: int, call_id: int = 0) -> None:
+        """Say how the worker waits for the request after the frame that is sent next, which has this call id."""
         self.counters[WAIT] = wait
+        self.last_call = max(self.last_call, call_id)
 
     def post_frame(self) -> None:
         """Announce a frame that was sent: a worker that spins would fall asleep for one that is still to come."""
         counters = self.counters
-        counters[FRAMES] += 1
-        counters[POSTED] += 1
+        self._frames = counters[FRAMES] = self._frames + 1
+        self._posted = counters[POSTED] = self._posted + 1
 
     def histograms(self, envs: int) -> Histograms:
         """Return how long the steps and resets of so many envs have taken, as far as that was written down."""
         return self.spans.histograms(envs) if self.counters[TIMED] else Histograms(envs)
 
     def progress(self) -> Progress:
-        """Return what the worker runs."""
+        """Return what the worker runs.
+
+        Env code may have overwritten the page: what cannot be a call id, a method or a time is that of the last
+        request, `METHOD_CALL`, or 0.0.
+        """
         counters = self.counters
-        while True:  # until the time was the same before and after, so that the other counters belong to it
-            since = self.times[SINCE]
+        for _ in range(_MOST_READS):  # until the time was the same before and after, so that the others belong to it
+            stamp, since = counters[SINCE], self.times[SINCE]
             begun, ended = counters[BEGUN], counters[FINISHED] == counters[BEGUN]
-            progress = Progress(begun, ended, counters[ENV_INDEX], counters[METHOD], since)
-            if self.times[SINCE] == since:
-                return progress
+            position, method = counters[ENV_INDEX], counters[METHOD]
+            if counters[SINCE] == stamp:  # not as times, of which one may be NaN
+                break
+        if not 0 <= begun <= self.last_call:
+            begun, ended = self.last_call, False  # nothing that may have run is to run again
+        if not METHOD_CALL <= method <= METHOD_RESET:
+            method = METHOD_CALL
+        return Progress(begun, ended, position, method, since if 0.0 <= since <= time.monotonic() else 0.0)
+
+    def find_untrue(self, envs: int) -> str:
+        """Return which of the counters cannot be true for a worker of so many envs; empty if all of them can."""
+        counters, since = self.counters, self.times[SINCE]
+        cells = {
+            "POSTED": counters[POSTED] == self._posted,
+            "FRAMES": counters[FRAMES] == self._frames,
+            "BEGUN": 0 <= counters[BEGUN] <= self.last_call,
+            "FINISHED": 0 <= counters[FINISHED] <= self.last_call,
+            "ENV_INDEX": 0 <= counters[ENV_INDEX] < envs,
+            "METHOD": METHOD_CALL <= counters[METHOD] <= METHOD_RESET,
+            "SINCE": 0.0 <= since <= time.monotonic(),
+        }
+        return ", ".join(name for name, can_be_true in cells.items() if not can_be_true)
 
     # The worker ------------------------------------------------------------------------------------------
 
@@ -224,7 +255,7 @@ class ControlPage:
         counters[FINISHED] = call_id
         if counters[WAIT] & SPINNING:
             yield_cpu()  # a caller that spins on this CPU reads the counter first, before the ring delays it
-        if counters[STREAM]:
+        if self.is_streaming:
             with self._barrier:
                 pass
             if counters[WATCHED] < call_id:

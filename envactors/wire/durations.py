@@ -115,7 +115,7 @@ class Histograms:
 
     def _quantiles(self, ends: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
         cells, wanted = np.arange(len(ends)), share * ends[:, -1]
-        buckets = (ends < wanted[:, np.newaxis]).sum(axis=1)
+        buckets = np.minimum((ends < wanted[:, np.newaxis]).sum(axis=1), _BUCKETS - 1)
         low, high = _EDGES[buckets], _EDGES[buckets + 1]
         inside = np.maximum(self._counts[cells, buckets], 1)
         quantiles: npt.NDArray[np.float64] = low + (high - low) * (1 - (ends[cells, buckets] - wanted) / inside)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from envactors.wire.durations import SIZE_PER_ENV, Histograms
+from envactors.wire.durations import METHOD_RESET, METHOD_STEP, SIZE_PER_ENV, Histograms
 
 # One step or reset: when it began and ended (`time.monotonic`), its call id, the position of its env in the actor, and
 # `envactors.wire.durations.METHOD_STEP` or ``METHOD_RESET``.
@@ -21,6 +21,10 @@ SPAN: Final = np.dtype([("begin", "f8"), ("end", "f8"), ("call_id", "i8"), ("pos
 _pack = struct.Struct("ddqii").pack_into
 # Spans are counted so many at a time, and the ring has room for so many.
 _FOLD = 1 << 10
+# What takes longer, in seconds, was never measured.
+_LONGEST = 1e9
+# How often to read histograms that change all the time.
+_MOST_READS = 100
 SPANS_KEPT: Final = 4 * _FOLD
 # Two counters come before the ring: of the spans that were ever written, and of those that were counted.
 _HEADER = SPAN.itemsize
@@ -86,11 +90,12 @@ class SpanRing:
         rows = self._rows(first, written)
         # The worker may be at the row after the last one that it has counted.
         overwritten = self._header[0] + 1 - SPANS_KEPT - first
-        return rows[max(0, overwritten) :], written
+        rows = rows[max(0, overwritten) :]
+        return rows[_can_be_true(rows, self._envs)], written
 
     def histograms(self, envs: int) -> Histograms:
         """Return how long all steps and resets of so many envs have taken."""
-        while True:  # until the worker has not gone on to the copy that is read here
+        for _ in range(_MOST_READS):  # until the worker has not gone on to the copy that is read here
             folded = self._header[1]
             counted, start = self._copy(folded).copy(), folded % SPANS_KEPT
             _count(counted, self._all_rows()[start : start + self._header[0] - folded])
@@ -120,5 +125,17 @@ class SpanRing:
         return Histograms(self._envs, self._memory[start:])
 
 
+def _can_be_true(spans: Spans, envs: int) -> npt.NDArray[np.bool_]:
+    """Return which spans can be true: env code may overwrite the ring."""
+    position, method = spans["position"], spans["method"]
+    with np.errstate(all="ignore"):
+        seconds = spans["end"] - spans["begin"]
+        in_time = (spans["begin"] >= 0) & (seconds >= 0) & (seconds < _LONGEST)
+    found: npt.NDArray[np.bool_] = in_time & (position >= 0) & (position < envs)
+    found &= (method == METHOD_STEP) | (method == METHOD_RESET)
+    return found
+
+
 def _count(histograms: Histograms, spans: Spans) -> None:
+    spans = spans[_can_be_true(spans, len(histograms))]
     histograms.count(spans["position"], spans["method"], spans["end"] - spans["begin"])

@@ -106,7 +106,7 @@ class StepRunner:
     def run_rows(self, call_id: int) -> None:
         """Run every row that is requested and not completed, for the step of this call id."""
         page = self._page
-        stream = page.counters[STREAM] != 0
+        page.is_streaming = stream = page.counters[STREAM] != 0
         if stream is not self._stream:
             self._stream = stream
             for row in self._rows:

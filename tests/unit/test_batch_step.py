@@ -313,7 +313,7 @@ def outcomes(*positions, failed=()):
 
 def page_at(call_id, position, method=METHOD_STEP, *, ended=False):
     page = ControlPage(bytearray(PAGE), Bell(), Bell())
-    page.times[SINCE] = 123.0
+    page.times[SINCE], page.last_call = 123.0, call_id
     page.counters[METHOD], page.counters[ENV_INDEX] = method, position
     page.counters[BEGUN], page.counters[FINISHED] = call_id, call_id if ended else call_id - 1
     return page

@@ -1,0 +1,213 @@
+"""Env code that overwrites the memory that it shares with the caller loses its worker, and harms nobody else."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import FORK_SERVER, SOON
+
+import envactors as ea
+from envactors.system.choice import PORTABLE
+from envactors.testing import EchoEnv
+from envactors.testing.envs import expected_checksum
+from envactors.wire.control_page import (
+    BEGUN,
+    ENV_INDEX,
+    FINISHED,
+    METHOD,
+    OVERFLOWS,
+    POSTED,
+    SINCE,
+    STEP,
+)
+
+pytestmark = pytest.mark.skipif(PORTABLE, reason="finds the memory by its name in /proc")
+ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+# Ends what has made its worker deaf; everything else is noticed at once.
+DEADLINE = 2.0
+PATTERNS = {
+    "nan": struct.pack("d", math.nan),
+    "huge time": struct.pack("d", 1e300),
+    "huge": struct.pack("q", 2**63 - 1),
+    "negative": struct.pack("q", -5),
+    "ones": struct.pack("q", 1),
+    "zeros": bytes(8),
+}
+
+
+def shared_memory(name):
+    """The (address, size) of what this worker has mapped under this name."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if f"memfd:envactors-{name}" in line and "rw-s" in line:
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            found.append((begin, end - begin))
+    return found
+
+
+def write_cell(index, value):
+    """Writes one counter or time of the control page."""
+    ((address, _),) = shared_memory("pages")
+    ctypes.memmove(address + 8 * index, struct.pack("d" if isinstance(value, float) else "q", value), 8)
+
+
+def overwrite(name, what, seed):
+    """Fills all of the shared memory: with one pattern, or at random."""
+    dice = np.random.default_rng(seed)
+    for address, size in shared_memory(name):
+        content = PATTERNS[what] * (size // 8) if what in PATTERNS else dice.bytes(size)
+        ctypes.memmove(address, content, size)
+
+
+class Vandal(EchoEnv):
+    """Does once, in its next step, what it was told: (function, arguments), then what comes after."""
+
+    deed = None
+
+    def prepare(self, function, *arguments, then="return"):
+        self.deed = function, arguments, then
+
+    def step(self, action):
+        deed, self.deed = self.deed, None
+        if deed is not None:
+            function, arguments, then = deed
+            if then == "go on":  # also while the worker and the caller act on it
+                threading.Thread(target=self._repeat, args=(function, arguments), daemon=True).start()
+            function(*arguments)
+            if then == "hang":
+                time.sleep(1000)
+        return super().step(action)
+
+    def _repeat(self, function, arguments):
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            function(*arguments)
+
+
+def step_and_catch(envs, actions):
+    """The failure of env 0."""
+    with pytest.raises(ea.VectorStepError) as caught:
+        envs.step(actions)
+    assert caught.value.failures.keys() == {0}
+    return caught.value.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        (FINISHED, 2**63 - 1),
+        (FINISHED, -(2**63)),
+        (SINCE, math.nan),
+        (SINCE, 1e300),
+        (METHOD, 77),
+        (ENV_INDEX, -1),
+        (BEGUN, 2**62),
+        (POSTED, -1),
+    ],
+)
+def test_what_cannot_be_true_on_a_control_page_kills_the_worker_with_an_error_that_says_so(cell, value):
+    with ea.VectorEnv([Vandal] * 2, backend=FORK_SERVER, restart=ALWAYS, deadlines=ea.Deadlines(step=0.2)) as envs:
+        envs.reset(seed=0)
+        envs[0].prepare(write_cell, cell, value, then="hang").result(SOON)
+        error = step_and_catch(envs, [1, 2])
+        assert isinstance(error, ea.ActorDiedError)
+        assert "has overwritten memory that it shares with the caller" in str(error)
+        envs.reset(seed=0)
+        assert envs.step([3, 4])[1].tolist() == [3.0, 4.0]
+
+
+def claim_to_have_finished():
+    """Says that the step that runs has finished."""
+    ((address, _),) = shared_memory("pages")
+    write_cell(FINISHED, ctypes.c_int64.from_address(address + 8 * STEP).value)
+
+
+def test_a_step_that_is_said_to_have_finished_does_not_return_the_row_of_the_step_before():
+    with ea.VectorEnv([Vandal] * 2, backend=FORK_SERVER, restart=ALWAYS, deadlines=ea.Deadlines(step=0.5)) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 2])
+        envs[0].prepare(claim_to_have_finished, then="hang").result(SOON)
+        assert "has overwritten memory that it shares with the caller" in str(step_and_catch(envs, [7, 8]))
+        envs.reset(seed=0)
+        assert envs.step([3, 4])[1].tolist() == [3.0, 4.0]
+
+
+def test_a_worker_that_announces_results_which_never_come_is_killed_and_its_true_result_counts():
+    with ea.VectorEnv([Vandal] * 2, backend=FORK_SERVER, restart=ALWAYS) as envs:
+        envs.reset(seed=0)
+        envs[0].prepare(write_cell, OVERFLOWS, 10**6).result(SOON)
+        assert envs.step([7, 8])[1].tolist() == [7.0, 8.0]
+        assert "has overwritten memory that it shares with the caller" in str(step_and_catch(envs, [9, 9]))
+
+
+class Neighbors:
+    """A vector and an actor of the same program, which nothing of all this may disturb."""
+
+    def __init__(self):
+        self.envs = ea.VectorEnv([EchoEnv] * 2, backend=FORK_SERVER)
+        self.envs.reset(seed=0)
+        self.actions = []
+
+    def check(self):
+        self.actions.append(len(self.actions))
+        obs = self.envs.step([self.actions[-1]] * 2)[0]
+        for i in range(2):
+            assert obs[i].tolist() == [0, len(self.actions), self.actions[-1], expected_checksum(i, self.actions)]
+        assert self.envs.stats().actors[0].restarts == 0
+
+
+def fuzz(seeds, packed):
+    neighbors = Neighbors()
+    with (
+        neighbors.envs,
+        ea.VectorEnv(
+            [Vandal] * 4,
+            envs_per_actor=2 if packed else 1,
+            backend=FORK_SERVER,
+            on_failure="renew",
+            restart=ALWAYS,
+            deadlines=ea.Deadlines(step=DEADLINE, reset=DEADLINE * 5, call=DEADLINE * 5),
+        ) as envs,
+    ):
+        for seed in seeds:
+            dice = np.random.default_rng(seed)
+            what = dice.choice([*PATTERNS, "random", "random"])
+            envs.reset(seed=0)
+            where, then = dice.choice(["pages", "slab"]), dice.choice(["return", "hang", "go on"])
+            envs[int(dice.integers(4))].prepare(overwrite, where, what, seed, then=then).result(SOON)
+            if dice.random() < 0.5:
+                envs.send([1] * 4)
+                while envs._pending.receivable:
+                    envs.recv(min_envs=1)
+            else:
+                envs.step([1] * 4)
+            neighbors.check()
+            envs.stats()
+            envs.step([2] * 4)
+            neighbors.check()
+        # Once they are replaced, nothing of it is left.
+        for actor in envs.actors:
+            actor.kill(restart=True)
+        envs.step([0] * 4)
+        envs.reset(seed=0)
+        assert envs.step([5] * 4)[0][:, :3].tolist() == [[0, 1, 5]] * 4
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
+def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_go_on(packed):
+    fuzz(range(4), packed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
+@pytest.mark.parametrize("first", [100, 200])
+def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_go_on_for_long(packed, first):
+    fuzz(range(first, first + 60), packed)
