@@ -338,7 +338,7 @@ def test_what_is_no_parallel_env_is_refused():
         (Unnamed, "possible_agents=None: expected a PettingZoo ParallelEnv"),
         (lambda: 5, "expected a PettingZoo ParallelEnv"),
     ):
-        with pytest.raises(ea.RestartsExhaustedError, match=message):
+        with pytest.raises(ea.ActorStartError, match=message):
             ActorParallelEnv([factory], restart=ea.RestartPolicy(max_restarts=1, backoff=0.0))
 
 
