@@ -129,7 +129,13 @@ def start_interpreter(
     with layout as fixed:
         boot = {"descriptors": descriptors, "page": page, "parent_pid": os.getpid(), "fixed_layout": fixed}
         process = start_python("envactors.worker.bootstrap", "run", boot, descriptors.present(), environment, python)
-    return _watched(process.pid, process.poll)
+
+    def reap() -> int | None:
+        code = await_exit(process.pid)  # where `poll` returns 0 for a status that nobody knows
+        process.returncode = code or 0
+        return code
+
+    return _watched(process.pid, reap)
 
 
 def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str, str]) -> Process:

@@ -90,7 +90,10 @@ def interpreter_options() -> list[str]:
 
 
 def await_exit(pid: int) -> int | None:
-    """Wait for the end of a child and reap it; return its exit code, minus the signal's number, or None."""
+    """Wait for the end of a child and reap it; return its exit code, minus the signal's number.
+
+    Return None if nobody knows it: the kernel has reaped the child if SIGCHLD is ignored.
+    """
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
@@ -112,4 +115,6 @@ def detach() -> None:
     with contextlib.suppress(OSError), open("/dev/tty", "rb", 0) as terminal:  # noqa: PTH123 # it may have none
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as the caller does; nobody would learn of children's ends
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -101,3 +101,31 @@ raise SystemExit(process.exitcode)
 """
     done = run_script(code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_caller_that_ignores_sigchld_is_told_no_wrong_exit_code():
+    code = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+import os, subprocess, sys
+import envactors as ea
+
+class Env:
+    def run(self):
+        return subprocess.run([sys.executable, "-S", "-c", "raise SystemExit(3)"]).returncode
+
+    def die(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for method in METHODS:
+    with ea.spawn(Env, backend=ea.ProcessBackend(method)) as actor:
+        assert actor.run().result() == 3, method  # workers do not ignore it
+        error = actor.die().exception()
+        known = (None, 9), "died with signal 9 (SIGKILL)"
+        unknown = (None, None), "died with an unknown status"
+        status, text = known if method == "forkserver" else unknown
+        assert (error.exitcode, error.signal) == status, (method, error)
+        assert text in str(error), (method, error)
+"""
+    done = run_script(code.replace("METHODS", repr(methods_here("forkserver", "spawn", "loky", "fork"))))
+    assert (done.returncode, done.stderr) == (0, "")
