@@ -144,6 +144,11 @@ class ProcessBackend(Backend):
         self, name: str, env_vars: Mapping[str, str], memory: MappedMemory | None, envs: int = 1
     ) -> ProcessWorker:
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
+        if not os.path.isdir("/dev/fd"):  # noqa: PTH112
+            raise LaunchRefusedError(
+                "/dev/fd does not exist, so that /proc is not mounted, through which workers are watched: mount it "
+                "(mount -t proc proc /proc), or use backend='thread'"
+            )
         code_tag(self.python, frozenset(env_vars.items()))
         DESCRIPTOR_LIMIT.make_room()
         number, mark = REAPER.enlist()

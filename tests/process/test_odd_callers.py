@@ -129,3 +129,19 @@ for method in METHODS:
 """
     done = run_script(code.replace("METHODS", repr(methods_here("forkserver", "spawn", "loky", "fork"))))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(PORTABLE, reason="nothing there needs /proc itself")
+def test_without_proc_the_error_says_what_is_missing():
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not have a mount namespace of its own")
+    code = """
+import envactors as ea
+with ea.spawn(list, restart=ea.RestartPolicy(max_restarts=3, backoff=60.0)) as actor:
+    error = actor.copy().exception()
+assert isinstance(error, ea.ActorStartError), error
+assert "/proc is not mounted" in str(error), error
+"""
+    command = ["unshare", "-m", "sh", "-c", 'umount -l /proc; exec "$@"', "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
