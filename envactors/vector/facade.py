@@ -146,7 +146,7 @@ class VectorEnv(EnvSnapshots):
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
         memory = backend.make_memory() if shared_memory else None
-        kept = max_journal if on_failure == "replay" else None
+        kept = max_journal if on_failure == "replay" and backend.kills else None  # nothing else can be lost
         alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
         alike = functools.partial(alike, max_journal=kept, seed_episodes=seed_episodes, snapshot=snapshot)
         self._built = VectorActors(alike, memory)
