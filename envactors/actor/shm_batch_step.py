@@ -81,6 +81,11 @@ class SharedMemoryBatchStep:
         self._reissue = reissue
         self._asked, self._requested = rows.asked.data, rows.requested.data
         self._completed = rows.completed.data
+        # Of all rows from the first env to the last, which are compared as a whole in a fifth of the time.
+        self._asked_rows = self._asked[envs[0] : envs[-1] + 1]
+        self._completed_rows = self._completed[envs[0] : envs[-1] + 1]
+        for index in envs:
+            self._requested[index] = self._completed[index] = self._asked[index]  # a lost worker may have changed them
         # The env that has passed its deadline: from then on no result of it counts.
         self._overdue: int | None = None
 
@@ -90,10 +95,9 @@ class SharedMemoryBatchStep:
         Only here are the envs' numbers raised: a number that is raised while the step before still counts as running
         would make that one's result look as if it had never come, should the process end at that moment.
         """
-        asked, requested, completed = self._asked, self._requested, self._completed
+        asked, requested = self._asked, self._requested
         for index in self.envs:
-            completed[index] = number = asked[index]  # whatever its worker has written since
-            requested[index] = asked[index] = number + 1
+            requested[index] = asked[index] = asked[index] + 1
         self.call_id = call_id
         self.started = now
         self.over = False
@@ -118,12 +122,10 @@ class SharedMemoryBatchStep:
 
     def has_all_rows(self) -> bool:
         """Return whether the rows of all envs are complete, as they are once the worker has finished."""
-        asked, completed, claimed = self._asked, self._completed, self.claimed
-        for index in self.envs:  # a generator takes three times as long
-            if completed[index] == asked[index] or index in claimed:
-                continue
-            return False
-        return True
+        if self._completed_rows == self._asked_rows:
+            return True
+        asked, completed = self._asked, self._completed
+        return all(completed[index] == asked[index] or index in self.claimed for index in self.envs)
 
     def has_results(self) -> bool:
         """Return whether results of it may be there that have not been claimed."""
