@@ -23,6 +23,8 @@ AT_MOST = 5.0  # seconds, promised
 DAEMON = "setsid sleep 1000 >/dev/null & echo $!"
 # Starts one that shows nothing of where it is from, and stays.
 SECRETIVE = "env -i setsid sleep 1000 >/dev/null & echo $!; wait"
+# Starts one like that, and ends.
+ESCAPE = "env -i setsid sleep 1000 >/dev/null & echo $!"
 
 
 class Breeder:
@@ -43,6 +45,17 @@ class Breeder:
         child = subprocess.Popen(["sh", "-c", SECRETIVE], stdout=subprocess.PIPE)
         self.children.append(child)
         return [child.pid, int(child.stdout.readline())]
+
+    def escape(self):
+        """One without environment, group, session, and parent of the worker's."""
+        return [int(subprocess.run(["sh", "-c", ESCAPE], stdout=subprocess.PIPE, check=True, env={}).stdout)]
+
+    def short_lived(self):
+        """One whose parent has ended, and which ends by itself."""
+        subprocess.run(["sh", "-c", "env -i setsid sleep 0.01 >/dev/null &"], check=True)
+
+    def getpid(self):
+        return os.getpid()
 
     def multiprocess(self):
         process = multiprocessing.get_context("fork").Process(target=signal.pause)
@@ -107,9 +120,9 @@ def go_on_as_a_copy():
         os._exit(0)
 
 
-def assert_gone(doomed) -> None:
+def assert_gone(doomed, seconds: float = AT_MOST) -> None:
     """Each process has ended in time; a pid that is used again is another one's to psutil."""
-    deadline = time.monotonic() + AT_MOST
+    deadline = time.monotonic() + seconds
     while left := [process for process in doomed if is_there(process)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
@@ -121,10 +134,26 @@ def is_there(process: psutil.Process) -> bool:
     return False
 
 
+def is_zombie(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return False
+
+
 def reapers_of(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if reaper.__file__ in child.cmdline():
+                found.append(child)
+    return found
+
+
+def helpers_of(pid: int, name: str) -> list[psutil.Process]:
+    """Returns the helper processes of a caller with this word in their command lines."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_there(child) and name in " ".join(child.cmdline()):
                 found.append(child)
     return found

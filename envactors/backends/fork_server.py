@@ -4,12 +4,13 @@
                       ◀──process id, pidfd────       │
     reactor's thread  ◀──exit codes, by a pipe───────┘
 
-A server is a fresh interpreter, never a copy of the caller. Its workers outlive it: what ends them with the caller is
-the reaper (`envactors.backends.reaping`).
+A server is a fresh interpreter, never a copy of the caller, and is replaced when it ends. Its workers outlive it: what
+ends them with the caller is the reaper (`envactors.backends.reaping`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import socket
@@ -20,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from envactors.backends.base import LaunchRefusedError
-from envactors.backends.reaping import REAPER, end_helper
+from envactors.backends.helper import Helper, HelperProcess
+from envactors.backends.reaping import REAPER
 from envactors.backends.starting import THREAD_CAPS, start_python, working_directory
 from envactors.system.polling import packet_pair, wait_readable
-from envactors.system.processes import Process
+from envactors.system.processes import Process, await_exit
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors
 from envactors.worker.fork_server import EXIT_REPORT, Answer, WorkerSetup
@@ -61,7 +63,7 @@ class ForkServerLostError(ConnectionError):
     """The fork server has ended, or does not answer."""
 
 
-class ForkServer:
+class ForkServer(HelperProcess):
     """The parent's half of one fork server.
 
     Workers are forked by one thread at a time, and exit codes are taken by another; neither waits for the other.
@@ -86,21 +88,23 @@ class ForkServer:
         # By the numbers of workers: the exit codes that were read and not asked for yet. Under the lock.
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._requests, requests = packet_pair()
+        self.sock, requests = packet_pair()
         self._exits, exits = os.pipe()
         fds = requests.fileno(), exits
         boot = {"requests": fds[0], "exits": fds[1], "parent_pid": os.getpid(), "preload": list(preload)}
         try:
-            self._process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment, python)
+            process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment, python)
         except BaseException:
-            self._requests.close()
+            self.sock.close()
             raise
         finally:
             requests.close()
             os.close(exits)
+        super().__init__(process, self.sock)
 
     def __del__(self) -> None:
-        # Not in `stop`: the ends of workers that outlive the server are still asked for.
+        # Not when the server ends: the ends of workers that outlive it are still asked for.
+        super().__del__()
         os.close(self._exits)
 
     def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:
@@ -122,19 +126,19 @@ class ForkServer:
         setup = WorkerSetup(page, changes, path, argv, working_directory())
         self._number = number = self._number + 1
         try:
-            socket.send_fds(self._requests, [pickle.dumps((number, *setup))], descriptors.present())
+            socket.send_fds(self.sock, [pickle.dumps((number, *setup))], descriptors.present())
         except OSError as error:
             raise ForkServerLostError(f"the fork server has ended: {error}") from error
         pid, pidfds = self._receive(_FORK_PATIENCE)
         if not pidfds:  # the kernel drops descriptors that this process may not open
             raise OSError(f"too many open files to watch a worker, pid {pid}, which ends by itself")
-        return Process(pid, pidfds[0], lambda: self._take_exit_code(number))
+        return Process(pid, pidfds[0], lambda: self._take_exit_code(number, pid))
 
     def _receive(self, patience: float) -> tuple[int, list[int]]:
         """Return the process id of an answer, and the descriptors that have come with it."""
-        self._requests.settimeout(patience)
+        self.sock.settimeout(patience)
         try:
-            content, received, _, _ = socket.recv_fds(self._requests, 1 << 16, 1)
+            content, received, _, _ = socket.recv_fds(self.sock, 1 << 16, 1)
         except OSError as error:
             raise ForkServerLostError(f"the fork server has not answered within {patience} s: {error}") from error
         if not content:
@@ -146,7 +150,7 @@ class ForkServer:
             raise OSError(*answer.error)
         return answer.pid, received
 
-    def _take_exit_code(self, number: int) -> int | None:
+    def _take_exit_code(self, number: int, pid: int) -> int | None:
         """Return the exit code of a worker that has ended, minus the signal's number; None if the server is gone."""
         with self._lock:
             while number not in self._codes:
@@ -154,18 +158,10 @@ class ForkServer:
                     return None
                 reports = os.read(self._exits, 100 * EXIT_REPORT.size)
                 if not reports:
-                    return None
+                    self.wait()  # it is about to end, and then its workers have another parent:
+                    return await_exit(pid)  # this process, if it is the parent of all orphans
                 self._codes.update(EXIT_REPORT.iter_unpack(reports))
             return self._codes.pop(number)
-
-    def stop(self) -> None:
-        """End the server; its workers go on."""
-        end_helper(self._process, self._requests)
-
-    def forget(self) -> None:
-        """Close this process's copies of the descriptors, if it was forked: the server is its parent's."""
-        self._process.returncode = 0
-        self._requests.close()
 
 
 class ForkServers:
@@ -177,7 +173,7 @@ class ForkServers:
         # How many actors use servers of these settings.
         self._users: Counter[Settings] = Counter()
         # By settings, what else is preloaded, and numbers of threads, which NumPy's libraries read when it is imported.
-        self._servers: dict[_Key, ForkServer] = {}
+        self._servers: dict[_Key, Helper[ForkServer]] = {}
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def retain(self, settings: Settings) -> None:
@@ -206,28 +202,23 @@ class ForkServers:
         likely = [_LIKELY] if _LIKELY in sys.modules else []
         numbers = {name: environment.get(name) for name in THREAD_CAPS}
         key = settings, (*likely, *numbers.values())
+        given = {name: value for name, value in numbers.items() if value is not None}
         with self._lock:
-            server = self._servers.get(key)
-        if server is not None:
+            if key not in self._servers:
+                start = functools.partial(_start, settings, likely, given)
+                self._servers[key] = Helper("fork-server", start)
+            helper = self._servers[key]
+        try:
+            server = helper.current()
             try:
                 return server.fork(descriptors, page, environment)
             except ForkServerLostError:
-                self._discard(key, server)
-        given = {name: value for name, value in numbers.items() if value is not None}
-        variables = {**os.environ, **given, **dict(settings.env_vars), **REAPER.mark("server")}
-        server = ForkServer([*likely, *settings.preload], variables, settings.python)
-        with self._lock:
-            self._servers[key] = server
-        try:
-            return server.fork(descriptors, page, environment)
+                return helper.current(lost=server).fork(descriptors, page, environment)
         except (ForkServerLostError, LaunchRefusedError):
-            self._discard(key, server)
+            with self._lock:
+                self._servers.pop(key, None)
+            helper.stop()
             raise
-
-    def _discard(self, key: _Key, server: ForkServer) -> None:
-        with self._lock:
-            self._servers.pop(key, None)
-        server.stop()
 
     def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()
@@ -235,6 +226,11 @@ class ForkServers:
         for server in self._servers.values():
             server.forget()
         self._servers.clear()
+
+
+def _start(settings: Settings, likely: list[str], numbers: Mapping[str, str]) -> ForkServer:
+    variables = {**os.environ, **numbers, **dict(settings.env_vars), **REAPER.mark("server")}
+    return ForkServer([*likely, *settings.preload], variables, settings.python)
 
 
 FORK_SERVERS = ForkServers()

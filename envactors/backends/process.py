@@ -238,8 +238,8 @@ class ProcessWorker(Worker):
         return ProcessStacks(self._process, self._stacks)
 
     def reap(self) -> ExitStatus:
-        REAPER.dismiss(self._number)  # ends the processes that env code has started
-        code = self._process.reap()
+        with REAPER.dismiss(self._number):  # ends the processes that env code has started
+            code = self._process.reap()
         self._descriptors.close()
         if code is None:
             return ExitStatus(None, None)

@@ -1,35 +1,70 @@
-"""The parent's half of the reaper, the process that ends whatever workers leave behind."""
+"""The parent's half of the reaper and the keeper, the processes that end whatever workers leave behind."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 
+from envactors.backends.helper import Helper, HelperProcess
 from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
-from envactors.worker import reaper
+from envactors.worker import keeper, reaper
 
-# How long a helper process may take to end, in seconds.
-_PATIENCE = 1.0
 # A new reaper is told of so many workers that have ended: the old one may have been lost before it searched.
 _RECENT = 100
 
 
+class Guard(HelperProcess):
+    """A reaper or a keeper that runs.
+
+    Args:
+        process: The process.
+        sock: The socket that it reads reports from.
+        reap: Called with the ids of processes that this one may have to reap.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, reap: Callable[[int], None]) -> None:
+        super().__init__(process, sock)
+        self._reap = reap
+
+    def wait(self) -> None:
+        rest = b""
+        with contextlib.suppress(OSError):
+            while data := self.sock.recv(1 << 12):
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    self._reap(int(line))
+        super().wait()
+
+    def report(self, line: str) -> bool:
+        """Send a line; return whether it will be read."""
+        try:
+            self.sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT | SEND_FLAGS)
+        except OSError:
+            self.kill()  # if it has not ended, it is stopped; the next one is told everything
+            return False
+        return True
+
+
 class Reaper:
-    """Starts the reaper with the first worker of this process and reports each worker to it. It is thread-safe.
+    """Starts a reaper and a keeper with the first worker of this process and reports each worker to them.
 
     The kernel, where it can, ends workers with their caller (`end_with_parent`). The processes that they have started
     end neither with the caller nor with the worker: the reaper ends them, and where the kernel cannot, the workers
     too. It is a process of its own so that it survives the caller's SIGKILL, and so that searching all processes of a
-    machine delays no thread here. If the reaper itself is lost, the next one continues with the same workers.
+    machine delays no thread here. The keeper does the same, so that losing one of them, and the caller before there is
+    another, leaves nothing behind. Both are replaced when they end, and the next one continues with the same workers.
+
+    It is thread-safe.
     """
 
     def __init__(self) -> None:
@@ -37,6 +72,8 @@ class Reaper:
         self._lock = threading.Lock()
         # How many actors use it.
         self._users = 0
+        # The file with the lease of this process; negative if it has none.
+        self._lease = -1
         self._reset()
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
@@ -44,21 +81,22 @@ class Reaper:
         # What the marks of this process's workers begin with, such as "9f86d081884c7d65".
         self._id = os.urandom(8).hex()
         self._numbers = itertools.count()
-        # worker's number: its process id, which is also its group's
+        # By number, the process ids of workers, which are also those of their groups: of those that run, and of those
+        # that are not reaped yet.
         self._workers: dict[int, int] = {}
+        self._unreaped: dict[int, int] = {}
         # The numbers of the workers that ended last.
         self._ended: deque[int] = deque(maxlen=_RECENT)
-        # The reaper, and the socket to it.
-        self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._helpers: list[Helper[Guard]] = []
+        # By program, those that reports go to.
+        self._guards: dict[str, Guard] = {}
 
     def _reset_after_fork(self) -> None:
-        # The reaper belongs to the parent; only the copy of the descriptor is this process's own.
-        if self._running is not None:
-            process, sock = self._running
-            process.returncode = 0  # it is no child of this process
-            sock.close()
+        for guard in self._guards.values():
+            guard.forget()
         self._lock = threading.Lock()
         self._users = 0
+        self._lease = -1
         self._reset()
 
     def retain(self) -> None:
@@ -72,13 +110,32 @@ class Reaper:
             self._users -= 1
             if self._users > 0:
                 return
-            if self._ended:
-                with contextlib.suppress(OSError):
-                    self._ensure_running()
-            running = self._running
+            helpers = self._helpers
+        for helper in helpers if self._ended else ():
+            with contextlib.suppress(OSError):
+                helper.current()  # it has to be told of those that have ended
+        with self._lock:
             self._reset()
-        if running is not None:
-            end_helper(*running)
+        for helper in helpers:
+            helper.hang_up()
+        for helper in helpers:
+            helper.stop()
+
+    def enforce_lease(self, fd: int) -> None:
+        """Have this process, which counts as an actor, killed when its lease is over, whose file this is."""
+        self._lease = fd
+        self.retain()
+        self._ensure_running()
+
+    def _ensure_running(self) -> None:
+        with self._lock:
+            programs = () if self._helpers else (reaper.__file__, keeper.__file__)
+            for program in programs:
+                start = functools.partial(self._start, program, self._id)
+                self._helpers.append(Helper(os.path.basename(program).removesuffix(".py"), start))  # noqa: PTH119
+            helpers = self._helpers
+        for helper in helpers:
+            helper.current()
 
     def enlist(self) -> tuple[int, dict[str, str]]:
         """Return the next worker's number, and the environment variables that mark it.
@@ -86,9 +143,9 @@ class Reaper:
         Raises:
             OSError: The reaper could not be started.
         """
+        self._ensure_running()
         with self._lock:
             number = next(self._numbers)
-            self._ensure_running()
         return number, self.mark(str(number))
 
     def mark(self, suffix: str) -> dict[str, str]:
@@ -103,65 +160,56 @@ class Reaper:
     def watch(self, number: int, pid: int) -> None:
         """Report a worker that has started; it leads a process group."""
         with self._lock:
-            self._workers[number] = pid
-            with contextlib.suppress(OSError):  # if the reaper was lost just now, the next one gets all workers
-                _report(self._ensure_running(), f"{number} {pid}")
+            self._workers[number] = self._unreaped[number] = pid
+            self._report(f"{number} {pid}")
 
-    def dismiss(self, number: int) -> None:
-        """Report a worker that has ended and is not reaped yet; the reaper ends whatever it has started."""
+    @contextlib.contextmanager
+    def dismiss(self, number: int) -> Iterator[None]:
+        """Report a worker that has ended and is reaped in the context; the reaper ends whatever it has started."""
         with self._lock:
-            pid = self._workers[number]
-            if PORTABLE:
+            pid = self._workers.pop(number)
+            self._ended.append(number)
+            if not self._report(str(number)) or PORTABLE:
                 kill_group(pid)  # it is still its own
-            try:
-                _report(self._ensure_running(), str(number))
-                self._ended.append(number)
-            except OSError:
-                kill_group(pid)  # without a reaper, at least its process group
-            del self._workers[number]
-
-    def _ensure_running(self) -> socket.socket:
-        """Start the reaper if it does not run, without waiting until it is ready; return the socket to it."""
-        if self._running is not None:
-            process, sock = self._running
-            if process.poll() is None:
-                return sock
-            sock.close()
-            self._running = None
-        sock, theirs = socket.socketpair()
-        prevent_sigpipe(sock)
-        command = [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), self._id, SYSTEM]
-        null = subprocess.DEVNULL
-        # It has a session of its own, and inherits that all signals are blocked.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            with theirs:
-                stdin = theirs.fileno()
-                process = subprocess.Popen(command, stdin=stdin, stdout=null, stderr=null, start_new_session=True)  # noqa: S603
+            yield
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._running = process, sock
-        # Those that have ended without their groups, whose ids may be reused by now.
-        for report in (*(f"{number} {pid}" for number, pid in self._workers.items()), *map(str, self._ended)):
-            _report(sock, report)
-        return sock
+            with self._lock:
+                self._unreaped.pop(number, None)
 
+    def _report(self, line: str) -> bool:
+        """Report to all that run; return whether there are any."""
+        return True in [guard.report(line) for guard in self._guards.values()]
 
-def _report(sock: socket.socket, line: str) -> None:
-    sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT | SEND_FLAGS)
+    def _start(self, program: str, caller_id: str) -> Guard:
+        """Start a reaper or a keeper, without waiting until it is ready."""
+        with self._lock:
+            if caller_id != self._id:
+                raise ConnectionError("the last actor has ended")
+            ours, theirs = socket.socketpair()
+            prevent_sigpipe(ours)
+            args = str(os.getpid()), caller_id, SYSTEM, str(self._lease)
+            command = [sys.executable, "-I", "-S", program, *args]
+            fds, null = (() if self._lease < 0 else (self._lease,)), subprocess.DEVNULL
+            with contextlib.ExitStack() as undo, theirs:
+                undo.callback(ours.close)
+                # It has a session of its own, and inherits that all signals are blocked.
+                process = subprocess.Popen(  # noqa: S603
+                    command, stdin=theirs.fileno(), stdout=null, stderr=null, pass_fds=fds, start_new_session=True
+                )
+                undo.pop_all()
+            guard = self._guards[program] = Guard(process, ours, functools.partial(self._reap_orphan, caller_id))
+            # Those that have ended without their groups, whose ids may be reused by now.
+            for report in (*(f"{number} {pid}" for number, pid in self._workers.items()), *map(str, self._ended)):
+                guard.report(report)
+            return guard
 
-
-def end_helper(process: subprocess.Popen[bytes], sock: socket.socket) -> None:
-    """End a helper process that ends, and so closes its end of the socket, once this end of the socket is closed."""
-    with sock:
-        sock.settimeout(_PATIENCE)
-        try:
-            sock.shutdown(socket.SHUT_WR)  # closing is not enough: a forked child may have a copy of the descriptor
-            while sock.recv(1 << 16):
-                pass  # an answer that nobody waits for any more
-        except OSError:
-            process.kill()
-    process.wait()
+    def _reap_orphan(self, caller_id: str, pid: int) -> None:
+        """Reap a process that a worker has left, unless somebody else's has the id by now."""
+        with self._lock, contextlib.suppress(OSError):
+            is_ours = pid not in self._unreaped.values()
+            if is_ours and reaper.ProcessSnapshot(pid).is_orphan_of(caller_id, os.getpid()):
+                os.waitpid(pid, os.WNOHANG)
 
 
 REAPER = Reaper()

@@ -4,7 +4,7 @@
     supervisor ── RemoteWorker ─┐
     supervisor ── RemoteWorker ─┼── Node ══ link ══ agent ─┬─ worker
                                                     │      └─ worker
-                                                 keeper (ends the agent when its lease is over)
+                                      reaper and keeper (end the agent when its lease is over)
 
 `envactors.remote.backend` starts here; `envactors.remote.lease` says why two processes of one actor never run at once.
 """

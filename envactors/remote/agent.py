@@ -15,25 +15,24 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
+from envactors.backends.reaping import REAPER
 from envactors.remote.door import Door
 from envactors.remote.hosted_worker import MOST_OUTPUT, HostedWorker
 from envactors.remote.hosting import Hosting
-from envactors.remote.keeper import LEASE_FORMAT
 from envactors.remote.lease import WorkerLease
 from envactors.remote.link import Link, LinkLostError
 from envactors.remote.records import LinkCorruptError, Record, RecordKind
-from envactors.remote.starting import AgentOrders, module_command
+from envactors.remote.starting import AgentOrders
 from envactors.remote.tls import make_server_context
 from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
 from envactors.system.polling import WRITABLE
-from envactors.system.processes import open_own_sentinel
+from envactors.worker.reaper import LEASE_FORMAT
 
 # How long to wait for the caller, in seconds.
 _PATIENCE = 60.0
@@ -51,7 +50,7 @@ class Agent:
         link: The link to the caller.
         orders: What the agent was told.
         stamp: When the caller was admitted, which the lease begins with.
-        lease_file: Where the keeper reads until when workers may run.
+        lease_file: Where the reaper and the keeper read until when workers may run.
         watches: Watches all descriptors.
         door: Refuses others who connect.
 
@@ -170,12 +169,9 @@ def main() -> None:
     lease_file = SharedFile("envactors-lease")
     lease = lease_file.map(mmap.PAGESIZE)
     LEASE_FORMAT.pack_into(lease, 0, stamp + orders.lease)
-    fds = open_own_sentinel(), lease_file.fileno()
-    command = module_command("envactors.remote.keeper", orders.path, str(os.getpid()), *map(str, fds))
-    keeper = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)  # noqa: S603 # its own module
+    REAPER.enforce_lease(lease_file.fileno())
     Agent(link, orders, stamp, lease, watches, door).run()
-    keeper.kill()
-    keeper.wait()
+    REAPER.release()
 
 
 def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:

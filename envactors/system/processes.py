@@ -23,10 +23,10 @@ if TYPE_CHECKING or not PORTABLE:
     from envactors.system.linux.processes import describe_state as describe_state
     from envactors.system.linux.processes import end_with_parent as end_with_parent
     from envactors.system.linux.processes import fixed_layout as fixed_layout
-    from envactors.system.linux.processes import open_own_sentinel as open_own_sentinel
     from envactors.system.linux.processes import open_sentinel as open_sentinel
     from envactors.system.linux.processes import resident_memory as resident_memory
     from envactors.system.linux.processes import restore_random_layout as restore_random_layout
+    from envactors.system.linux.processes import tag_descendants as tag_descendants
     from envactors.system.linux.processes import volunteer_for_oom as volunteer_for_oom
 else:
     from envactors.system.portable.processes import STACKS_SIGNAL as STACKS_SIGNAL
@@ -37,10 +37,10 @@ else:
     from envactors.system.portable.processes import describe_state as describe_state
     from envactors.system.portable.processes import end_with_parent as end_with_parent
     from envactors.system.portable.processes import fixed_layout as fixed_layout
-    from envactors.system.portable.processes import open_own_sentinel as open_own_sentinel
     from envactors.system.portable.processes import open_sentinel as open_sentinel
     from envactors.system.portable.processes import resident_memory as resident_memory
     from envactors.system.portable.processes import restore_random_layout as restore_random_layout
+    from envactors.system.portable.processes import tag_descendants as tag_descendants
     from envactors.system.portable.processes import volunteer_for_oom as volunteer_for_oom
 
 SIGKILL = signal.SIGKILL

@@ -17,11 +17,18 @@ from typing import Any, NamedTuple, NoReturn
 from envactors.arrays.slab import Layout, Slab
 from envactors.system.memory import SharedFile, map_file
 from envactors.system.polling import Doorbell
-from envactors.system.processes import STACKS_SIGNAL, detach, end_with_parent, restore_random_layout, volunteer_for_oom
+from envactors.system.processes import (
+    STACKS_SIGNAL,
+    detach,
+    end_with_parent,
+    restore_random_layout,
+    tag_descendants,
+    volunteer_for_oom,
+)
 from envactors.wire.channel import Channel
 from envactors.wire.control_page import PAGE, ControlPage, PagePlace
 from envactors.wire.info_codec import InfoWriter
-from envactors.worker import context
+from envactors.worker import context, reaper
 from envactors.worker.log_records import FrameSender, forward_records
 from envactors.worker.main import Server
 
@@ -138,6 +145,7 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
 
 
 def _serve(descriptors: Descriptors, place: PagePlace) -> None:
+    tag_descendants(reaper.tag_of(os.environ[reaper.VARIABLE].split()[-1]))
     # Env code that starts processes uses the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)

@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Final, NamedTuple, NoReturn
 
-from envactors.system.processes import count_threads, detach, end_with_parent, open_sentinel
+from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
 from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run_forked
 
@@ -73,6 +73,7 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
     """
     detach()
     end_with_parent(parent_pid)
+    adopt_orphans()  # and reap them, or they might stay zombies of a caller that is process 1
     gc.disable()  # imports are quicker without
     with socket.socket(fileno=requests) as sock:
         refusal = _import_all(preload)
@@ -87,7 +88,10 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         # The numbers of the workers that run, by process id.
         numbers: dict[int, int] = {}
-        while not refusal:
+        if refusal:
+            sock.recv(1)  # until the caller hangs up: a server that ends is replaced
+            return
+        while True:
             ready = select.select([requests, ended], [], [])[0]
             if ended in ready:
                 os.read(ended, 1 << 12)
@@ -140,12 +144,15 @@ def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
 
 def _report_exits(numbers: dict[int, int], exits: int) -> None:
     """Reap the workers that have ended, and report their exit codes."""
-    while numbers:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if pid == 0:
             return
         number = numbers.pop(pid, None)
-        if number is not None:  # else a process that a preloaded module has started
+        if number is not None:  # else one that a worker, or a preloaded module, has started
             os.write(exits, EXIT_REPORT.pack(number, os.waitstatus_to_exitcode(status)))
 
 

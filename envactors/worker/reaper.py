@@ -2,10 +2,14 @@
 
 It outlives its caller by a moment. It uses only a few modules of the standard library, so its system calls are here and
 not in `envactors.system`. Through descriptor 0 the caller reports, a line each, workers that have started ("3 4711":
-the worker's number and process id) and that have ended ("3"); the reaper itself waits for the end of the caller.
+the worker's number and process id) and that have ended ("3"); the reaper itself waits for the end of the caller. Every
+caller has a second reaper, the keeper (`envactors.worker.keeper`), so that nothing is missed while one of them is being
+replaced. If the caller is the agent of a node, both also kill it when its lease is over.
 
-On Linux, a process belongs to a worker if one of three conditions holds:
+On Linux, a process belongs to a worker if one of four conditions holds:
 
+- Its limit of file locks is the worker's tag (`tag_of`). The kernel enforces no such limit, and programs do not set it,
+  but everything that a worker starts inherits it, whatever environment, session, or parent it gives itself.
 - Its environment, as ``/proc/<pid>/environ`` shows it, has the worker's mark in `VARIABLE`. Children inherit it,
   whatever group or session they make for themselves. /proc shows the environment that a program was started with: a
   process that was forked and has executed nothing shows that of its original. So the workers of a fork server, and
@@ -13,8 +17,12 @@ On Linux, a process belongs to a worker if one of three conditions holds:
 - It is in the process group that the worker has led.
 - Its parent is such a process and still runs.
 
-So a process escapes only if its parent has ended and it has a group of its own and no mark: it was started without that
-variable, hides its environment, or is a forked copy of a forked worker.
+The last three are for systems that refuse to set the limit. There a process escapes if its parent has ended and it has
+a group of its own and no mark: it was started without that variable, hides its environment, or is a forked copy of a
+forked worker.
+
+The tag also outlasts the process. Where the caller is the parent of all orphans (as process 1 of a container is), the
+reaper sends it the ids of those that have ended ("4712"), and the caller reaps them.
 
 Elsewhere (`GroupReaper`) only the second condition is known. There the caller itself ends the group of a worker that
 has ended, while no other process can have its id, and the reaper ends the groups of all workers with the caller.
@@ -27,6 +35,7 @@ import io
 import os
 import select
 import signal
+import struct
 import sys
 import time
 
@@ -34,9 +43,16 @@ import time
 # "9f86d081884c7d65/3".
 VARIABLE = "ENVACTORS_WORKER"
 
+# The lease of a node in the file that its agent shares: until when workers may run, a time of `LEASE_CLOCK`.
+LEASE_FORMAT = struct.Struct("<d")
+LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 _PREFIX = b"\0%s=" % VARIABLE.encode()
-# In the command line of a process that cleans up by itself once all others have ended.
-_SPARED = b"resource_tracker"
+# In the command line of a process that cleans up by itself once all others have ended, the inner reapers among them.
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 # importing pathlib takes time
+_SPARED = (b"resource_tracker", *(os.fsencode(f"{_HERE}/{name}.py") for name in ("reaper", "keeper")))
+# A tag is this many bits of the caller's id, and then this many of the worker's number.
+_ID_BITS, _NUMBER_BITS = 40, 22
 # In seconds: how long to search for processes after a worker's end,
 _PATIENCE = 4.0
 # how long to wait for killed processes before the next search,
@@ -47,8 +63,24 @@ _GRACE = 0.5
 _EXEC = 0.01
 # How often to look whether the caller has ended without closing descriptor 0, of which forked children have copies.
 _BEAT = 0.5
-# The process id of the parent of all kernel threads, which have no environment.
-_KERNEL_THREADS = 2
+# How long a caller whose lease is over may take to end before it is killed again.
+_KILL_BEAT = 0.1
+# The flag of the kernel's own threads, which have no environment.
+_KERNEL_THREAD = 0x00200000
+
+
+def tag_of(mark: str) -> int:
+    """Return the tag of a worker: what it and all that it starts have as the limit of file locks.
+
+    Args:
+        mark: The worker's own mark.
+    """
+    caller, _, number = mark.partition("/")
+    return _short(caller) << _NUMBER_BITS | int(number) % (1 << _NUMBER_BITS)
+
+
+def _short(caller_id: str) -> int:
+    return int(caller_id, 16) % (1 << _ID_BITS)
 
 
 class ProcessSnapshot:
@@ -58,24 +90,34 @@ class ProcessSnapshot:
         pid: Its process id.
 
     Raises:
-        OSError: There is no such process, or it has ended already.
+        OSError: There is no such process.
 
     Attributes:
+        has_ended: Whether it only waits for its parent to reap it.
         identity: A value that no other process ever has, even if process ids are reused.
-        environment: None if it is hidden from this user, or that of a kernel thread.
+        tag: Its limit of file locks; 0 if there is none.
+        environment: None if it is hidden from this user, or that of a kernel thread, or if the process has ended.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         fields = _read(pid, "stat").rpartition(b")")[2].split()
-        if fields[0] in b"ZX":
-            raise ProcessLookupError(pid)
+        self.has_ended = fields[0] in b"ZX"
         self.parent, self.group = int(fields[1]), int(fields[2])
         self.identity = pid, int(fields[19])
+        self.tag = 0
         self.environment: bytes | None = None
-        if _KERNEL_THREADS not in (pid, self.parent):
+        if int(fields[6]) & _KERNEL_THREAD:
+            return
+        limit = _read(pid, "limits").partition(b"Max file locks")[2].split(None, 1)[:1]
+        self.tag = int(limit[0]) if limit and limit[0].isdigit() else 0
+        if not self.has_ended:
             with contextlib.suppress(PermissionError):
                 self.environment = _read(pid, "environ")
+
+    def is_orphan_of(self, caller_id: str, caller_pid: int) -> bool:
+        """Return whether it was started by a worker of this caller, and waits for the caller to reap it."""
+        return self.has_ended and self.parent == caller_pid and self.tag >> _NUMBER_BITS == _short(caller_id)
 
 
 class Reports:
@@ -101,22 +143,50 @@ class Reports:
         return [(number, int(pid) if pid else None) for number, _, pid in (line.partition(b" ") for line in lines)]
 
 
+class Lease:
+    """The lease of a caller that is the agent of a node.
+
+    Args:
+        caller_pid: The caller's process id.
+        fd: The file that holds it; negative if the caller has none.
+    """
+
+    def __init__(self, caller_pid: int, fd: int) -> None:
+        self._caller = caller_pid
+        self._fd = fd
+
+    def enforce(self, seconds: float | None) -> float | None:
+        """Kill the caller if its lease is over; return how long to wait, at most so long, until the next look."""
+        if self._fd < 0:
+            return seconds
+        # Read twice: the caller may be in the middle of writing it.
+        until = max(LEASE_FORMAT.unpack(os.pread(self._fd, LEASE_FORMAT.size, 0))[0] for _ in range(2))
+        left = float(until - time.clock_gettime(LEASE_CLOCK))
+        if left <= 0:
+            if os.getppid() == self._caller:  # so its process id is still its own
+                os.kill(self._caller, signal.SIGKILL)
+            left = _KILL_BEAT
+        return left if seconds is None else min(left, seconds)
+
+
 class GroupReaper:
     """Waits until the caller ends, and then ends the process groups of its workers.
 
     Args:
         caller_pid: The caller's process id.
+        lease: Its lease.
     """
 
-    def __init__(self, caller_pid: int) -> None:
+    def __init__(self, caller_pid: int, lease: Lease) -> None:
         self._caller = caller_pid
+        self._lease = lease
 
     def run(self) -> None:
         """Run until the caller has ended, or has closed descriptor 0."""
         groups: dict[bytes, int] = {}
         reports = Reports()
         while reports.is_open and os.getppid() == self._caller:
-            select.select([0], [], [], _BEAT)
+            select.select([0], [], [], self._lease.enforce(_BEAT))
             for number, pid in reports.read():
                 if pid is None:
                     groups.pop(number, None)
@@ -133,9 +203,11 @@ class Reaper:
     Args:
         caller_pid: The caller's process id.
         caller_id: The first part of its workers' marks.
+        lease: Its lease.
     """
 
-    def __init__(self, caller_pid: int, caller_id: str) -> None:
+    def __init__(self, caller_pid: int, caller_id: str, lease: Lease) -> None:
+        self._caller_pid, self._caller_id, self._lease = caller_pid, caller_id, lease
         # What its workers' marks begin with.
         self._id = caller_id.encode() + b"/"
         # worker's number: the process group that it leads
@@ -164,7 +236,7 @@ class Reaper:
 
     def _read_reports(self, seconds: float | None) -> bool:
         """Wait so long (None: for ever) until the caller reports or ends; return whether it has."""
-        ready = select.select(self._sources, [], [], seconds)[0]
+        ready = select.select(self._sources, [], [], self._lease.enforce(seconds))[0]
         self._caller_ended |= any(fd > 0 for fd in ready)
         if 0 in ready:
             for number, pid in self._reports.read():
@@ -179,6 +251,9 @@ class Reaper:
 
     def _end_processes(self) -> None:
         """Search for the processes of ended workers, and kill them, until there are none or the time is over."""
+        for worker in self._groups.values() if self._caller_ended else ():
+            with contextlib.suppress(OSError):
+                os.kill(worker, signal.SIGKILL)  # a search takes its time, and on another node the next one may begin
         until, searches_in_vain = time.monotonic() + _PATIENCE, 0
         while searches_in_vain < 2 and time.monotonic() < until:
             found, in_exec = self._find()
@@ -200,12 +275,17 @@ class Reaper:
             if name.isdigit() and int(name) not in self._safe:
                 with contextlib.suppress(OSError):
                     processes[int(name)] = ProcessSnapshot(int(name))
+        ended = {pid: processes.pop(pid) for pid, process in tuple(processes.items()) if process.has_ended}
+        for pid, process in ended.items():
+            if process.is_orphan_of(self._caller_id, self._caller_pid):
+                with contextlib.suppress(OSError):  # it has ended, or has a thousand more to reap
+                    os.write(0, b"%d\n" % pid)
         # The kernel does not reuse the id of a group while there are processes in it.
         groups = {group for number, group in self._groups.items() if self._has_ended(number)}
         found = {
             pid
             for pid, process in processes.items()
-            if process.group in groups or self._is_marked(process.environment or b"")
+            if process.group in groups or self._is_tagged(process.tag) or self._is_marked(process.environment or b"")
         }
         added = found
         while added:
@@ -216,6 +296,11 @@ class Reaper:
 
     def _has_ended(self, number: bytes) -> bool:
         return self._caller_ended or number in self._ended
+
+    def _is_tagged(self, tag: int) -> bool:
+        """Return whether a tag is that of an ended worker."""
+        number = b"%d" % (tag % (1 << _NUMBER_BITS))
+        return tag >> _NUMBER_BITS == _short(self._caller_id) and self._has_ended(number)
 
     def _is_marked(self, environment: bytes) -> bool:
         """Return whether an environment has the mark of an ended worker."""
@@ -230,9 +315,10 @@ class Reaper:
             return None  # it has ended
         try:
             # The pidfd refers to the process that has this pid now, which may be another one.
-            if ProcessSnapshot(process.pid).identity == process.identity:
+            now_there = ProcessSnapshot(process.pid)
+            if now_there.identity == process.identity and not now_there.has_ended:
                 command, now = _read(process.pid, "cmdline"), time.monotonic()
-                cleans_up = _SPARED in command or os.fsencode(__file__) in command.split(b"\0")
+                cleans_up = any(name in command for name in _SPARED)
                 if not cleans_up or now > self._spared.setdefault(process.identity, now + _GRACE):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 return fd
@@ -257,8 +343,14 @@ def _read(pid: int, name: str) -> bytes:
         return file.readall()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run a reaper or a keeper: see the module."""
     os.chdir("/")
-    caller, mark, system = sys.argv[1:]
-    (GroupReaper(int(caller)) if system == "portable" else Reaper(int(caller), mark)).run()
+    caller, mark, system, fd = sys.argv[1:]
+    lease = Lease(int(caller), int(fd))
+    (GroupReaper(int(caller), lease) if system == "portable" else Reaper(int(caller), mark, lease)).run()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

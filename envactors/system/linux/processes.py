@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
 
 # How far workers are above their caller when the kernel chooses whom to end, in thousandths of all memory; and the top.
 _OOM_MARGIN, _OOM_MOST = 500, 1000
+# A limit that the kernel has not enforced since version 2.4.25, but still passes on to all descendants.
+_RLIMIT_LOCKS = 10
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # Flags of `personality`: no random addresses;
 _NO_RANDOMIZE = 0x0040000
@@ -33,11 +36,6 @@ def open_sentinel(pid: int) -> int:
 def close_sentinel(sentinel: int) -> None:
     """Close what `open_sentinel` has returned."""
     os.close(sentinel)
-
-
-def open_own_sentinel() -> int:
-    """Return a descriptor, for a child, that becomes readable when this process ends."""
-    return os.pidfd_open(os.getpid())
 
 
 def send_signal(pid: int, sentinel: int, signum: int) -> None:
@@ -77,6 +75,12 @@ def adopt_orphans() -> None:
         OSError: The kernel refused.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def tag_descendants(tag: int) -> None:
+    """Give this process, and all that it starts, a number that the reaper knows them by, if the system allows it."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(_RLIMIT_LOCKS, (tag, resource.getrlimit(_RLIMIT_LOCKS)[1]))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -63,11 +63,6 @@ else:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-def open_own_sentinel() -> int:
-    """Return a descriptor, for a child, that becomes readable when this process ends."""
-    return os.pipe()[0]  # the end of the other one is that of the process
-
-
 def send_signal(pid: int, sentinel: int, signum: int) -> None:
     """Send a signal to a process that was not reaped yet, or that waits for nobody to reap it."""
     del sentinel
@@ -91,6 +86,10 @@ def volunteer_for_oom() -> None:
 
 def adopt_orphans() -> None:
     """Do nothing: orphans are the system's."""
+
+
+def tag_descendants(tag: int) -> None:
+    """Do nothing: the reaper knows processes by their groups alone."""
 
 
 def count_threads() -> int:
