@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable
 from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.containment import Logs
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.wait_set import Gate, WaitSet
+from envactors.actor.wait_set import LockGate, Parking, WaitSet
 from envactors.backends.base import Timed
 from envactors.system.polling import Doorbell, Poller, remaining
 
@@ -50,6 +50,9 @@ class Reactor:
     """
 
     _stopping = False
+
+    # Whether the thread that pumps handles replies: afterwards it checks its condition.
+    _handling = False
 
     def __init__(self, timed: Callable[[], Iterable[Timed]]) -> None:
         self._timed = timed
@@ -83,8 +86,8 @@ class Reactor:
         self._pump_lock = threading.Lock()
         # The id of the thread that pumps, None if none does.
         self._pumping: int | None = None
-        # By what they wait for: the threads that wait without pumping.
-        self._parked: dict[Hashable, list[Gate]] = {}
+        # The threads that wait without pumping.
+        self._parking = Parking()
         # The ids of the threads that are about to acquire `_pump_lock`; the thread that pumps then releases it.
         self._contending: set[int] = set()
         # Whether `_replies` is masked in `_outer`.
@@ -159,7 +162,7 @@ class Reactor:
 
     def make_wait_set(self) -> WaitSet:
         """Return a `WaitSet`, in which a thread waits for replies and doorbells together."""
-        return WaitSet(self._replies.fileno(), self._parked)
+        return WaitSet(self._replies.fileno(), self._parking)
 
     # From other threads ----------------------------------------------------------------------------------
 
@@ -187,10 +190,10 @@ class Reactor:
     def wake(self, key: Hashable) -> None:
         """Wake the threads that wait for ``key``, so that they check their condition again."""
         pumping = self._pumping
-        if pumping is not None and pumping != threading.get_ident():
+        # A signal handler of the thread that pumps may have to wake that thread itself.
+        if pumping is not None and (pumping != threading.get_ident() or not self._handling):
             self._nudge.ring()
-        for gate in self._parked.pop(key, ()):
-            gate.release()
+        self._parking.wake(key)
 
     def pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None = None) -> bool | None:
         """Read replies in this thread until ``done()``, the deadline (`time.monotonic`) or an interrupt.
@@ -202,29 +205,39 @@ class Reactor:
         me = threading.get_ident()
         if self._pumping == me:
             # A signal handler or a finalizer waits for a result while this thread waits for another.
-            return self._pump(done, deadline, wait_set)
+            try:
+                return self._pump(done, deadline, wait_set, is_nested=True)
+            finally:
+                self._nudge.ring()  # what the outer wait waits for may have come in this one
         # `with` rather than `acquire(blocking=False)`: no interrupt can fall between acquire and release. A thread that
         # finds the lock held does not wait for it; a thread that acquires it while another contends releases it at
         # once.
-        self._contending.add(me)
-        if self._pump_lock.locked():
-            self._contending.discard(me)
-            return None
-        with self._pump_lock:
-            self._contending.discard(me)
-            if self._closed:
+        try:
+            self._contending.add(me)
+            if self._pump_lock.locked():
                 return None
-            try:
-                self._pumping = me
-                if not self._masked:
-                    self._mask(True)
-                return self._pump(done, deadline, wait_set)
-            finally:
-                self._stop_pumping()
+            with self._pump_lock:
+                self._contending.discard(me)
+                if self._closed:
+                    return None
+                try:
+                    self._pumping = me
+                    if not self._masked:
+                        self._mask(True)
+                    return self._pump(done, deadline, wait_set)
+                finally:
+                    self._pumping = None
+                    if not self._looping:
+                        self._mask(False)
+        finally:
+            self._contending.discard(me)
+            self._settle_mask()
 
-    def _pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None) -> bool:
+    def _pump(
+        self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None, *, is_nested: bool = False
+    ) -> bool:
         while not done():
-            if defer_signals.interrupted or self._contending:
+            if (defer_signals.interrupted or self._contending) and not is_nested:
                 return False
             if wait_set is None:
                 events = self._replies.poll(remaining(deadline))
@@ -235,14 +248,12 @@ class Reactor:
                 if not anything:
                     return done()
                 events = self._replies.poll(0) if replies else []
-            self._handle_replies(events)
+            self._handling = True
+            try:
+                self._handle_replies(events)
+            finally:
+                self._handling = False
         return True
-
-    def _stop_pumping(self) -> None:
-        # In this order, and `_set_looping` in the opposite one: at least one of the two sees the other's change.
-        self._pumping = None
-        if not self._looping:
-            self._mask(False)
 
     def _mask(self, masked: bool) -> None:
         self._masked = masked
@@ -261,9 +272,17 @@ class Reactor:
 
     def _set_looping(self, looping: bool) -> None:
         self._looping = looping
-        if self._pumping is None and self._pump_lock.acquire(blocking=False):
+        self._settle_mask()
+
+    def _settle_mask(self) -> None:
+        """Mask `_replies` if threads wait in a loop, and unmask it if not; a thread that pumps does so when it ends.
+
+        Called after each change of `_looping` and after each release of the lock: whichever comes last sees both.
+        """
+        while self._masked != self._looping and not self._closed and self._pump_lock.acquire(blocking=False):
             try:
-                self._mask(looping)
+                if not self._closed:
+                    self._mask(self._looping)
             finally:
                 self._pump_lock.release()
 
@@ -288,28 +307,10 @@ class Reactor:
                 is_done = self.pump(done, deadline, wait_set)
             # The `with` has ended: an interrupt that was deferred is raised by now.
             if is_done is None:
-                self._park(done, key, deadline, wait_set)
+                self._parking.sleep(done, key, wait_set or LockGate(), deadline)
                 is_done = done()
             if is_done or (deadline is not None and time.monotonic() >= deadline):
                 return is_done
-
-    def _park(self, done: Callable[[], bool], key: Hashable, deadline: float | None, wait_set: WaitSet | None) -> None:
-        # A bare lock, not a condition: an interrupt of its acquire leaves nothing inconsistent.
-        lock = threading.Lock()
-        lock.acquire()
-        gate: Gate = lock if wait_set is None else wait_set
-        gates = self._parked.setdefault(key, [])
-        gates.append(gate)
-        try:
-            if not done():
-                patience = remaining(deadline)
-                if wait_set is not None:
-                    wait_set.sleep(patience)
-                else:
-                    lock.acquire(timeout=-1 if patience is None else patience)
-        finally:
-            if gate in gates:
-                gates.remove(gate)
 
     def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import Protocol
@@ -13,8 +14,62 @@ from envactors.system.polling import Doorbell, Poller, remaining
 class Gate(Protocol):
     """What a thread sleeps at."""
 
+    def sleep(self, timeout: float | None) -> None:
+        """Sleep until `release` is called, at most ``timeout`` seconds."""
+
     def release(self) -> None:
-        """Wake the thread."""
+        """Wake the thread, also if it is only about to sleep."""
+
+
+class LockGate:
+    """A gate for one sleep of one thread."""
+
+    def __init__(self) -> None:
+        # A bare lock, not a condition: an interrupt of its acquire leaves nothing inconsistent.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def sleep(self, timeout: float | None) -> None:
+        self._lock.acquire(timeout=-1 if timeout is None else timeout)
+
+    def release(self) -> None:
+        with contextlib.suppress(RuntimeError):  # another thread has released it
+            self._lock.release()
+
+
+class Parking:
+    """The threads that sleep until another one wakes them.
+
+    `wake` takes no lock, since it is called under the locks of actors, by signal handlers, and by finalizers. Threads
+    enter and leave under a lock, which is reentrant because a signal handler or a finalizer may wait, too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        # By what the threads wait for. The tuples are replaced as a whole: `wake` may be going through one.
+        self._gates: dict[Hashable, tuple[Gate, ...]] = {}
+
+    def sleep(self, done: Callable[[], bool], key: Hashable, gate: Gate, deadline: float | None) -> None:
+        """Sleep until ``wake(key)`` or the deadline (`time.monotonic`), unless ``done()``."""
+        try:
+            with self._lock:
+                self._gates[key] = (*self._gates.get(key, ()), gate)
+            if not done():  # from here on, the thread that makes it true finds the gate
+                gate.sleep(remaining(deadline))
+        finally:
+            with self._lock:
+                gates = list(self._gates.get(key, ()))
+                if gate in gates:
+                    gates.remove(gate)
+                if gates:
+                    self._gates[key] = tuple(gates)
+                else:
+                    self._gates.pop(key, None)
+
+    def wake(self, key: Hashable) -> None:
+        """Wake the threads that sleep for ``key``."""
+        for gate in self._gates.get(key, ()):
+            gate.release()
 
 
 class WaitSet:
@@ -22,17 +77,17 @@ class WaitSet:
 
     Args:
         replies: The descriptor that is readable while there are replies.
-        parked: The threads that `Reactor.wake` wakes, by key; a sleeping thread enters itself.
+        parking: The threads that `Reactor.wake` wakes; a sleeping thread enters itself.
     """
 
-    def __init__(self, replies: int, parked: dict[Hashable, list[Gate]]) -> None:
+    def __init__(self, replies: int, parking: Parking) -> None:
         with contextlib.ExitStack() as undo:
             self._rings = undo.enter_context(contextlib.closing(Poller()))
             self._rings_and_replies = undo.enter_context(contextlib.closing(Poller()))
             self._nudge = undo.enter_context(contextlib.closing(Doorbell()))
             self._descriptors = undo.pop_all()
         self._replies = replies
-        self._parked = parked
+        self._parking = parking
         self._nudge_fd = self._nudge.fileno()
         self._rings.add(self._nudge_fd)
         self._rings_and_replies.add(replies)
@@ -69,14 +124,7 @@ class WaitSet:
             Whether ``done()``.
         """
         while not done():
-            gates = self._parked.setdefault(key, [])
-            gates.append(self)
-            try:
-                if not done():
-                    self.sleep(None if deadline is None else remaining(deadline))
-            finally:
-                if self in gates:
-                    gates.remove(self)
+            self._parking.sleep(done, key, self, deadline)
             if deadline is not None and time.monotonic() >= deadline:
                 return done()
         return True

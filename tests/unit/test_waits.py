@@ -1,0 +1,178 @@
+"""Threads that wait for results: each wakes once its result is there, whatever the others do meanwhile."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import threading
+import time
+
+import pytest
+from helpers import SOON
+from interleaving import Lines, StoppingThread, when_this_thread_sleeps
+
+import envactors as ea
+
+# Where threads fall asleep and wake each other.
+WAITING = ("actor/reactor.py", "actor/wait_set.py", "actor/future.py")
+GATES = [threading.Event() for _ in range(3)]
+BACKEND = ea.ThreadBackend()
+
+
+class Gated:
+    """An env whose calls and steps return once a gate is open."""
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def reset(self, **_kwargs):
+        return 0, {}
+
+    def step(self, action):
+        self.wait(action)
+        return 0, 0.0, False, False, {}
+
+    def wait(self, number):
+        assert GATES[number].wait(SOON)
+        return number
+
+    def echo(self, value):
+        return value
+
+
+@pytest.fixture(autouse=True)
+def closed_gates():
+    for gate in GATES:
+        gate.clear()
+    yield
+    for gate in GATES:
+        gate.set()
+
+
+def result_of(future):
+    """Something to wait for it that ends some time even if nothing wakes it."""
+    return lambda: future.result(2 * SOON)
+
+
+def test_a_thread_that_wakes_several_may_stop_at_any_line():
+    """The threads that it has woken leave the queue in which it looks for the others."""
+    lines = Lines()
+    for line in lines:
+        opened = threading.Event()
+        with ea.spawn(Gated, backend=BACKEND) as actor:
+            future = actor.wait(0)
+            reader = StoppingThread(result_of(future), line, WAITING, armed=opened).start()
+            reader.wait_asleep()
+            others = [StoppingThread(result_of(future)).start() for _ in range(3)]
+            for thread in others:
+                thread.wait_asleep()
+            opened.set()
+            GATES[0].set()
+            lines.has_stopped = reader.stops()
+            for thread in others if lines.has_stopped else ():
+                thread.wait_asleep()
+            reader.go_on()
+            threads = [reader, *others]
+            assert all(thread.ends_within(SOON) for thread in threads), f"stopped after {line} lines"
+            assert [thread.result for thread in threads] == [0] * 4
+        GATES[0].clear()
+    assert lines.count > 10
+
+
+def test_a_thread_may_stop_at_any_line_on_its_way_to_sleep():
+    """Two results come one after the other, the first one while the thread is about to wait for both."""
+    lines = Lines()
+    for line in lines:
+        with (
+            ea.spawn(Gated, backend=BACKEND) as other,
+            ea.VectorEnv([Gated] * 2, backend=BACKEND, shared_memory=False) as envs,
+        ):
+            envs.reset()
+            reader = StoppingThread(result_of(other.wait(2))).start()
+            reader.wait_asleep()  # it reads replies, so that the other thread only waits
+            envs.send([0, 1])
+            waiting = StoppingThread(lambda envs=envs: envs.recv(timeout=2 * SOON), line, WAITING).start()
+            lines.has_stopped = waiting.stops(or_sleeps=True)
+            for env_id in (0, 1):
+                handled = threading.Event()
+                envs[env_id].echo(0).add_done_callback(lambda _future, handled=handled: handled.set())
+                GATES[env_id].set()
+                # It comes after the step's result; but where the thread stands it may hold what the reader needs.
+                handled.wait(0.1 if env_id == 0 else SOON)
+                waiting.go_on()
+                assert handled.wait(SOON)
+                waiting.wait_asleep()
+            assert waiting.ends_within(SOON), f"stopped after {line} lines"
+            assert waiting.result.env_ids.tolist() == [0, 1]
+            GATES[2].set()
+            assert reader.ends_within(SOON)
+        for gate in GATES:
+            gate.clear()
+    assert lines.count > 10
+
+
+def test_replies_are_read_after_a_loop_of_waits_wherever_its_last_one_stops():
+    """While a thread waits in a loop the reactor leaves replies to it; afterwards it has to read them itself."""
+    lines = Lines()
+    for line in lines:
+        with ea.spawn(Gated, backend=BACKEND) as first, ea.spawn(Gated, backend=BACKEND) as second:
+
+            def loop(actor=first):
+                for _ in range(64):
+                    actor.echo(0).result(SOON)
+                threading.current_thread().count_lines()
+                return actor.echo(0).result(SOON)
+
+            told = threading.Event()
+            second.wait(0).add_done_callback(lambda _future, told=told: told.set())
+            looping = StoppingThread(loop, line, WAITING, starts=False).start()
+            lines.has_stopped = looping.stops()
+            time.sleep(0.02)  # long enough for the reactor to find that there is no loop any more
+            looping.go_on()
+            assert looping.ends_within(SOON)
+            GATES[0].set()
+            assert told.wait(SOON), f"stopped after {line} lines"
+        GATES[0].clear()
+    assert lines.count > 10
+
+
+@pytest.fixture
+def handler():
+    """Returns a function that sets what SIGUSR1 does in this thread."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda act: signal.signal(signal.SIGUSR1, lambda *_: act())
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_wait_in_a_signal_handler_leaves_no_other_wait_asleep(handler):
+    """What the handler reads while it waits may be what the wait waits for that it has interrupted."""
+    with ea.spawn(Gated, backend=BACKEND) as first, ea.spawn(Gated, backend=BACKEND) as second:
+
+        def wait_for_another():
+            GATES[0].set()
+            other = second.echo(1)
+            time.sleep(0.05)  # both are there to be read
+            assert other.result(SOON) == 1
+
+        handler(wait_for_another)
+        future = first.wait(0)
+        thread = when_this_thread_sleeps(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        began = time.monotonic()
+        assert future.result(2 * SOON) == 0
+        assert time.monotonic() - began < SOON
+        assert thread.ends_within(SOON)
+
+
+def test_a_signal_handler_may_cancel_what_its_thread_waits_for(handler):
+    with ea.spawn(Gated, backend=BACKEND) as actor:
+        actor.wait(0)
+        queued = actor.echo(1)
+        handler(queued.cancel)
+        thread = when_this_thread_sleeps(lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        began = time.monotonic()
+        with pytest.raises(concurrent.futures.CancelledError):
+            queued.result(2 * SOON)
+        assert time.monotonic() - began < SOON
+        assert thread.ends_within(SOON)
+        GATES[0].set()
