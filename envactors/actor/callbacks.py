@@ -40,9 +40,9 @@ class DeferredCalls:
     def __init__(self, safe: SafeThread) -> None:
         self._safe = safe
         self._waiting: deque[Callable[[], None]] = deque()
-        self._lock = threading.RLock()
-        # Whether a thread is in `run`: a function that leads to another call of `run` leaves its successors to it.
-        self._running = False
+        # The thread that runs functions adds an entry, and takes it out. No lock: two threads that each run what one
+        # actor has left, and come to the other's, must not wait for each other. A dict's setdefault is atomic.
+        self._runner: dict[None, object] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -52,19 +52,18 @@ class DeferredCalls:
         self._waiting.append(function)
 
     def run(self) -> None:
-        """Run what waits."""
+        """Run what waits, unless another thread does so, or this one further out: then it goes on with the rest."""
+        me = object()
         try:
-            with self._lock:
-                if self._running:
-                    return
-                self._running = True
+            while self._waiting and self._runner.setdefault(None, me) is me:
                 while self._waiting:
                     # Taken out last: after an interrupt it runs once more, and finds its future settled.
                     self._run_first()
                     self._waiting.popleft()
-                self._running = False
+                self._runner.clear()
         except BaseException:
-            self._running = False
+            if self._runner.get(None) is me:
+                self._runner.clear()
             self._safe.post(self.run)
             raise
 

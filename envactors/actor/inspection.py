@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from envactors.actor.requests import CallRequest
@@ -15,13 +16,17 @@ def read_stats(actor: Supervisor) -> ActorStats:
     """Return counts over the actor's life, and what it is doing."""
     core = actor.core
     with core.change:
+        actor.calls.steps.wake_waiters()
         state, process = actor.current_state(), core.process
         queued, last = len(core.table.queue), actor.lifecycle.tracker.last
         counts = core.completed, core.failed, core.restarts, core.stale, queued, last, state, core.pid
         node = None if process is None else process.worker.node
-        rss = 0 if process is None else process.worker.resident_memory()
         under_way, replays = _under_way(actor), (core.replays, core.longest_replay)
-        return ActorStats(*counts, node, core.incarnation, *under_way, rss, core.started_in, *replays)
+        stats = ActorStats(*counts, node, core.incarnation, *under_way, 0, core.started_in, *replays)
+    if process is None:
+        return stats
+    rss = process.worker.resident_memory()  # not under the lock: it may take seconds, where ``ps`` has to tell
+    return dataclasses.replace(stats, rss=rss if core.process is process else 0)
 
 
 def _under_way(actor: Supervisor) -> tuple[str | None, float]:

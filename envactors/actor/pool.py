@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed, wait
 from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, close_all, launch, spawn
 from envactors.actor.requests import CallRequest
-from envactors.actor.states import ActorState
+from envactors.actor.signal_deferral import defer_signals
 from envactors.errors import ActorClosedError
 from envactors.options import check_timeout
 from envactors.wire.factory import Factory
@@ -32,34 +33,54 @@ class PoolFuture(ActorFuture):
         self.call = call
         self.actor: ActorHandle | None = None
         self._pool = pool
+        # Whether `assign` runs: the thread that does so then goes on with the calls after this one.
+        self._is_being_assigned = False
 
     def assign(self, actor: ActorHandle) -> None:
         """Send the call to an actor."""
         self.actor = actor
         self._owner = supervisor = actor._supervisor
+        self._is_being_assigned = True
         try:
             request = CallRequest(self.call.method, supervisor.config.first_index, future=self, kind=Kind.CALL)
             supervisor.submit_call(request, self.call)
         except ActorClosedError as error:
             self.settle(None, error, actor.incarnation)
+        finally:
+            self._is_being_assigned = False
 
     def cancel(self) -> bool:
-        if not self._pool.withdraw(self):
-            return super().cancel()
-        self.mark_cancelled()
-        self._owner.reactor.wake(self)
-        return True
+        return self._withdraw() or self._end_by(super().cancel)
+
+    def abort(self) -> bool:
+        return self._withdraw() or self._end_by(super().abort)
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        is_new = not self.settled()
         super().settle(value, error, incarnation)
-        if is_new and self.actor is not None:
-            self._pool.on_idle(self.actor)
+        self._owner.reactor.wake(self)
+        self._leave_actor()
 
-    def mark_cancelled(self) -> None:
-        super().mark_cancelled()
-        if self.actor is not None:
-            self._pool.on_idle(self.actor)
+    def _withdraw(self) -> bool:
+        """Cancel the call if it waits for an idle actor."""
+        with defer_signals:
+            if not self._pool.withdraw(self):
+                return False
+            self.mark_cancelled()
+            self._owner.reactor.wake(self)
+            return True
+
+    def _end_by(self, end: Callable[[], bool]) -> bool:
+        try:
+            return end()
+        finally:
+            if self.settled():
+                self._leave_actor()  # not when it is marked as cancelled, which is done under the actor's lock
+
+    def _leave_actor(self) -> None:
+        """Have the actor run the next call; may be called again."""
+        self._pool.release(self)
+        if not self._is_being_assigned:
+            self._pool.assign_waiting()
 
 
 class ActorPool:
@@ -80,13 +101,18 @@ class ActorPool:
         options = inspect.signature(spawn).bind(factory, **spawn_options)
         options.apply_defaults()
         name = options.arguments.pop("name") or "pool"
-        # Guards what follows.
-        self._lock = threading.Lock()
+        # Guards what follows; reentrant, since signal handlers and finalizers use pools, too.
+        self._lock = threading.RLock()
         # Calls that no actor was assigned yet, oldest first.
         self._waiting: deque[PoolFuture] = deque()
         self._is_closed = False
         self.actors = [launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)]
-        self._idle = deque(self.actors)
+        # The actors without a call, the one that has been so for longest first; and what the others run.
+        self._idle: dict[ActorHandle, None] = dict.fromkeys(self.actors)
+        self._running: dict[ActorHandle, PoolFuture] = {}
+        # In line env code runs when a call is assigned, and Ctrl-C shall reach it.
+        is_inline = self.actors[0]._supervisor.config.backend.inline
+        self._deferral = contextlib.nullcontext() if is_inline else defer_signals
 
     def submit(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
         """Call a method of the first actor that becomes idle.
@@ -99,7 +125,7 @@ class ActorPool:
             if self._is_closed:
                 raise ActorClosedError(f"{method} was asked of a pool that is closed")
             self._waiting.append(future)
-        self._assign_next()
+        self.assign_waiting()
         return future
 
     def map(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
@@ -148,11 +174,13 @@ class ActorPool:
     def __len__(self) -> int:
         return len(self.actors)
 
-    def on_idle(self, actor: ActorHandle) -> None:
-        """Send an actor that has become idle its next call."""
+    def release(self, future: PoolFuture) -> None:
+        """Note that the actor of a call is idle again; may be called again for the same call."""
+        actor = future.actor
         with self._lock:
-            self._idle.append(actor)
-        self._assign_next()
+            if actor is not None and self._running.get(actor) is future:
+                self._idle[actor] = None
+                del self._running[actor]
 
     def withdraw(self, future: PoolFuture) -> bool:
         """Remove a call from the queue; return False if it was assigned to an actor already."""
@@ -162,13 +190,22 @@ class ActorPool:
             self._waiting.remove(future)
             return True
 
-    def _assign_next(self) -> None:
+    def assign_waiting(self) -> None:
+        """Send calls that wait to idle actors; called without the lock of any actor."""
+        with self._deferral:
+            while (pair := self._match()) is not None:
+                future, actor = pair
+                future.assign(actor)
+
+    def _match(self) -> tuple[PoolFuture, ActorHandle] | None:
+        """Take the next call out of the queue, and return it with the actor that is to run it."""
         with self._lock:
             if self._is_closed or not self._waiting or not self._idle:
-                return
+                return None
             # If no idle actor can run calls any more, the call gets the error of a dead one.
-            usable = (actor for actor in self._idle if actor.state not in (ActorState.DEAD, ActorState.CLOSED))
-            actor = next(usable, self._idle[0])
-            self._idle.remove(actor)
+            usable = (actor for actor in self._idle if actor._supervisor.is_usable)
+            actor = next(usable, next(iter(self._idle)))
             future = self._waiting.popleft()
-        future.assign(actor)
+            self._running[actor] = future
+            del self._idle[actor]
+            return future, actor

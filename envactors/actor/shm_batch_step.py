@@ -12,7 +12,7 @@ from envactors.actor.batch_step import StepRequest
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
 from envactors.actor.journal import Journals
-from envactors.actor.requests import Answer, Request, next_look
+from envactors.actor.requests import Answer, Entry, Request, next_look
 from envactors.actor.states import LIVE
 from envactors.arrays.slab import Slab
 from envactors.options import Deadlines
@@ -286,6 +286,11 @@ class SharedMemorySteps:
                 core.table.end_running()
             if core.table.queue:
                 self._dispatch()
+
+    def unfinished(self) -> list[Entry]:
+        """Return what runs, without the batch steps that wait to be retired; under the lock."""
+        running = self._core.table.running
+        return [entry for entry in running if not (isinstance(entry, SharedMemoryBatchStep) and entry.finished)]
 
     def wake_waiters(self) -> None:
         """Retire finished steps and wake the threads that wait for one; under the lock."""

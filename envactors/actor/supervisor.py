@@ -75,14 +75,19 @@ class Supervisor:
 
     @property
     def state(self) -> ActorState:
-        with self.core.change:
+        """What it is doing. Nothing follows from reading it: debuggers do so at any moment."""
+        with self.core.lock:
             return self.current_state()
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can run calls; takes no lock."""
+        return not self.core.closing and self.core.phase not in (DEAD, CLOSED)
+
     def current_state(self) -> ActorState:
-        """Return what it is doing; within a change, which must not have another one in it."""
+        """Return what it is doing; under the lock."""
         core = self.core
-        self.calls.steps.wake_waiters()
-        phase, running = core.phase, core.table.running
+        phase, running = core.phase, self.calls.steps.unfinished()
         if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
             return ActorState.CLOSED
         if phase is DEAD:

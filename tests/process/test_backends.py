@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -412,50 +411,6 @@ def test_a_pool_keeps_every_actor_busy_and_calls_can_be_cancelled(tmp_path):
         assert blocked.result(SOON) == second.result(SOON) == str(gate)
         assert isinstance(pool.submit("exit_now", 3).exception(SOON), ea.ActorDiedError)
         assert list(pool.map("echo", range(6))) == list(range(6))
-
-
-class IdleInBetween(deque):
-    """What waits for a pool's actors; one becomes idle in the middle of a look at it, in another thread."""
-
-    def __init__(self, items, between):
-        super().__init__(items)
-        self.between = between
-
-    def __iter__(self):
-        items = list(super().__iter__())
-        self.between()
-        return iter(items)
-
-    def clear(self):
-        self.between()
-        super().clear()
-
-
-def test_a_pool_that_closes_as_an_actor_becomes_idle_sends_nothing_that_it_cancels(tmp_path):
-    """Of what waits each call is cancelled, and no actor gets it meanwhile."""
-    gate = tmp_path / "gate"
-    with ea.ActorPool(Counter, 1) as pool:
-        running = pool.submit("wait_for_file", str(gate))
-        waiting = [pool.submit("add") for _ in range(3)]
-        sent = []
-        for future in waiting:
-            future.assign = lambda actor, future=future: sent.append(future)
-        threads = []
-
-        def become_idle():
-            threads.append(threading.Thread(target=pool.on_idle, args=(pool.actors[0],)))
-            threads[-1].start()
-            threads[-1].join(0.2)  # the whole of it, unless it has to wait until the pool is closed
-
-        pool._waiting = IdleInBetween(pool._waiting, become_idle)
-        gate.touch()
-        pool.close()
-        for thread in threads:
-            thread.join(SOON)
-        assert threads
-        assert sent == []
-        assert all(future.cancelled() for future in waiting)
-        assert running.result(SOON) == str(gate)
 
 
 def test_bad_pools_are_refused():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 import envactors as ea
@@ -44,3 +46,31 @@ def test_what_an_interrupt_has_left_is_not_taken_for_the_next_result(interrupt_o
             envs.step([5], env_ids=[0])
         assert envs.step([6], env_ids=[1])[0][:, 2].tolist() == [6], "it was not reached"
         assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]
+
+
+class Recording(EchoEnv):
+    """Writes down that it has stepped."""
+
+    STEPS: ClassVar[list[object]] = []
+
+    def step(self, action):
+        self.STEPS.append(action)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_looking_at_an_actor_runs_nothing(interrupt_once, shared_memory):
+    """A debugger does so at any moment, and without being asked."""
+    Recording.STEPS.clear()
+    with ea.VectorEnv([Recording], backend="inline", shared_memory=shared_memory) as envs:
+        envs.reset(seed=0)
+        interrupt_once()
+        with pytest.raises(KeyboardInterrupt):
+            envs.send([3])
+        for actor in (envs[0], envs.actors[0]):
+            assert actor.state is ea.ActorState.BUSY
+            assert "busy" in repr(actor)
+        assert not Recording.STEPS
+        assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]
+        assert envs.actors[0].state is ea.ActorState.IDLE
+        assert len(Recording.STEPS) == 1

@@ -1,0 +1,244 @@
+"""Actor pools whose calls come, end, and are cancelled in several threads."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from helpers import SOON, run_script, wait_until
+from interleaving import Lines, StoppingThread, when_this_thread_sleeps
+
+import envactors as ea
+
+POOL = ("actor/pool.py",)
+GATE = threading.Event()
+OTHER_GATE = threading.Event()
+BACKEND = ea.ThreadBackend()
+
+
+class Worker:
+    """An env that counts its calls, and waits for a gate or for another env."""
+
+    def __init__(self):
+        self.count = 0
+
+    def wait(self):
+        assert GATE.wait(SOON)
+
+    def wait_for_the_other(self):
+        assert OTHER_GATE.wait(SOON)
+
+    def add(self):
+        self.count += 1
+        return self.count
+
+    def echo(self, value):
+        return value
+
+    def meet(self, count):
+        """Return once so many calls of it run at the same time."""
+        Meeting.at(count).wait(SOON)
+
+
+class Meeting:
+    barriers: ClassVar[dict[int, threading.Barrier]] = {}
+
+    @classmethod
+    def at(cls, count):
+        return cls.barriers.setdefault(count, threading.Barrier(count))
+
+
+@pytest.fixture(autouse=True)
+def closed_gate():
+    GATE.clear()
+    yield
+    GATE.set()
+
+
+def check_all_work(pool):
+    """Every actor of the pool is still given calls."""
+    calls = [pool.submit("meet", len(pool)) for _ in pool.actors]
+    for call in calls:
+        assert call.result(SOON) is None
+
+
+def run_apart(function):
+    """Runs a function in a program of its own: a thread that waits for a lock for ever cannot be ended."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    code = f"import sys; sys.path[:0] = {paths!r}; import test_pools; test_pools.{function.__name__}()"
+    done = run_script(code)
+    assert done.returncode == 0, done.stderr
+
+
+def end_unless(condition, line):
+    if not condition:
+        sys.stderr.write(f"deadlock after {line} lines\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def cancel_and_submit():
+    lines = Lines()
+    for line in lines:
+        GATE.clear()
+        pool = ea.ActorPool(Worker, 1, backend=BACKEND)
+        pool.actors[0].wait()
+        queued = pool.submit("echo", 1)
+        canceller = StoppingThread(queued.cancel, line, POOL).start()
+        lines.has_stopped = canceller.stops()
+        submitter = StoppingThread(lambda pool=pool: pool.submit("echo", 2)).start()
+        submitter.wait_asleep()
+        canceller.go_on()
+        end_unless(canceller.ends_within(SOON) and submitter.ends_within(SOON), line)
+        assert canceller.result is True
+        assert queued.cancelled()
+        GATE.set()
+        assert submitter.result.result(SOON) == 2
+        pool.close()
+    assert lines.count > 5
+
+
+def test_cancelling_a_call_and_submitting_another_do_not_deadlock():
+    run_apart(cancel_and_submit)
+
+
+def end_two_calls():
+    lines = Lines()
+    for line in lines:
+        GATE.clear()
+        OTHER_GATE.clear()
+        pool = ea.ActorPool(Worker, 2, backend=BACKEND)
+        first, second = pool.submit("wait"), pool.submit("wait_for_the_other")
+        waiting = [pool.submit("echo", i) for i in range(2)]
+        reader = StoppingThread(first.result, line, POOL).start()
+        reader.wait_asleep()
+        GATE.set()
+        lines.has_stopped = reader.stops()
+        # The second call ends in the reactor's thread.
+        closer = StoppingThread(lambda actor=pool.actors[1]: actor.close(0)).start()
+        wait_until(second.done)
+        closer.wait_asleep()
+        reader.go_on()
+        end_unless(reader.ends_within(SOON), line)
+        not_done = concurrent.futures.wait(waiting, SOON).not_done
+        end_unless(not not_done, line)
+        OTHER_GATE.set()
+        assert closer.ends_within(SOON)
+        pool.close()
+    assert lines.count > 5
+
+
+def test_two_calls_that_end_at_once_do_not_deadlock():
+    """Each thread sends the next call to the actor whose call the other one is ending."""
+    run_apart(end_two_calls)
+
+
+class Interruption(BaseException):
+    """What a signal handler may raise."""
+
+
+def interrupt_at(line, module):
+    """Raises at the n-th line of a module of the library that this thread runs; returns what says whether it did.
+
+    Lines to which a frame comes back do not count: that is how it leaves a ``with``, where no handler runs.
+    """
+    done = []
+    left = [line]
+    seen = set()
+
+    def trace(frame, event, _argument):
+        if not frame.f_code.co_filename.endswith(module):
+            return None
+        if event == "line" and (frame, frame.f_lineno) not in seen:
+            seen.add((frame, frame.f_lineno))
+            left[0] -= 1
+            if left[0] < 0:
+                sys.settrace(None)
+                done.append(True)
+                raise Interruption
+        return trace
+
+    sys.settrace(trace)
+    return done
+
+
+def test_an_interrupt_while_a_result_is_read_takes_no_actor_out_of_its_pool():
+    with ea.ActorPool(Worker, 2, backend=BACKEND) as pool:
+        lines = Lines()
+        for line in lines:
+            GATE.clear()
+            future = pool.submit("wait")
+            opening = when_this_thread_sleeps(GATE.set)
+            interrupted = interrupt_at(line, POOL[0])
+            try:
+                assert future.result(SOON) is None
+            except Interruption:
+                pass
+            finally:
+                sys.settrace(None)
+            assert opening.ends_within(SOON)
+            lines.has_stopped = bool(interrupted)
+            check_all_work(pool)
+        assert lines.count > 3
+
+
+def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_that_it_cancels():
+    """Of what waits each call is cancelled, and no actor gets it meanwhile."""
+    lines = Lines()
+    for line in lines:
+        pool = ea.ActorPool(Worker, 1, backend=BACKEND)
+        running = pool.submit("wait")
+        waiting = [pool.submit("add") for _ in range(3)]
+        closing = StoppingThread(pool.close, line, POOL).start()
+        lines.has_stopped = closing.stops(or_sleeps=True)
+        GATE.set()
+        StoppingThread(lambda running=running: running.result(SOON)).start().wait_asleep()
+        closing.go_on()
+        assert closing.ends_within(SOON)
+        assert closing.error is None
+        assert running.result(SOON) is None
+        ran = [future.result(SOON) for future in waiting if not future.cancelled()]
+        assert ran == list(range(1, len(ran) + 1)), "all others are cancelled, and those that ran did so once"
+        GATE.clear()
+    assert lines.count > 5
+
+
+def test_who_waits_for_a_call_that_cannot_be_sent_learns_that():
+    with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
+        first = pool.submit("wait")
+        reader = StoppingThread(lambda: first.result(2 * SOON)).start()
+        reader.wait_asleep()
+        bad = pool.submit("echo", threading.Lock())
+        waiting = StoppingThread(lambda: bad.exception(2 * SOON)).start()
+        waiting.wait_asleep()
+        GATE.set()
+        assert waiting.ends_within(SOON)
+        assert isinstance(waiting.result, ea.SerializationError)
+        assert reader.ends_within(SOON)
+
+
+@pytest.mark.parametrize("arguments", [(1,), (threading.Lock(),)], ids=["closed", "not pickled"])
+def test_any_number_of_calls_may_fail_as_they_are_sent(arguments):
+    with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
+        running = pool.submit("wait")
+        waiting = [pool.submit("echo", *arguments) for _ in range(1000)]
+        if arguments == (1,):
+            pool.actors[0].close(0)
+        GATE.set()
+        concurrent.futures.wait([running, *waiting], SOON)
+        errors = {type(future.exception(0)) for future in waiting}
+        assert errors == {ea.ActorClosedError if arguments == (1,) else ea.SerializationError}
+
+
+def test_a_call_that_waits_for_an_actor_can_be_aborted():
+    with ea.ActorPool(Worker, 1, backend=BACKEND) as pool:
+        pool.submit("wait")
+        waiting = pool.submit("echo", 1)
+        assert waiting.abort()
+        assert waiting.cancelled()
+        GATE.set()
