@@ -101,11 +101,14 @@ def test_urgent_records_overtake_what_is_not_written_yet(tls):
     theirs.close()
 
 
-def linked(tls):
-    """Returns two links that are connected over TCP, encrypted or not."""
+def linked(tls, buffers=None):
+    """Returns two links that are connected over TCP, encrypted or not, perhaps with buffers of so many bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
+    if buffers is not None:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
     if not tls:
         return Link(ours), Link(theirs)
     client = TlsStream(ours, client_context(), server_side=False)
@@ -130,9 +133,9 @@ def exchange(ours, theirs, count):
     return came
 
 
-def cpu_of_sending(tls, size, pause):
+def cpu_of_sending(tls, size, buffers):
     """Returns the seconds of CPU time that it takes to send one record to a peer that pauses after each read."""
-    ours, theirs = linked(tls)
+    ours, theirs = linked(tls, buffers)
     sending = []
 
     def send():
@@ -149,7 +152,7 @@ def cpu_of_sending(tls, size, pause):
     while not came:
         assert select.select([theirs], [], [], SOON)[0]
         came += theirs.receive()
-        time.sleep(pause)
+        time.sleep(0.002)
     thread.join(SOON)
     assert len(came[0].payload) == size
     ours.close()
@@ -157,11 +160,11 @@ def cpu_of_sending(tls, size, pause):
     return sending[0]
 
 
-@pytest.mark.parametrize(("size", "most"), [(10_000_000, 6.0), pytest.param(40_000_000, 3.0, marks=SOAK)])
-def test_encryption_takes_little_more_cpu_time_than_sending_in_the_clear(size, most):
-    """Each byte is encrypted once, however slowly the other side reads. Of three runs the least counts."""
-    plain, encrypted = (min(cpu_of_sending(tls, size, 0.005) for _ in range(3)) for tls in (False, True))
-    assert encrypted < most * plain
+@pytest.mark.parametrize("size", [20_000_000, pytest.param(40_000_000, marks=SOAK)])
+def test_encryption_takes_at_most_three_times_the_cpu_time_of_sending_in_the_clear(size):
+    """Each byte is encrypted once, however often its write is tried again. Of three runs the least counts."""
+    plain, encrypted = (min(cpu_of_sending(tls, size, 1 << 16) for _ in range(3)) for tls in (False, True))
+    assert encrypted < 3.0 * plain
 
 
 def test_arrays_of_any_size_can_be_written_to_when_they_arrive():
