@@ -162,7 +162,8 @@ class ChangedNodes(SlowNodes):
 
     def start_agent(self, orders):
         command = module_command("envactors.remote.agent", orders.path)
-        command[2] = command[2].replace("from envactors", f"{self.code}; from envactors")
+        line = command.index("-c") + 1
+        command[line] = command[line].replace("from envactors", f"{self.code}; from envactors")
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         agent.stdin.write(json.dumps(orders._asdict()) + "\n")
         agent.stdin.flush()
