@@ -128,7 +128,7 @@ class Engine:
             self.reactor.join(_JOIN_PATIENCE)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _engine: Engine | None = None
 # How many forks lie between this process and the one that imported this module; an actor compares it with its own copy.
 forks = 0
@@ -154,7 +154,9 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
 
 def _begin_observing() -> None:
     for variable in _OBSERVERS.keys() & os.environ.keys():
-        importlib.import_module(_OBSERVERS.pop(variable)).begin_by_environment()
+        module = _OBSERVERS.pop(variable, None)
+        if module is not None:  # else another thread has begun it
+            importlib.import_module(module).begin_by_environment()
 
 
 def members() -> list[Member]:
@@ -181,7 +183,7 @@ def _reset_after_fork() -> None:
     global _engine, _lock, forks
     _engine = None
     forks += 1
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -16,6 +16,7 @@ import pickle
 import socket
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -89,23 +90,23 @@ class ForkServer(HelperProcess):
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
         self.sock, requests = packet_pair()
-        self._exits, exits = os.pipe()
-        fds = requests.fileno(), exits
-        boot = {"requests": fds[0], "exits": fds[1], "parent_pid": os.getpid(), "preload": list(preload)}
         try:
-            process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment, python)
+            with requests:
+                self._exits, exits = os.pipe()
+                # Not when the server ends: the ends of workers that outlive it are still asked for.
+                weakref.finalize(self, os.close, self._exits).atexit = False
+                fds = requests.fileno(), exits
+                boot = {"requests": fds[0], "exits": fds[1], "parent_pid": os.getpid(), "preload": list(preload)}
+                try:
+                    process = start_python(
+                        "envactors.worker.fork_server", "serve_forks", boot, fds, environment, python
+                    )
+                finally:
+                    os.close(exits)
         except BaseException:
             self.sock.close()
             raise
-        finally:
-            requests.close()
-            os.close(exits)
         super().__init__(process, self.sock)
-
-    def __del__(self) -> None:
-        # Not when the server ends: the ends of workers that outlive it are still asked for.
-        super().__del__()
-        os.close(self._exits)
 
     def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:
         """Fork a worker with these descriptors, the page at this place, and this environment.

@@ -37,7 +37,8 @@ class HelperProcess:
         self.sock = sock
 
     def __del__(self) -> None:
-        self.sock.close()
+        if hasattr(self, "sock"):  # else there was no descriptor for it
+            self.sock.close()
 
     def wait(self) -> None:
         """Wait until it has ended, and reap it; called in the thread of its helper."""

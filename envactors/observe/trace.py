@@ -66,7 +66,7 @@ def begin_by_environment() -> None:
     running = trace(path)
     try:
         running.__enter__()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # it cannot be written; the program records a trace already
         _log.warning("ENVACTORS_TRACE is set, and nothing is recorded: %s", error)
     else:
         atexit.register(running.__exit__, None, None, None)
