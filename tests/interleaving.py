@@ -84,7 +84,8 @@ class StoppingThread(threading.Thread):
         except BaseException as error:
             self.error = error
         finally:
-            sys.settrace(None)
+            if self._left is not None:
+                sys.settrace(None)
 
     def count_lines(self) -> None:
         if self._left is not None:
