@@ -15,16 +15,13 @@ _PATIENCE = 0.1
 
 
 class SafeThread(Protocol):
-    """A thread that no signal and no asynchronous exception interrupts; and a way to tell what has failed there."""
+    """A thread that no signal and no asynchronous exception interrupts."""
 
     def post(self, job: Callable[[], None]) -> None:
         """Run a function in it soon."""
 
     def is_current_thread(self) -> bool:
         """Return whether the calling thread is the one."""
-
-    def report(self, error: BaseException) -> None:
-        """Log an error, without waiting for that."""
 
 
 class DeferredCalls:
@@ -35,10 +32,12 @@ class DeferredCalls:
 
     Args:
         safe: The thread that runs what was interrupted.
+        report: Logs an error, without waiting for that.
     """
 
-    def __init__(self, safe: SafeThread) -> None:
+    def __init__(self, safe: SafeThread, report: Callable[[BaseException], None]) -> None:
         self._safe = safe
+        self._report = report
         self._waiting: deque[Callable[[], None]] = deque()
         # The thread that runs functions adds an entry, and takes it out. No lock: two threads that each run what one
         # actor has left, and come to the other's, must not wait for each other. A dict's setdefault is atomic.
@@ -73,7 +72,7 @@ class DeferredCalls:
         except BaseException as error:
             if not self._safe.is_current_thread():
                 raise
-            self._safe.report(error)
+            self._report(error)
 
 
 class CallbackExecutor:

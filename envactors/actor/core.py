@@ -22,7 +22,7 @@ from envactors.actor.process import ActorProcess
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, RequestTable, first_look
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.states import LAUNCHING, EndReason, Phase
+from envactors.actor.states import ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError, SerializationError
 from envactors.wire.durations import Histograms
@@ -40,7 +40,8 @@ class ActorCore:
     """The state of one actor: what it was asked, which process it has, what follows.
 
     Events come from callers' threads, the launcher's, the one that reads replies, and the reactor's. Each enters
-    `change`, changes the state, and leaves what follows to ``deferred``, which runs once the lock is released.
+    `change`, acquires the lock, changes the state, and leaves what follows to ``deferred``, which runs once the lock is
+    released.
 
     Args:
         config: What the actor is made of.
@@ -54,7 +55,7 @@ class ActorCore:
         self.lock = threading.RLock() if permits is None else permits.lock
         # Runs what an in-line worker was asked, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
-        self.deferred = DeferredCalls(reactor)
+        self.deferred = DeferredCalls(reactor, reactor.logs.report)
         self.change = StateChange(self)
         self.timers = Timers(reactor.note_timer)
         self.errors = ErrorFactory(config)
@@ -68,6 +69,8 @@ class ActorCore:
         self.process: ActorProcess | None = None
         # Whether the present process has made its envs.
         self.started = False
+        # Whether an exception has fallen into the middle of a change, and the process is to be replaced.
+        self.is_inconsistent = False
         # Why the parent is ending the present process, if it is.
         self.reason: EndReason | None = None
         # Whether the actor is being closed, or is.
@@ -165,8 +168,21 @@ class ActorCore:
             self.tell(logging.WARNING, "%s", str(error).partition("\n")[0])
 
     def kill_inconsistent(self) -> None:
-        """Kill the process after an error in the middle of a change: what it was told is unknown."""
-        if self.process is not None:
+        """Replace the process after an error in the middle of a change: what it was told is unknown.
+
+        In a thread of the user's that is an interrupt, such as an asynchronous exception, for which the actor is not to
+        blame: it is not counted as a restart.
+        """
+        with self.lock:
+            self.is_inconsistent = False
+            for journal in self.recovery.journals:
+                journal.forget()  # it may lack what was done, or have it twice
+            if self.process is None:
+                return
+            if self.phase is LIVE and not self.reactor.owns_current_thread():
+                self.phase, self.reason = ENDING, EndReason.ABORT
+                text = "actor %r gets another process: an exception fell into the middle of a request"
+                self.tell(logging.WARNING, text, self.config.name)
             self.process.worker.kill()
 
 
@@ -190,22 +206,26 @@ class SaveRequest(CallRequest):
 
 
 class StateChange:
-    """A change of an actor's state: under its lock, with signals deferred; what follows from it runs afterwards."""
+    """A change of an actor's state: with signals deferred; what follows from it runs once the lock is released.
+
+    The lock is acquired beside it, ``with core.change, core.lock``: an exception can fall between the acquire and the
+    end of an ``__enter__`` in Python, and the lock would never be released.
+    """
 
     def __init__(self, core: ActorCore) -> None:
         self._core = core
 
     def __enter__(self) -> None:
-        defer_signals.__enter__()
-        self._core.lock.acquire()
+        defer_signals.__enter__(2)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         core = self._core
         try:
             if kind is not None and not issubclass(kind, ActorError):
+                core.is_inconsistent = True
+            if core.is_inconsistent:
                 core.kill_inconsistent()
         finally:
-            core.lock.release()
             try:
                 if core.deferred:
                     core.deferred.run()

@@ -15,7 +15,7 @@ from envactors.wire.durations import Histograms
 def read_stats(actor: Supervisor) -> ActorStats:
     """Return counts over the actor's life, and what it is doing."""
     core = actor.core
-    with core.change:
+    with core.change, core.lock:
         actor.calls.steps.wake_waiters()
         state, process = actor.current_state(), core.process
         queued, last = len(core.table.queue), actor.lifecycle.tracker.last

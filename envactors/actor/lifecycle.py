@@ -11,9 +11,11 @@ What becomes of the requests of a process that has ended is in `envactors.actor.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.calls import Calls, what_runs
@@ -22,6 +24,7 @@ from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
+from envactors.actor.signal_deferral import is_on_stack
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
 from envactors.backends.base import LaunchRefusedError, Worker
 from envactors.errors import ActorError, copy_error
@@ -56,7 +59,7 @@ class Lifecycle:
         # Whether an in-line worker is to be started by the thread that leaves the lock.
         self._launch_due = False
         # Threads in `run_inline`. They come and go in any order: each takes out what it has put in, and nothing else.
-        self._inline_threads: set[int] = set()
+        self._inline_threads: dict[int, FrameType] = {}
         # Of the present start: whether a standby is becoming this actor's, when it began (`time.monotonic`), how many
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
@@ -112,7 +115,7 @@ class Lifecycle:
     def _on_certain_end(self, worker: Worker) -> None:
         """Go on with what waited for the certain end of a worker."""
         core = self._core
-        with core.change:
+        with core.change, core.lock:
             if self._uncertain is worker:
                 self._uncertain = None
                 if core.phase is LAUNCHING:
@@ -138,7 +141,7 @@ class Lifecycle:
                 worker = config.backend.launch(config.name, config.env_vars, config.memory, len(config.start.factories))
             except Exception as error:
                 refusal = error
-        with core.change:
+        with core.change, core.lock:
             if worker is None:
                 self._after_exit(ExitReport(refusal=refusal))
                 return
@@ -179,10 +182,10 @@ class Lifecycle:
         Called without the lock, since env code runs in here.
         """
         me = threading.get_ident()
-        if me in self._inline_threads:
+        if is_on_stack(self._inline_threads.get(me)):
             return
-        self._inline_threads.add(me)
         try:
+            self._inline_threads[me] = sys._getframe()
             if self._launch_due:
                 with self._core.lock:
                     due, self._launch_due = self._launch_due, False
@@ -190,8 +193,12 @@ class Lifecycle:
                     self.launch()
             while (process := self._core.process) is not None and process.worker.work():
                 self.on_channel(READABLE)
+        except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
+            self._core.is_inconsistent = True
+            self._core.kill_inconsistent()
+            raise
         finally:
-            self._inline_threads.discard(me)
+            self._inline_threads.pop(me, None)
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -230,19 +237,19 @@ class Lifecycle:
             error: What it raised.
         """
         core = self._core
-        with core.change:
+        with core.change, core.lock:
             if incarnation == core.incarnation and core.phase is LIVE:
                 self._discarded_for = core.errors.discarded(Request(method, index), core.incarnation, core.pid, error)
                 self.end(EndReason.DISCARDED)
 
     def on_channel(self, mask: int) -> None:
         """Read what has come."""
-        with self._core.change:
+        with self._core.change, self._core.lock:
             self.calls.receive(mask)
 
     def on_exit(self, process: ActorProcess) -> None:
         """Act on the end of a process."""
-        with self._core.change:
+        with self._core.change, self._core.lock:
             if self._core.process is process:
                 self._core.let_go(process)
                 frames, report = process.drain_and_reap()

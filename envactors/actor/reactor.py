@@ -145,10 +145,11 @@ class Reactor:
     def unwatch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
         """Stop what `watch_bell` has begun."""
         with self._watch_lock:
-            callbacks = self._bells[bell]
-            callbacks.remove(on_ring)
+            callbacks = self._bells.get(bell, [])
+            if on_ring in callbacks:  # unless an interrupt has kept it from being watched
+                callbacks.remove(on_ring)
             if not callbacks:
-                del self._bells[bell]
+                self._bells.pop(bell, None)
                 self._reply_handlers.pop(bell.fileno(), None)
                 bell.unregister(self._replies)
 
@@ -203,7 +204,7 @@ class Reactor:
             another way.
         """
         me = threading.get_ident()
-        if self._pumping == me:
+        if self._pumping == me and self._pump_lock.locked():  # else an interrupt has left it set
             # A signal handler or a finalizer waits for a result while this thread waits for another.
             try:
                 return self._pump(done, deadline, wait_set, is_nested=True)
@@ -314,10 +315,6 @@ class Reactor:
 
     def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
-
-    def report(self, error: BaseException) -> None:
-        """Log an error, without waiting for that."""
-        self.logs.report(error)
 
     def owns_current_thread(self) -> bool:
         """Return whether the calling thread is the library's own, which no signal or exception of users interrupts."""

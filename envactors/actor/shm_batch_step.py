@@ -100,20 +100,17 @@ class SharedMemoryBatchStep:
             requested[index] = asked[index] = asked[index] + 1
         self.call_id = call_id
         self.started = now
+        self.page.post_step(call_id, wait, self.stream, self.envs)
+
+    def arm(self) -> None:
+        """Make it a step that has not been posted: until it is, it has no results."""
+        self.started = 0.0
         self.over = False
         self.failed_envs = ()
         if self.overflow:
             self.overflow = {}
         if self.claimed:
             self.claimed = set()
-        self.page.post_step(call_id, wait, self.stream, self.envs)
-
-    def wait_in_queue(self) -> None:
-        """Make it a step that has not been posted, behind others of its actor."""
-        self.started = 0.0
-        self.over = False
-        self.failed_envs = ()
-        self.claimed = set()
 
     @property
     def finished(self) -> bool:
@@ -199,8 +196,9 @@ class SharedMemoryBatchStep:
                         current.method = "reset"
                 else:
                     waiting.append(request)
-        for index in lost if posted else ():
-            self._asked[index] -= 1
+        for index in lost:
+            if posted or self._asked[index] != self._completed[index]:  # an interrupt may have raised some numbers
+                self._asked[index] -= 1
             self._requested[index] = self._completed[index] = self._asked[index]  # its writer is dead
         self.over = True
         self._overdue = None
@@ -222,7 +220,9 @@ class SharedMemorySteps:
         self._dispatch = dispatch
 
     def start(self, step: SharedMemoryBatchStep, now: float, wait: int) -> bool:
-        """Start a batch step whose actions stand in its rows, or queue it; called with signals deferred.
+        """Start a batch step that is armed and whose actions stand in its rows, or queue it.
+
+        Called with signals deferred.
 
         Args:
             step: The step.
@@ -233,30 +233,43 @@ class SharedMemorySteps:
             False if the actor has another process, or none: then the envs are asked in frames.
         """
         core = self._core
-        with core.lock:
-            process, table = core.process, core.table
-            if process is None or process.page is not step.page or core.phase is not LIVE or core.closing:
-                return False
-            if table.queue or (table.running and not table.running[-1].pipelines):
-                self._queue(step)
-                return True
-            if core.step_limit is not None and not table.running:
-                core.timers.set("call", now + core.step_limit)  # not put off: it may be that of the step before
-            table.last_id += 1
-            table.running.append(step)
-            step.start(table.last_id, now, wait)
+        try:
+            with core.lock:
+                process, table = core.process, core.table
+                if process is None or process.page is not step.page or core.phase is not LIVE or core.closing:
+                    return False
+                if table.queue or (table.running and not table.running[-1].pipelines):
+                    self._queue(step)
+                    return True
+                if core.step_limit is not None and not table.running:
+                    core.timers.set("call", now + core.step_limit)  # not put off: it may be that of the step before
+                table.last_id += 1
+                step.call_id = table.last_id  # with its old number it would count as finished
+                table.running.append(step)
+                step.start(table.last_id, now, wait)
+        except BaseException:
+            self._give_up()
+            raise
         return True
 
+    def _give_up(self) -> None:
+        """Replace the process after an exception in the middle of what is done under the lock without a change."""
+        self._core.is_inconsistent = True
+        self._core.kill_inconsistent()
+
     def _queue(self, step: SharedMemoryBatchStep) -> None:
-        step.wait_in_queue()
         self._core.table.add(step)
         self._dispatch()
 
     def finish(self, step: SharedMemoryBatchStep) -> bool:
         """Retire a batch step that the worker has finished; return whether it is over. Called with signals deferred."""
         if not step.over:
-            with self._core.lock:
-                self.retire()
+            try:
+                with self._core.lock:
+                    self.retire()
+            except BaseException:
+                self._give_up()
+                raise
         return step.over
 
     def retire(self) -> None:
@@ -308,7 +321,7 @@ class SharedMemorySteps:
             self.retire()  # it may have ended before
 
     def _on_ring(self) -> None:
-        with self._core.change:
+        with self._core.change, self._core.lock:
             self.wake_waiters()  # the ring was meant for them too
 
     def claim(self, step: SharedMemoryBatchStep) -> list[int]:
@@ -316,16 +329,20 @@ class SharedMemorySteps:
 
         Called with signals deferred.
         """
-        with self._core.lock:
-            if not step.over and step.finished:
-                self.retire()
-            if not step.over and step.stream:
-                self.fetch_overflow()
-            done, over = {*step.claimed, *step.failed_envs}, step.over
-            claimed = [env for env in step.envs if env not in done and (over or step.complete(env))]
-            if self._core.recovery.replays and not over:
-                step.record(self._core.recovery, claimed)  # the rows may be used again before the step is retired
-            step.claimed.update(claimed)
+        try:
+            with self._core.lock:
+                if not step.over and step.finished:
+                    self.retire()
+                if not step.over and step.stream:
+                    self.fetch_overflow()
+                done, over = {*step.claimed, *step.failed_envs}, step.over
+                claimed = [env for env in step.envs if env not in done and (over or step.complete(env))]
+                if self._core.recovery.replays and not over:
+                    step.record(self._core.recovery, claimed)  # the rows may be used again before the step is retired
+                step.claimed.update(claimed)
+        except BaseException:
+            self._give_up()
+            raise
         return claimed
 
     def fetch_overflow(self) -> bool:
@@ -364,9 +381,13 @@ class LimitedSteps(SharedMemorySteps):
     def start(self, step: SharedMemoryBatchStep, now: float, wait: int) -> bool:
         del now, wait  # it may start later
         core = self._core
-        with core.lock:
-            if core.process is None or core.process.page is not step.page or core.phase is not LIVE or core.closing:
-                return False
-            self.retire()
-            self._queue(step)
+        try:
+            with core.lock:
+                if core.process is None or core.process.page is not step.page or core.phase is not LIVE or core.closing:
+                    return False
+                self.retire()
+                self._queue(step)
+        except BaseException:
+            self._give_up()
+            raise
         return True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
+import sys
 import threading
 
 # The functions behind the `signal` module's take a tenth of their time, and every call enters this context.
@@ -15,14 +15,18 @@ from types import FrameType
 from typing import Any
 
 # The signals whose handlers commonly raise: Ctrl-C, time limits, service managers.
-_DEFERRED = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGALRM", "SIGTERM") if hasattr(signal, name))
+_COMMON = tuple(int(getattr(signal, name)) for name in ("SIGINT", "SIGALRM", "SIGTERM") if hasattr(signal, name))
+_ALL = tuple(map(int, signal.valid_signals()))
+# How often it is looked, in entries of the context, which other signals have handlers: that takes some microseconds.
+_LOOK_EVERY = 64
 
 
 class SignalDeferral:
     """A reentrant context that defers the main thread's signal handlers until it is left.
 
     Python runs signal handlers in the main thread, between any two bytecode instructions. In other threads, and for
-    signals without a handler in Python, the context does nothing.
+    signals without a handler in Python, the context does nothing. An asynchronous exception or a lack of stack may keep
+    it from being left; that is noticed when it is entered again, or when a signal comes.
 
     Attributes:
         wake: Called when a signal is deferred, so that the main thread does not sleep on; None for nothing.
@@ -30,57 +34,75 @@ class SignalDeferral:
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident
-        # How many times the main thread has entered the context.
+        # How many times the main thread has entered the context, and the frame that has entered it first.
         self._depth = 0
-        # The original handler of each signal, while the context is entered.
+        self._frame: FrameType | None = None
+        # The signals to defer, and how many entries are left until that is looked up.
+        self._signals = _COMMON
+        self._until_look = 0
+        # The original handler of each signal that is deferred.
         self._handlers: dict[int, Any] = {}
         # The signals that came meanwhile, in order.
         self._pending: list[int] = []
         self.wake: Callable[[], None] | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self, level: int = 1) -> None:
+        """Enter the context; ``level`` says how many frames further out its ``with`` is."""
         if threading.get_ident() != self._main:
             return
+        frame = sys._getframe(level)
+        if self._depth and not self._is_entered(frame):
+            self._depth = 0
         if self._depth == 0:
+            if self._handlers:
+                self._restore()
+            self._until_look -= 1
+            if self._until_look < 0:
+                self._until_look = _LOOK_EVERY
+                self._signals = tuple({*_COMMON, *(one for one in _ALL if callable(_get_handler(one)))})
             try:
-                for signum in _DEFERRED:
-                    if callable(_get_handler(signum)):
-                        self._handlers[signum] = _set_handler(signum, self._defer)
+                self._frame = frame
+                for signum in self._signals:
+                    if callable(handler := _get_handler(signum)):
+                        self._handlers[signum] = handler
+                        _set_handler(signum, self._defer)
+                self._depth = 1
             except BaseException:  # the handler of a signal that is not deferred yet has raised
                 self._restore()
                 raise
-        self._depth += 1
+        else:
+            self._depth += 1
 
     def __exit__(self, *exc: object) -> None:
         if threading.get_ident() != self._main:
             return
         self._depth -= 1
-        if self._depth == 0 and self._handlers:
-            self._restore()
+        if self._depth == 0:
+            self._frame = None
+            if self._handlers:
+                self._restore()
+
+    def _is_entered(self, frame: FrameType | None) -> bool:
+        """Return whether the frame that has entered the context is on the way to this one."""
+        while frame is not None:
+            if frame is self._frame:
+                return True
+            frame = frame.f_back
+        return False
 
     def _restore(self) -> None:
         """Restore the handlers and run the deferred ones, all of them even if some raise."""
-        handlers, self._handlers = self._handlers, {}
-        try:
-            for signum, handler in handlers.items():
-                _set_handler(signum, handler)
-            if not self._pending:
-                return
-        except BaseException as error:  # raised by the handler of a signal that is not deferred any more
-            self._run_pending(handlers, error)
-        else:
-            self._run_pending(handlers, None)
-
-    def _run_pending(self, handlers: dict[int, Any], first_error: BaseException | None) -> None:
-        pending, self._pending = self._pending, []
-        left: list[Callable[[], object]] = [
-            *(functools.partial(_set_handler, signum, handler) for signum, handler in handlers.items()),
-            *(functools.partial(handlers[signum], signum, None) for signum in pending),
-        ]
-        while left:
+        first_error: BaseException | None = None
+        while self._handlers or self._pending:
             try:
-                while left:
-                    left.pop(0)()
+                while self._handlers:
+                    signum, handler = next(iter(self._handlers.items()))
+                    _set_handler(signum, handler)
+                    self._handlers.pop(signum, None)
+                while self._pending:
+                    signum = self._pending.pop(0)
+                    if callable(handler := _get_handler(signum)):
+                        handler(signum, None)
             except BaseException as error:
                 first_error = first_error or error
         if first_error is not None:
@@ -91,13 +113,24 @@ class SignalDeferral:
         """Whether a signal was deferred and this is the main thread."""
         return bool(self._pending) and threading.get_ident() == self._main
 
-    def _defer(self, signum: int, _frame: FrameType | None) -> None:
+    def _defer(self, signum: int, frame: FrameType | None) -> None:
         self._pending.append(signum)
-        if self.wake is not None:
+        if not self._is_entered(frame):
+            self._depth = 0
+            self._restore()
+        elif self.wake is not None:
             self.wake()
 
     def _after_fork(self) -> None:
         self._main = threading.main_thread().ident
+
+
+def is_on_stack(wanted: FrameType | None) -> bool:
+    """Return whether a function that this thread has entered has not returned."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is not None
 
 
 defer_signals = SignalDeferral()

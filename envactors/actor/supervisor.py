@@ -60,7 +60,7 @@ class Supervisor:
         engines.join(self, self._assemble)
         if config.backend.inline:
             self.core.run_inline = self.lifecycle.run_inline
-        with self.core.change:
+        with self.core.change, self.core.lock:
             self.lifecycle.begin_launch()
 
     def _assemble(self, engine: engines.Engine) -> None:
@@ -173,14 +173,14 @@ class Supervisor:
 
     def journal(self, index: int) -> Journal:
         """Return what an env was asked, up to what has ended."""
-        with self.core.change:
+        with self.core.change, self.core.lock:
             self.calls.steps.retire()
             return self.core.recovery.journal(index)
 
     def bring_back(self, journals: Sequence[SavedJournal]) -> None:
         """Have the envs brought to where saved journals end, in this process and in those after it."""
         core = self.core
-        with core.change:
+        with core.change, core.lock:
             core.recovery.load(journals, core.incarnation)
             for request in core.recovery.replay_requests(core.config.deadlines):
                 core.table.add(request)
@@ -188,7 +188,7 @@ class Supervisor:
 
     def _submit(self, entry: Entry, *, at_front: bool = False) -> None:
         core = self.core
-        with core.change:
+        with core.change, core.lock:
             if core.closing:
                 raise core.errors.closed(entry.parts[0], core.incarnation)
             if core.table.running:
@@ -221,7 +221,7 @@ class Supervisor:
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_owner()
-        with self.core.change:
+        with self.core.change, self.core.lock:
             if self.core.table.withdraw(future) is not None:
                 future.mark_cancelled()
                 self.reactor.wake(future)
@@ -231,7 +231,7 @@ class Supervisor:
         if self.cancel(future):
             return True
         core = self.core
-        with core.change:
+        with core.change, core.lock:
             if future.settled():
                 return False
             running = [part for entry in core.table.running for part in entry.parts if part.future is future]
@@ -247,13 +247,15 @@ class Supervisor:
 
     def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
         self.check_owner()
-        if self.core.run_inline is not None:
+        if self.core.run_inline is not None or self.core.deferred:
             self.resume_inline()
         if not (self._spin_for(future) and done()):
             self.reactor.wait(done, future, deadline)
 
     def resume_inline(self) -> None:
-        """Have an in-line worker run and answer what an interrupt has left; other workers need no thread of ours."""
+        """Have done what an interrupt has left: results that are not handed out, requests of an in-line worker."""
+        if self.core.deferred:
+            self.core.deferred.run()
         if self.core.run_inline is not None:
             self.lifecycle.on_channel(READABLE)  # on its way out it runs what was asked
 
@@ -279,7 +281,7 @@ class Supervisor:
         """End the process now; see `envactors.actor.handle.ActorHandle.kill`."""
         self.check_owner()
         core = self.core
-        with core.change:
+        with core.change, core.lock:
             if core.phase is CLOSED:
                 return
             self.calls.steps.wake_waiters()
@@ -294,7 +296,7 @@ class Supervisor:
     def begin_close(self, timeout: float | None) -> None:
         """Let what is queued run and the env close, for ``timeout`` seconds; then end the process."""
         core, table = self.core, self.core.table
-        with core.change:
+        with core.change, core.lock:
             patience = self._close_patience(timeout)
             if patience is not None and core.phase is not CLOSED:
                 core.timers.set_earlier("close", time.monotonic() + patience)
@@ -354,7 +356,7 @@ class Supervisor:
     def on_timer(self, now: float) -> None:
         """Act on the deadlines that have passed."""
         core, lifecycle = self.core, self.lifecycle
-        with core.change:
+        with core.change, core.lock:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
             self.calls.receive(READABLE)
             self.calls.steps.wake_waiters()
@@ -371,7 +373,9 @@ class Supervisor:
 
     def _on_call_timer(self, now: float) -> None:
         core, process = self.core, self.core.process
-        if core.phase is LIVE and core.table.running and process is not None:
+        if core.phase is LIVE and not core.table.running:
+            return  # an interrupt has kept it from being cancelled
+        if core.phase is LIVE and process is not None:
             if untrue := process.page.find_untrue(len(self.config.start.factories)):
                 process.distrust(f"{untrue} on its control page cannot be true")
             if process.untrue:

@@ -154,16 +154,18 @@ class Collector:
             VectorStepError: Some of them are failures; the others are in its ``.batch``.
         """
         with defer_signals:  # what is delivered is also taken into account
-            results = self._pending.take(env_ids)
+            results = self._pending.look_at(env_ids)
             in_rows = [result for result in results if result.is_in_rows]
             if in_rows and self._single is not None and len(in_rows) == len(results):
                 batch = self._single.take_batch(env_ids)
+                self._pending.take(env_ids)
                 self._reactor.wake(self._pending)  # another thread may wait for the same ones
                 return batch
             failures = {result.env_id: result.error for result in results if result.error is not None}
             steps, mismatches = self._batcher.conform_all(self._steps(results))
             failures.update(mismatches)
             batch = self._batcher.batch(steps)
+            self._pending.take(env_ids)
         self._reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
             first_id, first_error = next(iter(failures.items()))

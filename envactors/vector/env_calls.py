@@ -17,6 +17,9 @@ class EnvCalls:
 
     _envs: list[EnvState]
 
+    def __len__(self) -> int:
+        return len(self._envs)
+
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         """Return the ids of some envs, None for all, once it is known that the vector is open."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ from envactors.vector.collector import Collector
 from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
+from envactors.vector.interrupts import Interrupts, notes_interrupts
 from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
 from envactors.vector.results import Batch, Batcher, LastResults, RowReader
@@ -42,6 +43,7 @@ class Choices(NamedTuple):
     checkpoint_every: int | None
 
 
+@notes_interrupts("reset", "step", "send", "step_async", "step_wait", "submit", "recv")
 class VectorEnv(EnvSnapshots):
     """Steps many envs as one, in actors.
 
@@ -49,8 +51,7 @@ class VectorEnv(EnvSnapshots):
 
     Args:
         factories: One per env, as for `spawn`; run in the workers. The envs have Gymnasium's
-            ``reset(seed=, options=) -> (obs, info)`` and
-            ``step(action) -> (obs, reward, terminated, truncated, info)``.
+            ``reset(seed=, options=) -> (obs, info)``, ``step(action) -> (obs, reward, terminated, truncated, info)``.
         envs_per_actor: How many envs share a process. Their steps run one after the other there, and a death takes
             all of them; for envs whose steps cost next to nothing it saves most of the way to another process.
             ``"auto"``: as many actors as there are cores for, by affinity and the quotas of containers, with the envs
@@ -107,8 +108,7 @@ class VectorEnv(EnvSnapshots):
         actors: The handle of each process.
         action_spec: One env's action; None if the envs have no action space, and then actions are not checked.
         reward_spec: One env's reward: float64, a scalar unless the env has a ``reward_space``.
-        metadata: That of the first env.
-        render_mode: That of the first env.
+        metadata, render_mode: Those of the first env.
 
     Raises:
         TypeError: ``factories`` is a single factory.
@@ -164,12 +164,12 @@ class VectorEnv(EnvSnapshots):
         autoreset, on_failure, seed_episodes = choices.autoreset, choices.on_failure, choices.seed_episodes
         self._all_ids = list(range(self.num_envs))
         self._started: PreparedStep | None = None  # by `step_async`
+        self._pending = pending = Pending(len(envs))
         self._check_made()
         description = describe_envs(envs)
         self.metadata, self.render_mode = description.metadata, description.render_mode
         self.action_spec: Spec | None = description.action
         self.reward_spec: Spec = description.reward
-        self._pending = pending = Pending(len(envs))
         self._episodes = episodes = Episodes(envs, autoreset, choices.recycle)
         self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
         self._batcher = Batcher(description.observation, description.reward)
@@ -183,6 +183,7 @@ class VectorEnv(EnvSnapshots):
         if shared is not None and reader is not None:
             self._stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
         self._collector = Collector(envs, pending, self._batcher, self._stepper)
+        self._interrupts = Interrupts(transitions, self._stepper)
         saves, every = choices.snapshot is not None, choices.checkpoint_every
         same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
         self._checkpoints = Checkpoints(transitions, same, description.action, saves=saves, every=every)
@@ -194,9 +195,6 @@ class VectorEnv(EnvSnapshots):
     def observation_spec(self) -> Spec | None:
         """The spec of one env's observation, learnt from the first reset (None before) if there is no space."""
         return self._batcher.observation_spec
-
-    def __len__(self) -> int:
-        return self.num_envs
 
     def stats(self) -> VectorStats:
         """Return counts over the vector env's life; the first call begins to take times."""
@@ -227,10 +225,11 @@ class VectorEnv(EnvSnapshots):
             AlreadyPendingError: An env has a result pending.
             VectorInputError: Wrong ids or seeds, or another number of options.
         """
-        transitions, collector = self._transitions, self._collector
+        transitions, collector, interrupts = self._transitions, self._collector, self._interrupts
         ids = self._select(env_ids)
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
+        interrupts.discard(ids, lambda done: collector.wait_for(done, len(ids), deadline))
         transitions.start_resets(ids, seeds, each)
         clock, wait = self._statistics.clock, functools.partial(collector.gather, ids, timeout, deadline, "reset")
         batch = wait() if clock is None else clock.time("reset", wait)
@@ -258,7 +257,7 @@ class VectorEnv(EnvSnapshots):
         """
         # Read before the check, here as everywhere: another thread may close the vector at any time.
         transitions, stepper, collector = self._transitions, self._stepper, self._collector
-        if self._is_closed or engine.forks != self._forks:
+        if self._is_closed or engine.forks != self._forks or self._pending.is_disturbed:
             self._check_open()
         if self._checkpoints.every is not None:
             self._checkpoints.write_if_due()
@@ -292,8 +291,7 @@ class VectorEnv(EnvSnapshots):
 
         Raises:
             NothingPendingError: No step was started, or its results were taken meanwhile.
-            VectorTimeoutError: The waiting ended; nothing is lost, ``recv`` hands the results out.
-            VectorStepError: Some envs failed; the other results are in ``.batch``.
+            VectorTimeoutError, VectorStepError: As for `step`.
         """
         stepper, collector = self._stepper, self._collector
         self._check_open()
@@ -360,7 +358,8 @@ class VectorEnv(EnvSnapshots):
             # What refers to the memory; a thread that still waits holds what it needs.
             if hasattr(self, "_episodes"):
                 self._episodes.seeds = None
-            self._stepper = self._transitions = self._collector = self._checkpoints = None  # type: ignore[assignment]
+            self._stepper = self._transitions = self._collector = None  # type: ignore[assignment]
+            self._checkpoints = self._interrupts = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -377,6 +376,7 @@ class VectorEnv(EnvSnapshots):
             raise ActorClosedError("this vector env is closed: make another")
         if engine.forks != self._forks:
             self.actors[0]._supervisor.check_owner()
+        self._pending.settle()
 
     def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> PreparedStep | None:
         """Start steps; return what was started through shared memory, None if nothing was."""

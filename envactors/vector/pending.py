@@ -6,11 +6,13 @@ IDLE ──submitted──▶ SUBMITTED ──outcome goes to its future──�
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from envactors.errors import AlreadyPendingError
+from envactors.actor.future import ActorFuture
+from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.vector.results import EnvStep
 
 IDLE: Final = 0
@@ -40,6 +42,26 @@ class ReadyResult(NamedTuple):
         return self.step is None and self.error is None
 
 
+class AskedRequest(Protocol):
+    """What an env was asked in a frame; see `envactors.vector.transitions.EnvRequest`."""
+
+    method: str
+    call_id: int
+    is_open: bool
+    has_arrived: bool
+
+    @property
+    def future(self) -> ActorFuture | None:
+        """Its future, if any."""
+
+
+class Settler(Protocol):
+    """What sorts out what is left; see `envactors.vector.interrupts.Interrupts`."""
+
+    def settle(self) -> None:
+        """Do so."""
+
+
 class Pending:
     """The state of each env's result; also what actors give to `Reactor.wake` when one is there.
 
@@ -49,12 +71,20 @@ class Pending:
     Attributes:
         states: One of the states above per env.
         ready: The results that wait to be delivered, by env.
+        requests: What each env was last asked in a frame, unless it was withdrawn.
+        interrupts: Sorts out what is left of requests that were interrupted.
+        is_disturbed: Whether it has to.
+        was_disturbed: Whether results may be pending of a request that was interrupted.
         inboxes: What has arrived and is to be read, by the id of the thread that waits and reads it.
     """
 
     def __init__(self, count: int) -> None:
         self.states = bytearray(count)
         self.ready: dict[int, ReadyResult] = {}
+        self.requests: dict[int, AskedRequest] = {}
+        # Weakly: it refers to this.
+        self.interrupts: weakref.ref[Settler] | None = None
+        self.is_disturbed = self.was_disturbed = False
         self.inboxes: dict[int, deque[Callable[[], None]]] = {}
         # A full-batch step changes all states by assigning one of these.
         self.all_in_flight = bytes([IN_FLIGHT]) * count
@@ -86,11 +116,25 @@ class Pending:
             self.ready[result.env_id] = result
             self.states[result.env_id] = READY
 
+    def settle(self) -> None:
+        """Sort out what a request that was interrupted has left."""
+        if self.is_disturbed and self.interrupts is not None and (settler := self.interrupts()) is not None:
+            settler.settle()
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note that a request was interrupted, unless the error is one of the library's own."""
+        if not isinstance(error, EnvActorsError):
+            self.is_disturbed = self.was_disturbed = True
+
     def read_inbox(self, inbox: deque[Callable[[], None]]) -> None:
         """Read what has arrived."""
         while inbox:
             inbox[0]()  # taken out last: after an interrupt it is read once more
             inbox.popleft()
+
+    def look_at(self, env_ids: Sequence[int]) -> list[ReadyResult]:
+        """Return results that are to be delivered; `take` takes them out once nothing can go wrong any more."""
+        return [self.ready[env_id] for env_id in env_ids]
 
     def take(self, env_ids: Sequence[int]) -> list[ReadyResult]:
         """Take results out, to be delivered."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from envactors.actor.shm_batch_step import SharedMemoryBatchStep
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.arrays.specs import ArraySpec, flatten, split_batch
@@ -140,9 +141,12 @@ class SharedMemoryStepper:
         pending, ended = self._pending, self._episodes.ended
         flags = ended.tobytes()
         if flags != self._ops:  # else the rows say it already
+            self._ops = None  # until all are written
             self.rows.ops[prepared.index] = ended[prepared.index]
             self._ops = flags if prepared.is_all else None
         prepared.resets = ended.copy() if prepared.is_all and flags != self._no_resets else None
+        single = self.single
+        single.announce(prepared.parts)
         if prepared.is_all:
             pending.states[:] = pending.all_in_flight
         else:
@@ -150,25 +154,28 @@ class SharedMemoryStepper:
         if prepared.decoded:
             prepared.decoded = {}
         self._started = now = time.monotonic()
-        tuner, wait = self.single.tuner if stream else self._tuner, ASLEEP
+        tuner, wait = single.tuner if stream else self._tuner, ASLEEP
         strategy = tuner.strategy
         if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE:
             wait = SPINNING
         refused = prepared.unreachable
+        refusing: list[SharedMemoryBatchStep] = []
         with self._corked():
             for steps, step, number in prepared.parts:
-                if steps.start(step, now, encode_wait(number, wait) if strategy.pinned else wait):
-                    self.single.running.append((steps, step))
-                else:
+                if not steps.start(step, now, encode_wait(number, wait) if strategy.pinned else wait):
                     refused = [*refused, *step.envs]
+                    refusing.append(step)
         prepared.asked_in_frames = bool(refused)
         if refused:
             self._episodes.changes += 1
             actions = dict(zip(prepared.env_ids, values, strict=True))
             requests = [self._transitions.request_step(env_id, actions[env_id]) for env_id in refused]
             self._transitions.submit(requests, stream=stream)
+            single.running = [pair for pair in single.running if pair[1] not in refusing]
+            for step in refusing:
+                step.over = True
         if stream:
-            self.single.posting += time.monotonic() - now
+            single.posting += time.monotonic() - now
 
     def run_inline(self) -> None:
         """Run what was started, if the workers run in the threads that call them."""
@@ -233,18 +240,21 @@ class SharedMemoryStepper:
             rewards, terminated, truncated = rows.rewards.copy(), rows.terminated.copy(), rows.truncated.copy()
         else:
             rewards, terminated, truncated = rows.rewards[index], rows.terminated[index], rows.truncated[index]
+        # Delivered last: what an interrupt keeps from it is delivered by `recv`.
+        if is_all:
+            self._episodes.record_all(terminated, truncated, prepared.resets)
+        else:
+            self._episodes.record_rows(prepared.env_ids, rows)
+        if self._last is not None:
+            self._keep_last(prepared, contents)
+        if is_all:
+            pending.states[:] = pending.all_idle
+        else:
+            pending.mark(prepared.env_ids, 0)
         if len(self.single.running) == len(prepared.parts):
             self.single.running.clear()
         else:
             self._forget_running(prepared)
-        if is_all:
-            pending.states[:] = pending.all_idle
-            self._episodes.record_all(terminated, truncated, prepared.resets)
-        else:
-            pending.mark(prepared.env_ids, 0)
-            self._episodes.record_rows(prepared.env_ids, rows)
-        if self._last is not None:
-            self._keep_last(prepared, contents)
         now = time.monotonic()
         self._tuner.record(now - self._started, now)
         return obs, rewards, terminated, truncated, infos

@@ -79,6 +79,12 @@ class SingleResults:
         rows = self._rows
         return self._transitions.request_step(env_id, reader(rows.layout.action, rows.actions, env_id)())
 
+    def announce(self, parts: Sequence[tuple[SharedMemorySteps, SharedMemoryBatchStep, int]]) -> None:
+        """List batch steps before they are posted; until they are, they have no results."""
+        for steps, step, _ in parts:
+            step.arm()
+            self.running.append((steps, step))
+
     def collect_at_once(self) -> None:
         """Hand on what is complete now, or within the spin window if spinning pays; called with signals deferred."""
         if self.tuner.strategy.both_spin and self.running:
@@ -91,14 +97,12 @@ class SingleResults:
         Args:
             expected: How many more the caller sleeps for, if there are none; 0 if it does not sleep.
         """
-        found = self._claim_complete()
-        while self._ring_at(expected - len(found)) and (more := self._claim_complete()):
-            found += more
-        found.sort(key=lambda result: result.when)
-        for result in found:
-            self._pending.complete(result)
+        count = self._claim_complete()
+        while self._ring_at(expected - count) and (more := self._claim_complete()):
+            count += more
 
-    def _claim_complete(self) -> list[ReadyResult]:
+    def _claim_complete(self) -> int:
+        """Hand on what is complete now, in the order in which it came; return how much that was."""
         going: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
         found: list[ReadyResult] = []
         when, now = self._rows.when.data, time.monotonic()
@@ -115,8 +119,11 @@ class SingleResults:
             # Handling a failure may have ended the process, and so the step, with more results.
             if not step.over or len(step.claimed) + len(step.failed_envs) < len(step.envs):
                 going.append(pair)
-        self.running = going
-        return found
+        found.sort(key=lambda result: result.when)
+        for result in found:
+            self._pending.complete(result)
+        self.running = going  # not before: what an interrupt has kept from being handed on is claimed again
+        return len(found)
 
     def _ring_at(self, expected: int) -> bool:
         """Have workers ring when so many more results are there; return whether there are any to expect.

@@ -48,9 +48,17 @@ class EnvFuture(ActorFuture):
         self.env_id = env.env_id
         self._pending = pending
 
+    def _wait(self, deadline: float | None) -> None:
+        try:
+            super()._wait(deadline)
+        except BaseException as error:
+            self._pending.note_failure(error)
+            raise
+
     def mark_cancelled(self) -> None:
         super().mark_cancelled()
         self._pending.states[self.env_id] = IDLE
+        self._pending.requests.pop(self.env_id, None)
 
 
 class Asked(NamedTuple):
@@ -77,9 +85,10 @@ class EnvRequest(StepRequest):
         future: Its future, if any.
         is_open: False once its outcome was handled: deferred calls may run twice.
         pending: Where its result goes unless it has a future.
+        has_arrived: Whether its outcome is there, and only has to be read.
     """
 
-    __slots__ = ("asked", "future", "is_open", "pending")
+    __slots__ = ("asked", "future", "has_arrived", "is_open", "pending")
     future: EnvFuture | None
 
     def __init__(
@@ -91,8 +100,10 @@ class EnvRequest(StepRequest):
         self.asked = asked
         self.future = asked.future
         self.is_open = True
+        self.has_arrived = False
 
     def arrive(self, settle: Callable[[], None], reactor: Reactor) -> None:
+        self.has_arrived = True
         inbox = None if self.future is not None else self.pending.inboxes.get(threading.get_ident())
         if inbox is None:
             super().arrive(settle, reactor)
@@ -196,6 +207,7 @@ class Transitions:
         self.episodes.changes += 1
         by_actor: dict[Supervisor, list[StepRequest]] = {}
         for request in requests:
+            self.pending.requests[request.index] = request
             self.pending.states[request.index] = IN_FLIGHT if request.future is None else SUBMITTED
         try:
             for request in requests:
@@ -208,16 +220,27 @@ class Transitions:
                     supervisor.submit_steps(group, stream=stream)
         except BaseException:
             # What was queued comes all the same: taken for the result of the next request, it would be the wrong one.
-            self.pending.mark([request.index for request in requests if request.call_id == 0], IDLE)
+            for request in requests:
+                if request.call_id == 0:
+                    self.pending.states[request.index] = IDLE
+                    self.pending.requests.pop(request.index, None)
             raise
 
     def _ask_again(
         self, env: EnvState, message: Reset | Step, bound: int | None, asked: Asked, *, at_front: bool = False
     ) -> None:
         again = EnvRequest(message, env, self, bound, asked)
+        self.pending.requests[env.env_id] = again
         env.supervisor.submit_steps([again], stream=True, at_front=at_front)
 
-    # Outcomes, in the thread that reads replies -----------------------------------------------------------
+    def lose_episode(self, env: EnvState) -> None:
+        """Note that nobody knows where the episode of an env stands: it has to be reset."""
+        resets_next = self.on_failure != "raise" and self.episodes.autoreset == "next_step"
+        env.incarnation, env.needs_reset = None, not resets_next
+        self.episodes.ended[env.env_id] = resets_next
+        self.episodes.changes += 1
+
+    # Outcomes, in the thread that reads them -----------------------------------------------------------
 
     def on_end(self, request: EnvRequest, value: Any, error: BaseException | None, incarnation: int) -> None:
         """Handle the outcome of a request."""
@@ -228,6 +251,8 @@ class Transitions:
         else:
             self._on_failed(request, error, incarnation)
         request.is_open = False
+        if self.pending.requests.get(request.index) is request:
+            del self.pending.requests[request.index]
 
     def _on_result(self, request: EnvRequest, step: EnvStep) -> None:
         env, asked, episodes = self.envs[request.index], request.asked, self.episodes
@@ -307,6 +332,8 @@ class Transitions:
         else:
             self.pending.states[request.index] = IDLE
             request.future.settle(step, error, incarnation)
+            if self.pending.was_disturbed:
+                self.envs[request.index].supervisor.reactor.wake(self.pending)
 
 
 def _stand_in(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:

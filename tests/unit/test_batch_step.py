@@ -73,6 +73,7 @@ class Actor:
     def start(self, step):
         self.last_id += 1
         self.clock += 1
+        step.arm()
         step.start(self.last_id, self.clock, ASLEEP)
         return step
 
@@ -208,7 +209,7 @@ def test_a_step_that_waits_in_the_queue_has_no_results(actor, streamed_before):
         actor.run(step)
         step.claimed = {2, 3, 4}
     before = actor.rows.requested.copy()
-    step.wait_in_queue()
+    step.arm()
     step.call_id = actor.last_id + 1
     assert not step.over
     assert not any(step.complete(env) for env in step.envs), "those in the rows are of the step before"

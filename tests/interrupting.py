@@ -1,0 +1,72 @@
+"""Raises an exception at one line of the library in the calling thread, as an asynchronous exception would."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from pathlib import Path
+
+import envactors as ea
+
+PACKAGE = str(Path(ea.__file__).parent)
+
+
+class Interrupt(Exception):
+    """What is raised."""
+
+
+@functools.cache
+def bodies_of_with(filename):
+    """The last line of each ``with`` statement of a file, by the lines of its head."""
+    last = {}
+    for node in ast.walk(ast.parse(Path(filename).read_text())):
+        if isinstance(node, ast.With):
+            last.update(dict.fromkeys(range(node.lineno, node.body[0].lineno), node.end_lineno))
+    return last
+
+
+def interrupt(function, number):
+    """Calls a function and raises `Interrupt` before its line number ``number`` of the library's code.
+
+    The end of a ``with`` statement is no such line, although it is traced as one: between the last instruction of the
+    body and the exit, the interpreter looks for no exceptions of others.
+
+    Returns:
+        Where that was; None if the function has ended before.
+    """
+    left, where = number, None
+    # The line before, by frame.
+    before_in = {}
+
+    def trace(frame, event, _arg):
+        nonlocal left, where
+        filename = frame.f_code.co_filename
+        if not filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            line, before = frame.f_lineno, before_in.get(frame, 0)
+            before_in[frame] = line
+            if line <= before <= bodies_of_with(filename).get(line, 0):
+                return trace
+            if left == 0:
+                where = f"{Path(filename).name}:{line}"
+                sys.settrace(None)
+                raise Interrupt(where)
+            left -= 1
+        elif event == "return":
+            before_in.pop(frame, None)
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except BaseException:
+        # The interrupt may have become the cause of another error, such as the failure of an env.
+        if where is None:
+            raise
+    finally:
+        sys.settrace(outer)
+        before_in.clear()
+    return where

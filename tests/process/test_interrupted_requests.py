@@ -1,0 +1,184 @@
+"""Exceptions in the middle of requests, at every line of the library: afterwards everything is usable.
+
+They stand for asynchronous exceptions and for those of signal handlers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from helpers import FORK_SERVER, SOON
+from interrupting import Interrupt, interrupt
+
+import envactors as ea
+from envactors.testing import EchoEnv
+
+OFTEN = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+# The vectors, by name: backend, and whether steps go through shared memory.
+VECTORS = {"process": ("process", True), "frames": ("process", False), "inline": ("inline", True)}
+
+
+def requests_of(envs, number):
+    """The requests of a vector that are interrupted, by name; each asks for the action ``number``."""
+    actions = [number] * len(envs)
+
+    def recv():
+        envs.send(actions)
+        envs.recv(timeout=SOON)
+
+    return {
+        "step": lambda: envs.step(actions),
+        "reset": lambda: envs.reset(seed=number),
+        "send": lambda: envs.send(actions),
+        "recv": recv,
+        "submit": lambda: [future.result(SOON) for future in envs.submit(actions)],
+        "call": lambda: envs.get_attr("steps"),
+    }
+
+
+def take_all(envs, number):
+    """Takes what is still delivered: results of the request that was interrupted, or errors."""
+    for _ in range(2 * len(envs)):
+        try:
+            batch = envs.recv(timeout=SOON)
+        except ea.NothingPendingError:
+            return
+        except ea.VectorStepError as error:
+            batch = error.batch
+        for env_id, obs in zip(batch.env_ids, batch.obs, strict=True):
+            assert obs[0] == env_id
+            assert obs[2] in (number, -1), "it is of another request"
+    raise AssertionError("results without end")
+
+
+def check(envs, number):
+    """Checks that all envs reset and step, and that the results are those of these requests."""
+    obs, _ = envs.reset(seed=number, timeout=SOON)
+    assert obs[:, 0].tolist() == list(range(len(envs)))
+    assert obs[:, 1].tolist() == [0] * len(envs)
+    for count in (1, 2):
+        actions = [1000 + 10 * count + env_id for env_id in range(len(envs))]
+        obs, *_, infos = envs.step(actions, timeout=SOON)
+        assert obs[:, 1:3].tolist() == [[count, action] for action in actions], (count, obs, infos)
+    envs.send([2000] * len(envs))
+    batch = envs.recv(timeout=SOON)
+    assert batch.obs[:, 2].tolist() == [2000] * len(envs)
+    with pytest.raises(ea.NothingPendingError):
+        envs.recv(timeout=0)
+
+
+def interrupt_everywhere(kind, name, first, stride):
+    """Interrupts a request at lines ``first``, ``first + stride``, ...; returns at how many."""
+    backend, shared_memory = VECTORS[kind]
+    with ea.VectorEnv(
+        [lambda i=i: EchoEnv(i) for i in range(4)],
+        envs_per_actor=2,
+        backend=FORK_SERVER if backend == "process" else backend,
+        shared_memory=shared_memory,
+        restart=OFTEN,
+    ) as envs:
+        check(envs, 1)
+        for turn in itertools.count():
+            number = first + turn * stride
+            where = interrupt(requests_of(envs, number)[name], number)
+            try:
+                if turn % 2 or where is None:
+                    take_all(envs, number)
+                try:
+                    check(envs, number)
+                except ea.AlreadyPendingError:  # before `recv` had begun: the results are those of `send`
+                    assert name in ("recv", "submit")
+                    take_all(envs, number)
+                    check(envs, number)
+            except BaseException as error:
+                raise AssertionError(f"{name} interrupted at {where} (line {number}): {error!r}") from error
+            if where is None:
+                break
+        return turn
+
+
+@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
+@pytest.mark.parametrize("kind", VECTORS)
+def test_a_vector_is_usable_after_an_exception_at_some_lines(kind, name):
+    stride = 41
+    assert interrupt_everywhere(kind, name, random.randrange(stride), stride) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
+@pytest.mark.parametrize("kind", VECTORS)
+def test_a_vector_is_usable_after_an_exception_at_any_line(kind, name):
+    assert interrupt_everywhere(kind, name, 0, 1) > 50
+
+
+def storm(seconds, seed):
+    """Steps a vector while a signal whose handler raises comes at random moments; returns how many came through."""
+
+    def handle(_signum, _frame):
+        raise Interrupt
+
+    pauses, stopping, me = random.Random(seed), threading.Event(), threading.main_thread().ident
+
+    def send_signals():
+        while not stopping.wait(pauses.uniform(0.0, 0.01)):
+            signal.pthread_kill(me, signal.SIGUSR1)
+
+    before, count = signal.signal(signal.SIGUSR1, handle), 0
+    sender = threading.Thread(target=send_signals)
+    try:
+        with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], envs_per_actor=2, restart=OFTEN) as envs:
+            envs.reset(seed=seed)
+            end = time.monotonic() + seconds
+            try:
+                sender.start()
+                while time.monotonic() < end:
+                    try:
+                        with contextlib.suppress(ea.AlreadyPendingError, ea.VectorInputError, ea.VectorStepError):
+                            envs.step([7] * 4, timeout=SOON)
+                            continue
+                        envs.reset(seed=seed, timeout=SOON)
+                    except Interrupt:
+                        count += 1
+            finally:
+                while not stopping.is_set() or sender.is_alive():  # a signal may come in the middle of this, too
+                    with contextlib.suppress(Interrupt):
+                        stopping.set()
+                        sender.join()
+            pids = [actor.pid for actor in envs.actors]
+            check(envs, 1)
+            assert [actor.pid for actor in envs.actors] == pids
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return count
+
+
+def test_a_vector_is_usable_after_a_storm_of_signals_whose_handler_raises():
+    assert storm(1.0, random.randrange(1000)) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_vector_is_usable_after_a_long_storm_of_signals(seed):
+    assert storm(25.0, seed) > 100
+
+
+def test_a_vector_is_usable_after_a_lack_of_stack():
+    with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], envs_per_actor=2, restart=OFTEN) as envs:
+        check(envs, 1)
+
+        def dive(depth):
+            return dive(depth - 1) if depth else envs.step([7] * 4, timeout=SOON)
+
+        limit = sys.getrecursionlimit() - len(inspect.stack())
+        for spare in range(2, 40):
+            with contextlib.suppress(RecursionError, ea.EnvActorsError):
+                dive(limit - spare)
+            check(envs, spare)
