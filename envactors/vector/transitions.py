@@ -330,7 +330,10 @@ class Transitions:
             self.pending.complete(ReadyResult(request.index, time.monotonic(), step, error))
             self.envs[request.index].supervisor.reactor.wake(self.pending)
         else:
-            self.pending.states[request.index] = IDLE
+            # Once: after an interrupt this runs again, when the env may have been asked for something else.
+            if self.pending.requests.get(request.index) is request:
+                del self.pending.requests[request.index]
+                self.pending.states[request.index] = IDLE
             request.future.settle(step, error, incarnation)
             if self.pending.was_disturbed:
                 self.envs[request.index].supervisor.reactor.wake(self.pending)
