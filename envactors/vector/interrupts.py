@@ -132,10 +132,11 @@ def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
 def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = bytes(self._pending.states)
         try:
             return method(self, *args, **kwargs)
         except BaseException as error:
-            self._pending.note_failure(error)
+            self._pending.note_failure(error, before)
             raise
 
     return cast("Callable[..., Any]", noting)

@@ -121,10 +121,17 @@ class Pending:
         if self.is_disturbed and self.interrupts is not None and (settler := self.interrupts()) is not None:
             settler.settle()
 
-    def note_failure(self, error: BaseException) -> None:
-        """Note that a request was interrupted, unless the error is one of the library's own."""
+    def note_failure(self, error: BaseException, before: bytes | None = None) -> None:
+        """Note that a request was interrupted, unless the error is one of the library's own.
+
+        Args:
+            error: What was raised.
+            before: The states before the request; None if it asked nothing of the envs.
+        """
         if not isinstance(error, EnvActorsError):
-            self.is_disturbed = self.was_disturbed = True
+            self.is_disturbed = True
+            if before is not None and self.states != before:
+                self.was_disturbed = True
 
     def read_inbox(self, inbox: deque[Callable[[], None]]) -> None:
         """Read what has arrived."""
