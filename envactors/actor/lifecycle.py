@@ -194,7 +194,6 @@ class Lifecycle:
             while (process := self._core.process) is not None and process.worker.work():
                 self.on_channel(READABLE)
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
-            self._core.is_inconsistent = True
             self._core.kill_inconsistent()
             raise
         finally:
@@ -333,9 +332,8 @@ class Lifecycle:
                 self.calls.fail(request, copy_error(final))
         if core.config.is_standby:
             # A log handler may block, and this is no place for it.
-            core.reactor.logs.notices.add(
-                lambda: _log.warning("%s is given up, what it was for goes on: %s", name, final)
-            )
+            text = "%s is given up, what it was for goes on: %s"
+            core.reactor.logs.notices.add(lambda: _log.warning(text, name, final))
         self.settle_dead()
 
     def settle_dead(self) -> None:

@@ -17,6 +17,7 @@ from envactors.errors import (
     VectorTimeoutError,
 )
 from envactors.vector.env_state import EnvState
+from envactors.vector.interrupts import Interrupts
 from envactors.vector.pending import IDLE, IN_FLIGHT, Pending, ReadyResult
 from envactors.vector.results import Batch, Batcher, EnvStep
 from envactors.vector.shm_step import SharedMemoryStepper
@@ -30,7 +31,12 @@ class Collector:
         pending: Where their results are.
         batcher: Makes batches of them.
         stepper: Steps through shared memory; None without any.
+
+    Attributes:
+        interrupts: Brings the vector in order after an exception in the middle of a request.
     """
+
+    interrupts: Interrupts
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ class VectorEnv(EnvSnapshots):
         if shared is not None and reader is not None:
             self._stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
         self._collector = Collector(envs, pending, self._batcher, self._stepper)
-        self._interrupts = Interrupts(transitions, self._stepper)
+        self._collector.interrupts = Interrupts(transitions, self._stepper)
         saves, every = choices.snapshot is not None, choices.checkpoint_every
         same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
         self._checkpoints = Checkpoints(transitions, same, description.action, saves=saves, every=every)
@@ -225,11 +225,11 @@ class VectorEnv(EnvSnapshots):
             AlreadyPendingError: An env has a result pending.
             VectorInputError: Wrong ids or seeds, or another number of options.
         """
-        transitions, collector, interrupts = self._transitions, self._collector, self._interrupts
+        transitions, collector = self._transitions, self._collector
         ids = self._select(env_ids)
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
-        interrupts.discard(ids, lambda done: collector.wait_for(done, len(ids), deadline))
+        collector.interrupts.discard(ids, lambda done: collector.wait_for(done, len(ids), deadline))
         transitions.start_resets(ids, seeds, each)
         clock, wait = self._statistics.clock, functools.partial(collector.gather, ids, timeout, deadline, "reset")
         batch = wait() if clock is None else clock.time("reset", wait)
@@ -358,8 +358,7 @@ class VectorEnv(EnvSnapshots):
             # What refers to the memory; a thread that still waits holds what it needs.
             if hasattr(self, "_episodes"):
                 self._episodes.seeds = None
-            self._stepper = self._transitions = self._collector = None  # type: ignore[assignment]
-            self._checkpoints = self._interrupts = None  # type: ignore[assignment]
+            self._stepper = self._transitions = self._collector = self._checkpoints = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self

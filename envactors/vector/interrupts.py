@@ -115,7 +115,6 @@ class Interrupts:
             wait(lambda: not any(pending.states[env_id] in (IN_FLIGHT, SUBMITTED) for env_id in ids))
             with defer_signals:
                 pending.take([env_id for env_id in ids if pending.states[env_id] == READY])
-            pending.was_disturbed = any(pending.states)
 
 
 def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
@@ -134,9 +133,12 @@ def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         before = bytes(self._pending.states)
         try:
-            return method(self, *args, **kwargs)
+            result = method(self, *args, **kwargs)
         except BaseException as error:
             self._pending.note_failure(error, before)
             raise
+        if self._pending.was_disturbed:
+            self._pending.was_disturbed = any(self._pending.states)
+        return result
 
     return cast("Callable[..., Any]", noting)

@@ -77,7 +77,9 @@ class SingleResults:
         """Return the request that stands for a step of an env that has failed, or was lost with its process."""
         self._episodes.changes += 1
         rows = self._rows
-        return self._transitions.request_step(env_id, reader(rows.layout.action, rows.actions, env_id)())
+        request = self._transitions.request_step(env_id, reader(rows.layout.action, rows.actions, env_id)())
+        self._pending.requests[env_id] = request
+        return request
 
     def announce(self, parts: Sequence[tuple[SharedMemorySteps, SharedMemoryBatchStep, int]]) -> None:
         """List batch steps before they are posted; until they are, they have no results."""

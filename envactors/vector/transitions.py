@@ -251,8 +251,6 @@ class Transitions:
         else:
             self._on_failed(request, error, incarnation)
         request.is_open = False
-        if self.pending.requests.get(request.index) is request:
-            del self.pending.requests[request.index]
 
     def _on_result(self, request: EnvRequest, step: EnvStep) -> None:
         env, asked, episodes = self.envs[request.index], request.asked, self.episodes
@@ -326,17 +324,21 @@ class Transitions:
     def _deliver(
         self, request: EnvRequest, step: EnvStep | None, error: BaseException | None, incarnation: int
     ) -> None:
+        pending, env_id = self.pending, request.index
+        # Once: after an interrupt this runs again, when the env may have been asked for something else.
+        is_first = pending.requests.get(env_id) is request
         if request.future is None:
-            self.pending.complete(ReadyResult(request.index, time.monotonic(), step, error))
-            self.envs[request.index].supervisor.reactor.wake(self.pending)
-        else:
-            # Once: after an interrupt this runs again, when the env may have been asked for something else.
-            if self.pending.requests.get(request.index) is request:
-                del self.pending.requests[request.index]
-                self.pending.states[request.index] = IDLE
-            request.future.settle(step, error, incarnation)
-            if self.pending.was_disturbed:
-                self.envs[request.index].supervisor.reactor.wake(self.pending)
+            if is_first:
+                pending.complete(ReadyResult(env_id, time.monotonic(), step, error))
+                del pending.requests[env_id]
+            self.envs[env_id].supervisor.reactor.wake(pending)
+            return
+        if is_first:
+            del pending.requests[env_id]
+            pending.states[env_id] = IDLE
+        request.future.settle(step, error, incarnation)
+        if pending.was_disturbed:
+            self.envs[env_id].supervisor.reactor.wake(pending)
 
 
 def _stand_in(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:

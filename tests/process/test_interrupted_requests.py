@@ -117,10 +117,10 @@ def interrupt_everywhere(kind, name, first, stride):
         return turn
 
 
-@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
-@pytest.mark.parametrize("kind", VECTORS)
+@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "call"])
+@pytest.mark.parametrize("kind", ["process"])
 def test_a_vector_is_usable_after_an_exception_at_some_lines(kind, name):
-    stride = 41
+    stride = 67
     assert interrupt_everywhere(kind, name, random.randrange(stride), stride) >= 1
 
 
