@@ -464,7 +464,8 @@ def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
 
         def _leave_a_child(self):
             script = (
-                "import subprocess, sys\n"
+                "import resource, subprocess, sys\n"
+                "resource.setrlimit(10, resource.getrlimit(10)[1:] * 2)\n"  # RLIMIT_LOCKS marks what a worker starts
                 "print(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(1000)', sys.argv[1]],\n"
                 "      env={}, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)\n"
             )

@@ -54,7 +54,11 @@ def running(code: str, *args: str):
         try:
             told = {int(pid) for pid in caller.stdout.readline().split()}
             assert told, "the script has failed"
-            yield caller, [*{*map(psutil.Process, told), *psutil.Process(caller.pid).children(recursive=True)}]
+            found = {*psutil.Process(caller.pid).children(recursive=True)}
+            for pid in told:
+                with contextlib.suppress(psutil.NoSuchProcess):  # ended already
+                    found.add(psutil.Process(pid))
+            yield caller, [*found]
         finally:
             caller.kill()
 

@@ -51,7 +51,7 @@ def test_idle_connections_do_not_keep_the_caller_out(waiting, count, said):
     agent, address = waiting
     with strangers((address.host, address.port), count, said):
         link = connect(address)
-        assert agent.num_threads() <= 3
+        assert agent.num_threads() < 10  # not one per stranger
         assert agent.num_fds() < 150
         link.close()
 
@@ -67,7 +67,7 @@ def test_an_agent_serves_its_caller_whoever_else_connects(count):
         with strangers(("127.0.0.2", port), count):
             for turn in range(20):
                 assert actor.add(1).result(SOON) == turn + 2
-            assert agent.num_threads() <= threads
+            assert agent.num_threads() < threads + 10  # not one per stranger
             assert actor.incarnation == 0
 
 
