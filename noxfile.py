@@ -62,7 +62,9 @@ SUBJECTS = {
     "pettingzoo": Subject(
         "3.10", "3.13", ("pettingzoo",), ("tests/integrations/test_pettingzoo.py",), beside=("pygame-ce", "pymunk<7.4")
     ),
-    "torchrl": Subject("3.11", "3.11", ("gymnasium", "torchrl"), ("tests/integrations/test_torchrl.py",), torch=(TORCH,)),
+    "torchrl": Subject(
+        "3.11", "3.11", ("gymnasium", "torchrl"), ("tests/integrations/test_torchrl.py",), torch=(TORCH,)
+    ),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
     "dask": Subject("3.10", "3.13", ("dask",), ("tests/remote/test_dask.py",)),
 }
