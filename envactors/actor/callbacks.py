@@ -33,46 +33,39 @@ class DeferredCalls:
     Args:
         safe: The thread that runs what was interrupted.
         report: Logs an error, without waiting for that.
+
+    Attributes:
+        waiting: What is still to be run, in order; after an addition `run` is to follow.
     """
 
     def __init__(self, safe: SafeThread, report: Callable[[BaseException], None]) -> None:
         self._safe = safe
         self._report = report
-        self._waiting: deque[Callable[[], None]] = deque()
+        self.waiting: deque[Callable[[], None]] = deque()
         # The thread that runs functions adds an entry, and takes it out. No lock: two threads that each run what one
         # actor has left, and come to the other's, must not wait for each other. A dict's setdefault is atomic.
         self._runner: dict[None, object] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def add(self, function: Callable[[], None]) -> None:
-        """Queue a function; `run` is to follow."""
-        self._waiting.append(function)
-
     def run(self) -> None:
         """Run what waits, unless another thread does so, or this one further out: then it goes on with the rest."""
-        me = object()
+        me, waiting = object(), self.waiting
         try:
-            while self._waiting and self._runner.setdefault(None, me) is me:
-                while self._waiting:
+            while waiting and self._runner.setdefault(None, me) is me:
+                while waiting:
+                    try:
+                        waiting[0]()
+                    except BaseException as error:
+                        if not self._safe.is_current_thread():
+                            raise
+                        self._report(error)
                     # Taken out last: after an interrupt it runs once more, and finds its future settled.
-                    self._run_first()
-                    self._waiting.popleft()
+                    waiting.popleft()
                 self._runner.clear()
         except BaseException:
             if self._runner.get(None) is me:
                 self._runner.clear()
             self._safe.post(self.run)
             raise
-
-    def _run_first(self) -> None:
-        try:
-            self._waiting[0]()
-        except BaseException as error:
-            if not self._safe.is_current_thread():
-                raise
-            self._report(error)
 
 
 class CallbackExecutor:

@@ -155,11 +155,12 @@ class Calls:
         answers, ended = entry.answers(frame)
         for answer in answers:
             core.completed += 1
-            if not core.recovery.record(answer, frame.incarnation):
+            if core.recovery.replays and not core.recovery.record(answer, frame.incarnation):
                 self.fail_bound(core.incarnation - 1)
             self._hand_out(answer, frame.incarnation)
-        entry.discard(answers)
-        if ended:
+        if not ended:
+            entry.discard(answers)
+        else:
             core.table.running.remove(entry)
             core.timers.cancel("call")
             self._answered = now = time.monotonic()
@@ -176,19 +177,23 @@ class Calls:
 
     def answer(self, request: Request, value: object) -> None:
         """End a request with a value of the parent's own."""
-        self._core.deferred.add(functools.partial(self._settle, request, value, None, self._core.incarnation))
+        self._core.deferred.waiting.append(
+            functools.partial(self._settle, request, value, None, self._core.incarnation)
+        )
 
     def fail(self, request: Request, error: BaseException) -> None:
         """End a request with an error of the parent's own."""
         self._core.failed += 1
-        self._core.deferred.add(functools.partial(self._settle, request, None, error, self._core.incarnation))
+        self._core.deferred.waiting.append(
+            functools.partial(self._settle, request, None, error, self._core.incarnation)
+        )
 
     def _hand_out(self, answer: Answer, incarnation: int) -> None:
         """Have an answer read and handed out: at once, or in another thread if code of users runs for that."""
         core, content = self._core, answer.content
         settle = functools.partial(self._settle_answer, answer, incarnation, core.pid)
         if core.config.backend.inline or (isinstance(answer.request, CallRequest) and reads_at_once(content)):
-            core.deferred.add(settle)
+            core.deferred.waiting.append(settle)
         else:
             answer.request.arrive(settle, core.reactor)
 

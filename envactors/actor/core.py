@@ -93,7 +93,7 @@ class ActorCore:
     def pid(self) -> int | None:
         """The process id, None while there is no process."""
         process = self.process
-        return None if process is None else process.pid
+        return None if process is None else process.worker.pid or None
 
     def _save_state(self, index: int) -> None:
         """Have the state of an env saved after what runs; under the lock."""
@@ -215,8 +215,7 @@ class StateChange:
     def __init__(self, core: ActorCore) -> None:
         self._core = core
 
-    def __enter__(self) -> None:
-        defer_signals.__enter__(2)
+    __enter__ = staticmethod(defer_signals.__enter__)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         core = self._core
@@ -227,7 +226,7 @@ class StateChange:
                 core.kill_inconsistent()
         finally:
             try:
-                if core.deferred:
+                if core.deferred.waiting:
                     core.deferred.run()
             finally:
                 defer_signals.__exit__()

@@ -182,12 +182,13 @@ class ActorFuture(concurrent.futures.Future[Any]):
             error: What it ended with instead, or None.
             incarnation: The process that the outcome comes from.
         """
-        if self.settled():
+        if self._state in _SETTLED:
             return
         self.incarnation = incarnation
         outcome = self._claim.setdefault(None, (value, error))
         if outcome is not None:  # nobody has asked for the condition: nobody waits, and there is no callback
-            self._finish(*outcome)
+            self._result, self._exception = outcome
+            self._state = "FINISHED"
         elif error is None:
             self.set_result(value)
         else:

@@ -362,4 +362,4 @@ class Lifecycle:
                 self.calls.fail(request, core.errors.death(report, core.incarnation, request, aborted=aborted))
         core.timers.cancel("close")
         core.phase = CLOSED
-        core.deferred.add(self._on_closed)
+        core.deferred.waiting.append(self._on_closed)

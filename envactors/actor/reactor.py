@@ -194,7 +194,8 @@ class Reactor:
         # A signal handler of the thread that pumps may have to wake that thread itself.
         if pumping is not None and (pumping != threading.get_ident() or not self._handling):
             self._nudge.ring()
-        self._parking.wake(key)
+        if self._parking.gates:
+            self._parking.wake(key)
 
     def pump(self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None = None) -> bool | None:
         """Read replies in this thread until ``done()``, the deadline (`time.monotonic`) or an interrupt.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 
 # The functions behind the `signal` module's take a tenth of their time, and every call enters this context.
 from _signal import getsignal as _get_handler  # type: ignore[import-not-found] # typeshed leaves it out
 from _signal import signal as _set_handler
 from collections.abc import Callable
+from sys import _getframe
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -46,38 +47,38 @@ class SignalDeferral:
         self._pending: list[int] = []
         self.wake: Callable[[], None] | None = None
 
-    def __enter__(self, level: int = 1) -> None:
-        """Enter the context; ``level`` says how many frames further out its ``with`` is."""
-        if threading.get_ident() != self._main:
+    def __enter__(self) -> None:
+        if get_ident() != self._main:
             return
-        frame = sys._getframe(level)
-        if self._depth and not self._is_entered(frame):
+        frame, handlers = _getframe(1), self._handlers
+        if self._depth:
+            first = self._frame  # most often one of these two
+            if frame is first or frame.f_back is first or self._is_entered(frame):
+                self._depth += 1
+                return
             self._depth = 0
-        if self._depth == 0:
-            if self._handlers:
-                self._restore()
-            self._until_look -= 1
-            if self._until_look < 0:
-                self._until_look = _LOOK_EVERY
-                self._signals = tuple({*_COMMON, *(one for one in _ALL if callable(_get_handler(one)))})
-            try:
-                self._frame = frame
-                for signum in self._signals:
-                    if callable(handler := _get_handler(signum)):
-                        self._handlers[signum] = handler
-                        _set_handler(signum, self._defer)
-                self._depth = 1
-            except BaseException:  # the handler of a signal that is not deferred yet has raised
-                self._restore()
-                raise
-        else:
-            self._depth += 1
+        if handlers:
+            self._restore()
+        self._until_look -= 1
+        if self._until_look < 0:
+            self._until_look = _LOOK_EVERY
+            self._signals = tuple({*_COMMON, *(one for one in _ALL if callable(_get_handler(one)))})
+        try:
+            self._frame = frame
+            for signum in self._signals:
+                if callable(handler := _get_handler(signum)):
+                    handlers[signum] = handler
+                    _set_handler(signum, self._defer)
+            self._depth = 1
+        except BaseException:  # the handler of a signal that is not deferred yet has raised
+            self._restore()
+            raise
 
     def __exit__(self, *exc: object) -> None:
-        if threading.get_ident() != self._main:
+        if get_ident() != self._main:
             return
-        self._depth -= 1
-        if self._depth == 0:
+        self._depth = depth = self._depth - 1
+        if depth == 0:
             self._frame = None
             if self._handlers:
                 self._restore()
@@ -93,14 +94,15 @@ class SignalDeferral:
     def _restore(self) -> None:
         """Restore the handlers and run the deferred ones, all of them even if some raise."""
         first_error: BaseException | None = None
-        while self._handlers or self._pending:
+        handlers, pending = self._handlers, self._pending
+        while handlers or pending:
             try:
-                while self._handlers:
-                    signum, handler = next(iter(self._handlers.items()))
+                while handlers:
+                    signum, handler = next(iter(handlers.items()))
                     _set_handler(signum, handler)
-                    self._handlers.pop(signum, None)
-                while self._pending:
-                    signum = self._pending.pop(0)
+                    handlers.pop(signum, None)
+                while pending:
+                    signum = pending.pop(0)
                     if callable(handler := _get_handler(signum)):
                         handler(signum, None)
             except BaseException as error:
@@ -111,7 +113,7 @@ class SignalDeferral:
     @property
     def interrupted(self) -> bool:
         """Whether a signal was deferred and this is the main thread."""
-        return bool(self._pending) and threading.get_ident() == self._main
+        return bool(self._pending) and get_ident() == self._main
 
     def _defer(self, signum: int, frame: FrameType | None) -> None:
         self._pending.append(signum)
@@ -127,7 +129,7 @@ class SignalDeferral:
 
 def is_on_stack(wanted: FrameType | None) -> bool:
     """Return whether a function that this thread has entered has not returned."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = _getframe(1)
     while frame is not None and frame is not wanted:
         frame = frame.f_back
     return frame is not None

@@ -246,15 +246,15 @@ class Supervisor:
         return True
 
     def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
-        self.check_owner()
-        if self.core.run_inline is not None or self.core.deferred:
+        if engines.forks != self._forks or self.core.run_inline is not None or self.core.deferred.waiting:
             self.resume_inline()
         if not (self._spin_for(future) and done()):
             self.reactor.wait(done, future, deadline)
 
     def resume_inline(self) -> None:
         """Have done what an interrupt has left: results that are not handed out, requests of an in-line worker."""
-        if self.core.deferred:
+        self.check_owner()
+        if self.core.deferred.waiting:
             self.core.deferred.run()
         if self.core.run_inline is not None:
             self.lifecycle.on_channel(READABLE)  # on its way out it runs what was asked

@@ -42,33 +42,36 @@ class Parking:
 
     `wake` takes no lock, since it is called under the locks of actors, by signal handlers, and by finalizers. Threads
     enter and leave under a lock, which is reentrant because a signal handler or a finalizer may wait, too.
+
+    Attributes:
+        gates: Where threads sleep, by what they wait for; empty most of the time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        # By what the threads wait for. The tuples are replaced as a whole: `wake` may be going through one.
-        self._gates: dict[Hashable, tuple[Gate, ...]] = {}
+        # The tuples are replaced as a whole: `wake` may be going through one.
+        self.gates: dict[Hashable, tuple[Gate, ...]] = {}
 
     def sleep(self, done: Callable[[], bool], key: Hashable, gate: Gate, deadline: float | None) -> None:
         """Sleep until ``wake(key)`` or the deadline (`time.monotonic`), unless ``done()``."""
         try:
             with self._lock:
-                self._gates[key] = (*self._gates.get(key, ()), gate)
+                self.gates[key] = (*self.gates.get(key, ()), gate)
             if not done():  # from here on, the thread that makes it true finds the gate
                 gate.sleep(remaining(deadline))
         finally:
             with self._lock:
-                gates = list(self._gates.get(key, ()))
+                gates = list(self.gates.get(key, ()))
                 if gate in gates:
                     gates.remove(gate)
                 if gates:
-                    self._gates[key] = tuple(gates)
+                    self.gates[key] = tuple(gates)
                 else:
-                    self._gates.pop(key, None)
+                    self.gates.pop(key, None)
 
     def wake(self, key: Hashable) -> None:
         """Wake the threads that sleep for ``key``."""
-        for gate in self._gates.get(key, ()):
+        for gate in self.gates.get(key, ()):
             gate.release()
 
 

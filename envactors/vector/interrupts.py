@@ -62,7 +62,7 @@ class Interrupts:
                 core.kill_inconsistent()
             core.deferred.run()
             with core.lock:
-                if core.deferred:
+                if core.deferred.waiting:
                     continue
                 for entry in [*core.table.running, *core.table.queue]:
                     if isinstance(entry, SharedMemoryBatchStep):

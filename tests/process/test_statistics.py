@@ -234,13 +234,13 @@ def test_a_step_under_way_is_named():
 
 def test_no_change_of_an_actor_begins_within_another(monkeypatch):
     # What follows from the inner one would run while the lock of the outer one is held, and callbacks take other locks.
-    begin = StateChange.__enter__
+    end = StateChange.__exit__
 
-    def checked(change):
+    def checked(change, *exc):
         assert not change._core.lock._is_owned()
-        begin(change)
+        end(change, *exc)
 
-    monkeypatch.setattr(StateChange, "__enter__", checked)
+    monkeypatch.setattr(StateChange, "__exit__", checked)
     with ea.VectorEnv([lambda: FaultyEnv(EchoEnv())] * 2, on_failure="renew") as envs:
         envs.reset(seed=0)
         envs[1].arm("crash").result(SOON)
