@@ -43,6 +43,8 @@ class SharedMemoryBatchStep:
         failed_envs: The envs that were lost with the process.
         claimed: The envs whose results count, whatever becomes of the process.
         overflow: What came beside the rows, by env: an info that did not fit, or a failure.
+        asked_rows, completed_rows: The numbers of all rows from the first env to the last, which are compared as a
+            whole in a fifth of the time.
     """
 
     pipelines = True
@@ -81,9 +83,8 @@ class SharedMemoryBatchStep:
         self._reissue = reissue
         self._asked, self._requested = rows.asked.data, rows.requested.data
         self._completed = rows.completed.data
-        # Of all rows from the first env to the last, which are compared as a whole in a fifth of the time.
-        self._asked_rows = self._asked[envs[0] : envs[-1] + 1]
-        self._completed_rows = self._completed[envs[0] : envs[-1] + 1]
+        self.asked_rows = self._asked[envs[0] : envs[-1] + 1]
+        self.completed_rows = self._completed[envs[0] : envs[-1] + 1]
         for index in envs:
             self._requested[index] = self._completed[index] = self._asked[index]  # a lost worker may have changed them
         # The env that has passed its deadline: from then on no result of it counts.
@@ -107,10 +108,8 @@ class SharedMemoryBatchStep:
         self.started = 0.0
         self.over = False
         self.failed_envs = ()
-        if self.overflow:
-            self.overflow = {}
-        if self.claimed:
-            self.claimed = set()
+        self.overflow = {}
+        self.claimed = set()
 
     @property
     def finished(self) -> bool:
@@ -119,8 +118,6 @@ class SharedMemoryBatchStep:
 
     def has_all_rows(self) -> bool:
         """Return whether the rows of all envs are complete, as they are once the worker has finished."""
-        if self._completed_rows == self._asked_rows:
-            return True
         asked, completed = self._asked, self._completed
         return all(completed[index] == asked[index] or index in self.claimed for index in self.envs)
 
@@ -279,11 +276,12 @@ class SharedMemorySteps:
         if process is None or core.phase is not LIVE:
             return
         counters, retired = process.page.counters, False
-        while running and isinstance(step := running[0], SharedMemoryBatchStep) and counters[FINISHED] >= step.call_id:
+        finished = counters[FINISHED]  # read before the other counters, and once: env code may overwrite it
+        while running and isinstance(step := running[0], SharedMemoryBatchStep) and finished >= step.call_id:
             if counters[OVERFLOWS] != process.overflows and not self.fetch_overflow():
                 return
-            if counters[FINISHED] > process.page.last_call or not step.has_all_rows():
-                process.distrust(f"it says that call {counters[FINISHED]} has finished")
+            if finished > process.page.last_call or not (step.asked_rows == step.completed_rows or step.has_all_rows()):
+                process.distrust(f"it says that call {finished} has finished")
                 return
             del running[0]
             step.over = retired = True

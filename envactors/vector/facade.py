@@ -21,11 +21,11 @@ from envactors.vector.collector import Collector
 from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
-from envactors.vector.interrupts import Interrupts, notes_interrupts
+from envactors.vector.interrupts import Interrupts
 from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
 from envactors.vector.results import Batch, Batcher, LastResults, RowReader
-from envactors.vector.shm_step import SharedMemoryStepper
+from envactors.vector.shm_step import SharedMemoryStepper, notes_interrupts
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 from envactors.wire.factory import Factory, as_factories

@@ -48,6 +48,7 @@ class PreparedStep:
         is_all: Whether they are all envs in order.
         index: What selects their rows: a slice for all envs.
         parts: The batch step of each actor, and the actor's number.
+        pairs: The same without the numbers, to be listed as running.
         unreachable: The envs whose process cannot step them this way now: they are asked in frames.
         version: The version of the vector that it was prepared for.
         asked_in_frames: Whether the last start had to ask some envs in frames.
@@ -60,6 +61,7 @@ class PreparedStep:
         self.is_all = is_all
         self.index: slice | npt.NDArray[np.int64] = slice(None) if is_all else np.array(env_ids, np.int64)
         self.parts: list[tuple[SharedMemorySteps, SharedMemoryBatchStep, int]] = []
+        self.pairs: list[tuple[SharedMemorySteps, SharedMemoryBatchStep]] = []
         self.unreachable: list[int] = []
         self.version = version
         self.asked_in_frames = False
@@ -141,6 +143,7 @@ class PreparedSteps:
                 prepared.unreachable += envs
             else:
                 prepared.parts.append((actor.supervisor.calls.steps, step, actor.number))
+        prepared.pairs = [(steps, step) for steps, step, _ in prepared.parts]
         if prepared.is_all and not stream:
             self.full_batch = prepared
         return prepared

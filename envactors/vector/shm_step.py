@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +31,40 @@ from envactors.vector.single_results import SingleResults
 from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
 from envactors.wire.info_codec import InfoReader
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
+    """Have methods of a class note that they were interrupted in what the class has as ``_pending``.
+
+    It stands here since it is on the way of each step, which goes through few files. What is made of the notes:
+    `envactors.vector.interrupts`.
+    """
+
+    def change(cls: _Class) -> _Class:
+        for name in names:
+            setattr(cls, name, _noting(getattr(cls, name)))
+        return cls
+
+    return change
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pending = self._pending
+        before = bytes(pending.states)
+        try:
+            result = method(self, *args, **kwargs)
+        except BaseException as error:
+            pending.note_failure(error, before)
+            raise
+        if pending.was_disturbed:
+            pending.was_disturbed = any(pending.states)
+        return result
+
+    return cast("Callable[..., Any]", noting)
 
 
 class SharedMemoryStepper:
@@ -134,6 +169,13 @@ class SharedMemoryStepper:
         else:
             for env_id, value in zip(env_ids, values, strict=True):
                 self._write_action(env_id, value)
+        for _, step in prepared.pairs:
+            if step.failed_envs or step.overflow or step.claimed:
+                step.arm()
+            else:  # one call less
+                step.started = 0.0
+                step.over = False
+        self.single.running += prepared.pairs  # listed before they are posted
         self._post(prepared, values, stream)
         return prepared
 
@@ -146,7 +188,6 @@ class SharedMemoryStepper:
             self._ops = flags if prepared.is_all else None
         prepared.resets = ended.copy() if prepared.is_all and flags != self._no_resets else None
         single = self.single
-        single.announce(prepared.parts)
         if prepared.is_all:
             pending.states[:] = pending.all_in_flight
         else:

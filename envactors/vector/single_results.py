@@ -81,12 +81,6 @@ class SingleResults:
         self._pending.requests[env_id] = request
         return request
 
-    def announce(self, parts: Sequence[tuple[SharedMemorySteps, SharedMemoryBatchStep, int]]) -> None:
-        """List batch steps before they are posted; until they are, they have no results."""
-        for steps, step, _ in parts:
-            step.arm()
-            self.running.append((steps, step))
-
     def collect_at_once(self) -> None:
         """Hand on what is complete now, or within the spin window if spinning pays; called with signals deferred."""
         if self.tuner.strategy.both_spin and self.running:
