@@ -21,11 +21,11 @@ from envactors.vector.collector import Collector
 from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Autoreset, OnFailure
-from envactors.vector.interrupts import Interrupts
+from envactors.vector.interrupts import Interrupts, notes_interrupts
 from envactors.vector.pending import Pending
 from envactors.vector.prepared import PreparedStep
 from envactors.vector.results import Batch, Batcher, LastResults, RowReader
-from envactors.vector.shm_step import SharedMemoryStepper, notes_interrupts
+from envactors.vector.shm_step import SharedMemoryStepper
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.transitions import EnvFuture, Transitions
 from envactors.wire.factory import Factory, as_factories
@@ -43,7 +43,7 @@ class Choices(NamedTuple):
     checkpoint_every: int | None
 
 
-@notes_interrupts("reset", "step", "send", "step_async", "step_wait", "submit", "recv")
+@notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
 class VectorEnv(EnvSnapshots):
     """Steps many envs as one, in actors.
 
@@ -161,22 +161,21 @@ class VectorEnv(EnvSnapshots):
     def _assemble(self, choices: Choices) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
         envs, self.num_envs = self._envs, len(self._envs)
-        autoreset, on_failure, seed_episodes = choices.autoreset, choices.on_failure, choices.seed_episodes
+        autoreset, on_failure, recycle, copy, seed_episodes, snapshot, every = choices
         self._all_ids = list(range(self.num_envs))
         self._started: PreparedStep | None = None  # by `step_async`
         self._pending = pending = Pending(len(envs))
         self._check_made()
         description = describe_envs(envs)
         self.metadata, self.render_mode = description.metadata, description.render_mode
-        self.action_spec: Spec | None = description.action
-        self.reward_spec: Spec = description.reward
-        self._episodes = episodes = Episodes(envs, autoreset, choices.recycle)
+        self.action_spec, self.reward_spec = description.action, description.reward
+        self._episodes = episodes = Episodes(envs, autoreset, recycle)
         self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
         self._batcher = Batcher(description.observation, description.reward)
         shared = share_rows(self._built, description, same_step=autoreset == "same_step", seeded=seed_episodes)
         if seed_episodes:
             episodes.seed_episodes(None if shared is None else shared[0])
-        reader = None if shared is None else RowReader(shared[0], copy=choices.copy)
+        reader = None if shared is None else RowReader(shared[0], copy=copy)
         last = None if on_failure == "raise" else LastResults(len(envs), reader)
         self._transitions = transitions = Transitions(envs, pending, episodes, last, on_failure)
         self._stepper: SharedMemoryStepper | None = None
@@ -184,9 +183,8 @@ class VectorEnv(EnvSnapshots):
             self._stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
         self._collector = Collector(envs, pending, self._batcher, self._stepper)
         self._collector.interrupts = Interrupts(transitions, self._stepper)
-        saves, every = choices.snapshot is not None, choices.checkpoint_every
         same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
-        self._checkpoints = Checkpoints(transitions, same, description.action, saves=saves, every=every)
+        self._checkpoints = Checkpoints(transitions, same, description.action, saves=snapshot is not None, every=every)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared; for subclasses, which can `call` methods of the envs."""
@@ -257,15 +255,16 @@ class VectorEnv(EnvSnapshots):
         """
         # Read before the check, here as everywhere: another thread may close the vector at any time.
         transitions, stepper, collector = self._transitions, self._stepper, self._collector
-        if self._is_closed or engine.forks != self._forks or self._pending.is_disturbed:
-            self._check_open()
-        if self._checkpoints.every is not None:
-            self._checkpoints.write_if_due()
-        ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
-        deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
-        if (clock := self._statistics.clock) is not None:
-            clock.enter()
+        pending, clock, before = self._pending, None, bytes(self._pending.states)
         try:
+            if self._is_closed or engine.forks != self._forks or pending.is_disturbed or pending.was_disturbed:
+                self._check_open()
+            if self._checkpoints.every is not None:
+                self._checkpoints.write_if_due()
+            ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
+            deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
+            if (clock := self._statistics.clock) is not None:
+                clock.enter()
             if stepper is None:
                 transitions.start_steps(ids, actions, self.action_spec, stream=False)
                 return collector.gather(ids, timeout, deadline, "step")[1:6]
@@ -275,6 +274,9 @@ class VectorEnv(EnvSnapshots):
             if result is None:
                 result = stepper.finish(started, deadline)
             return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
+        except BaseException as error:  # as `notes_interrupts` does it, which takes one more call
+            pending.note_failure(error, before)
+            raise
         finally:
             if clock is not None:
                 clock.leave("step", int(env_ids is None))
@@ -302,8 +304,7 @@ class VectorEnv(EnvSnapshots):
             result = None if started is None or stepper is None else stepper.finish(started, deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
-        clock = self._statistics.clock
-        return wait() if clock is None else clock.time("step", wait, batches=1)
+        return wait() if (clock := self._statistics.clock) is None else clock.time("step", wait, batches=1)
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps and return at once; `recv` hands the results out. Arguments and errors as for `step`."""
@@ -342,9 +343,8 @@ class VectorEnv(EnvSnapshots):
         inputs.check_limits(min_envs, max_envs)
         if not self._pending.receivable:
             raise NothingPendingError("recv with nothing under way: send actions first")
-        if (clock := self._statistics.clock) is None:
-            return collector.receive(min_envs, max_envs, deadline)
-        return clock.time("recv", lambda: collector.receive(min_envs, max_envs, deadline))
+        wait = functools.partial(collector.receive, min_envs, max_envs, deadline)
+        return wait() if (clock := self._statistics.clock) is None else clock.time("recv", wait)
 
     def close(self, timeout: float | None = None) -> None:
         """Close the envs and end their processes, side by side; may be called again.

@@ -7,8 +7,10 @@ taken out after they were batched. So the next request can tell what was posted,
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 from envactors.actor.batch_step import StepRequest
 from envactors.actor.shm_batch_step import SharedMemoryBatchStep
@@ -20,6 +22,8 @@ from envactors.vector.pending import IDLE, IN_FLIGHT, READY, SUBMITTED
 from envactors.vector.shm_step import SharedMemoryStepper
 from envactors.vector.single_results import SingleResults
 from envactors.vector.transitions import Transitions
+
+_Class = TypeVar("_Class", bound=type)
 
 
 class Interrupts:
@@ -111,3 +115,28 @@ class Interrupts:
             wait(lambda: not any(pending.states[env_id] in (IN_FLIGHT, SUBMITTED) for env_id in ids))
             with defer_signals:
                 pending.take([env_id for env_id in ids if pending.states[env_id] == READY])
+
+
+def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
+    """Have methods of a class note that they were interrupted in what the class has as ``_pending``."""
+
+    def change(cls: _Class) -> _Class:
+        for name in names:
+            setattr(cls, name, _noting(getattr(cls, name)))
+        return cls
+
+    return change
+
+
+def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        pending = self._pending
+        before = bytes(pending.states)
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            pending.note_failure(error, before)
+            raise
+
+    return cast("Callable[..., Any]", noting)

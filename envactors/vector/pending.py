@@ -120,6 +120,8 @@ class Pending:
         """Sort out what a request that was interrupted has left."""
         if self.is_disturbed and self.interrupts is not None and (settler := self.interrupts()) is not None:
             settler.settle()
+        if self.was_disturbed:
+            self.was_disturbed = any(self.states)
 
     def note_failure(self, error: BaseException, before: bytes | None = None) -> None:
         """Note that a request was interrupted, unless the error is one of the library's own.

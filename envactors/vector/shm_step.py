@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 
@@ -31,40 +30,6 @@ from envactors.vector.single_results import SingleResults
 from envactors.vector.transitions import Transitions
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, encode_wait
 from envactors.wire.info_codec import InfoReader
-
-_Class = TypeVar("_Class", bound=type)
-
-
-def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
-    """Have methods of a class note that they were interrupted in what the class has as ``_pending``.
-
-    It stands here since it is on the way of each step, which goes through few files. What is made of the notes:
-    `envactors.vector.interrupts`.
-    """
-
-    def change(cls: _Class) -> _Class:
-        for name in names:
-            setattr(cls, name, _noting(getattr(cls, name)))
-        return cls
-
-    return change
-
-
-def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pending = self._pending
-        before = bytes(pending.states)
-        try:
-            result = method(self, *args, **kwargs)
-        except BaseException as error:
-            pending.note_failure(error, before)
-            raise
-        if pending.was_disturbed:
-            pending.was_disturbed = any(pending.states)
-        return result
-
-    return cast("Callable[..., Any]", noting)
 
 
 class SharedMemoryStepper:
