@@ -151,9 +151,13 @@ def reapers_of(pid: int) -> list[psutil.Process]:
 
 def helpers_of(pid: int, name: str) -> list[psutil.Process]:
     """Returns the helper processes of a caller with this word in their command lines."""
+    caller = psutil.Process(pid)
+    own = caller.cmdline()
     found = []
-    for child in psutil.Process(pid).children():
+    for child in caller.children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if is_there(child) and name in " ".join(child.cmdline()):
+            command = child.cmdline()
+            # Until it executes its program, a child has the command line of its parent, which may name all helpers.
+            if is_there(child) and command != own and name in " ".join(command):
                 found.append(child)
     return found

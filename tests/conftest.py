@@ -25,7 +25,14 @@ from envactors.system.choice import PORTABLE
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
 # Which import what is not for a process that forks: it may have threads.
-OF_FRAMEWORKS = {"test_dask", "test_mlagents", "test_sb3", "test_tianshou", "test_torchrl"}
+OF_FRAMEWORKS = {
+    "test_dask",
+    "test_first_mistakes_with_dropins",
+    "test_mlagents",
+    "test_sb3",
+    "test_tianshou",
+    "test_torchrl",
+}
 # Whose point is how processes start, or that run programs of their own.
 OF_FRESH_PROCESSES = {
     *(
