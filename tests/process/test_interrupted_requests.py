@@ -121,7 +121,8 @@ def interrupt_everywhere(kind, name, first, stride):
 @pytest.mark.parametrize("kind", ["process"])
 def test_a_vector_is_usable_after_an_exception_at_some_lines(kind, name):
     stride = 67
-    assert interrupt_everywhere(kind, name, random.randrange(stride), stride) >= 1
+    # The same lines in each run; the long test has all of them.
+    assert interrupt_everywhere(kind, name, stride // 2, stride) >= 1
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ def storm(seconds, seed):
 # The handler may raise in the callback of a weak reference, and there Python only prints that.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_vector_is_usable_after_a_storm_of_signals_whose_handler_raises():
-    assert storm(1.0, random.randrange(1000)) > 5
+    assert storm(1.0, 4) > 5
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
