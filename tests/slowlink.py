@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 
-from helpers import SOON
+from proxy import Proxy
 
 from envactors.remote import LocalNodes
 from envactors.remote.greeting import new_secret
@@ -54,7 +54,7 @@ def client_context():
     return context
 
 
-class SlowProxy:
+class SlowProxy(Proxy):
     """Passes bytes on at a limited rate, each way by itself, as a slow network does.
 
     Attributes:
@@ -63,27 +63,11 @@ class SlowProxy:
     """
 
     def __init__(self, host, port):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._target = host, port
         self.rates = {"there": float("inf"), "back": float("inf")}
         self.passed = {"there": 0, "back": 0}
-        self._sockets = []
-        self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__(host, port)
 
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            caller, _ = self._listener.accept()
-            agent = socket.create_connection(self._target)
-            self._sockets = [caller, agent]
-            for source, target, way in ((caller, agent, "there"), (agent, caller, "back")):
-                thread = threading.Thread(target=self._pass_on, args=(source, target, way))
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, source, target, way):
+    def pass_on(self, source, target, way):
         free_at = 0.0  # when the wire has carried what was sent
         with contextlib.suppress(OSError):
             while data := source.recv(CHUNK):
@@ -93,18 +77,6 @@ class SlowProxy:
                 target.sendall(data)
                 self.passed[way] += len(data)
             target.shutdown(socket.SHUT_WR)
-
-    def close(self):
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-        for thread in self._threads:
-            thread.join(SOON)
 
 
 class SlowNodes(LocalNodes):

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers import SOON, Counter, promised, wait_until
+from proxy import Proxy
 from witness import Witness, assert_one_at_a_time
 
 import envactors as ea
@@ -34,34 +35,18 @@ BOTH = pytest.param(["there", "back"], marks=SOAK)
 WAYS = pytest.mark.parametrize("ways", [["there"], ["back"], BOTH], ids=" and ".join)
 
 
-class Proxy:
+class TamperingProxy(Proxy):
     """Passes bytes on between one caller and one agent, as long as it is let."""
 
     def __init__(self, host, port):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._target = host, port
         # Per direction, in seconds.
         self.delay = {"there": 0.0, "back": 0.0}
         # Per direction: whether bytes are held back, and what is done to the next ones.
         self.held = {"there": threading.Event(), "back": threading.Event()}
         self.spoil = {"there": None, "back": None}
-        self._sockets = []
-        self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        super().__init__(host, port)
 
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            caller, _ = self._listener.accept()
-            agent = socket.create_connection(self._target)
-            self._sockets = [caller, agent]
-            for source, target, way in ((caller, agent, "there"), (agent, caller, "back")):
-                thread = threading.Thread(target=self._pass_on, args=(source, target, way))
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, source, target, way):
+    def pass_on(self, source, target, way):
         line = deque()  # when it is to go on, and what
         is_open = True
         with contextlib.suppress(OSError, ValueError):
@@ -100,16 +85,6 @@ class Proxy:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.close()
 
-    def close(self):
-        self._closed.set()
-        self._listener.close()
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-        for thread in self._threads:
-            thread.join(SOON)
-
 
 class ProxiedNodes(LocalNodes):
     """Local nodes that are reached through proxies."""
@@ -125,7 +100,7 @@ class ProxiedNodes(LocalNodes):
             expect_nodes, refuse_node = nodes.expect_nodes, nodes.refuse_node
 
             def add_node(self, address):
-                proxy = launcher.proxies[address.name] = Proxy(address.host, address.port)
+                proxy = launcher.proxies[address.name] = TamperingProxy(address.host, address.port)
                 nodes.add_node(address._replace(host="127.0.0.1", port=proxy.port))
 
         super().start(options, Registry())
@@ -475,7 +450,7 @@ def test_when_the_caller_dies_behind_a_silent_link_the_lease_ends_everything(tmp
         for number in range(2):
             orders = AgentOrders(f"node-{number}", "127.0.0.1", secret, "0", LEASE, 0.3, {}, module_path())
             agents.append(start_agent(orders))
-            proxies.append(Proxy("127.0.0.1", read_port(agents[-1])))
+            proxies.append(TamperingProxy("127.0.0.1", read_port(agents[-1])))
             addresses.append([orders.name, "127.0.0.1", proxies[-1].port, secret, "0"])
         command = [sys.executable, str(script), json.dumps(addresses)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
