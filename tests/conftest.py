@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+# Before NumPy is imported here or in any program of the tests: the threads that OpenBLAS would start in each of them
+# spin for a tenth of a second of a core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import contextlib
 import gc
 import importlib
 import multiprocessing.resource_tracker
-import os
 import signal
 import sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import envactors as ea
 
 PACKAGE = str(Path(ea.__file__).parent)
+NOP = dis.opmap["NOP"]
 
 
 class Interrupt(Exception):
@@ -29,8 +31,10 @@ def bodies_of_with(filename):
 def interrupt(function, number):
     """Calls a function and raises `Interrupt` before its line number ``number`` of the library's code.
 
-    The end of a ``with`` statement is no such line, although it is traced as one: between the last instruction of the
-    body and the exit, the interpreter looks for no exceptions of others.
+    Two kinds of lines are left out, since an exception cannot come there: the end of a ``with`` statement, which is
+    traced as a line, although the interpreter looks for no exceptions of others between the last instruction of the
+    body and the exit; and lines without an instruction, such as ``try:``, which compilers do not count as part of the
+    ``with`` that they stand in.
 
     Returns:
         Where that was; None if the function has ended before.
@@ -48,6 +52,8 @@ def interrupt(function, number):
             line, before = frame.f_lineno, before_in.get(frame, 0)
             before_in[frame] = line
             if line <= before <= bodies_of_with(filename).get(line, 0):
+                return trace
+            if frame.f_code.co_code[frame.f_lasti] == NOP:
                 return trace
             if left == 0:
                 where = f"{Path(filename).name}:{line}"

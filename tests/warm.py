@@ -1,6 +1,7 @@
 """An interpreter that has imported what scripts import first, and runs each in a fork of its own.
 
-The half of a second that an interpreter takes to import this is what most short scripts take.
+The half of a second that an interpreter takes to import this is what most short scripts take. Most of the rest is what
+their fork servers take to start, so that a script keeps its own until it ends.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import sys
 from typing import NamedTuple
 
 _SERVER = """
-import json, os, sys
+import importlib.util, json, os, sys
 import numpy
 import envactors as ea
 ea.VectorEnv, ea.spawn, ea.ProcessBackend
+if importlib.util.find_spec("gymnasium"):  # there is another server for callers that have it
+    importlib.import_module("gymnasium")
 
 def run():
     for line in iter(sys.stdin.readline, ""):
-        path, arguments, directory, output, errors = json.loads(line)
+        path, arguments, keeps_server, directory, output, errors = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.chdir(directory)
@@ -29,6 +32,8 @@ def run():
                 os.close(opened)
             sys.argv[:] = [path, *arguments]
             sys.path[0] = os.path.dirname(path)
+            if keeps_server:
+                ea.ProcessBackend().retain({})
             return path
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     sys.exit()
@@ -56,11 +61,11 @@ class WarmInterpreter:
     def __init__(self, process):
         self._process = process
 
-    def run(self, script, arguments, directory):
+    def run(self, script, arguments, directory, *, keeps_server=True):
         output, errors = directory / "stdout", directory / "stderr"
         output.touch()
         errors.touch()
-        request = [str(script), arguments, str(directory), str(output), str(errors)]
+        request = [str(script), arguments, keeps_server, str(directory), str(output), str(errors)]
         self._process.stdin.write(f"{json.dumps(request)}\n")
         self._process.stdin.flush()
         code = self._process.stdout.readline()

@@ -34,6 +34,7 @@ from helpers import (
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
+from envactors.backends.starting import THREAD_CAPS
 
 
 def behind(gate):
@@ -636,7 +637,8 @@ def test_a_forked_child_can_have_actors_of_its_own(actor):
 
 @pytest.mark.fresh_processes
 def test_env_vars_are_there_before_the_factory_and_caps_hold(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in THREAD_CAPS:
+        monkeypatch.delenv(name, raising=False)
     with ea.spawn(Counter, env_vars={"FLAVOUR": "salt"}) as handle:
         assert handle.environ("FLAVOUR").result(SOON) == "salt"
         assert handle.environ("OMP_NUM_THREADS").result(SOON) == "1"

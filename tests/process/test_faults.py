@@ -478,7 +478,7 @@ def test_a_deliberate_end_is_not_a_crash():
 
 @pytest.mark.fresh_processes
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("rounds", [48, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_rounds_of_create_renew_close_leave_nothing(rounds):
     """Promise 17; the fixture around every test compares descriptors, processes, threads and /dev/shm."""
     # A fresh interpreter costs a tenth of a second of a core, and twice a round: every fortieth round has them.

@@ -35,6 +35,7 @@ from helpers import (
 )
 
 import envactors as ea
+from envactors.backends.starting import THREAD_CAPS
 from envactors.testing import EchoEnv, FaultyEnv
 
 METHODS = START_METHODS
@@ -346,7 +347,8 @@ def test_only_who_asks_for_fork_has_the_caller_forked():
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
 def test_numerical_libraries_use_one_thread_from_the_first(method, tmp_path, monkeypatch):
     """The number is set before anything is imported: what the library has started by then counts too."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in THREAD_CAPS:
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "asks_when_imported.py").write_text("import os\nASKED = os.environ.get('FLAVOUR')\n")
     monkeypatch.syspath_prepend(tmp_path)
 

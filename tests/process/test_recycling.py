@@ -28,7 +28,7 @@ class Leaky(gymnasium.Env):
         return np.array([0, self.np_random.random()]), {"pid": os.getpid()}
 
     def step(self, action):
-        self.leaked.append(os.urandom(int(action) << 20))
+        self.leaked.append(b"\1" * (int(action) << 20))  # written to, so that it takes memory
         self.count += 1
         info = {"pid": os.getpid()}
         return np.array([self.count, self.np_random.random()]), 1.0, self.count == 4, False, info

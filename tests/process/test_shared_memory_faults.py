@@ -84,7 +84,7 @@ def kill_writers(kills, seed):
 
 @pytest.mark.timeout(120)
 def test_a_writer_that_is_killed_leaves_nothing_torn():
-    kill_writers(25, seed=0)
+    kill_writers(12, seed=0)
 
 
 @pytest.mark.soak
