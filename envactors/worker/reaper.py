@@ -19,7 +19,7 @@ On Linux, a process belongs to a worker if one of four conditions holds:
 
 The last three are for systems that refuse to set the limit. There a process escapes if its parent has ended and it has
 a group of its own and no mark: it was started without that variable, hides its environment, or is a forked copy of a
-forked worker.
+forked worker. Where the limit can be set, what has removed it from itself is looked for only once the caller has ended.
 
 The tag also outlasts the process. Where the caller is the parent of all orphans (as process 1 of a container is), the
 reaper sends it the ids of those that have ended ("4712"), and the caller reaps them.
@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
 import select
 import signal
 import struct
@@ -67,6 +68,8 @@ _BEAT = 0.5
 _KILL_BEAT = 0.1
 # The flag of the kernel's own threads, which have no environment.
 _KERNEL_THREAD = 0x00200000
+# The limit of file locks, which Python has no name for.
+_LOCKS = 10
 
 
 def tag_of(mark: str) -> int:
@@ -77,6 +80,27 @@ def tag_of(mark: str) -> int:
     """
     caller, _, number = mark.partition("/")
     return _short(caller) << _NUMBER_BITS | int(number) % (1 << _NUMBER_BITS)
+
+
+def _tag(pid: int) -> int:
+    """Return the tag of a process; 0 if it has none, or is another user's.
+
+    Raises:
+        ProcessLookupError: There is no such process.
+    """
+    try:
+        return max(0, resource.prlimit(pid, _LOCKS)[0])
+    except PermissionError:
+        return 0
+
+
+def _tags_are_refused() -> bool:
+    """Return whether this system refuses to set the limit; try it in this process, which nothing is started by."""
+    try:
+        resource.setrlimit(_LOCKS, (1, resource.getrlimit(_LOCKS)[1]))
+    except (OSError, ValueError):
+        return True
+    return False
 
 
 def _short(caller_id: str) -> int:
@@ -109,8 +133,7 @@ class ProcessSnapshot:
         self.environment: bytes | None = None
         if int(fields[6]) & _KERNEL_THREAD:
             return
-        limit = _read(pid, "limits").partition(b"Max file locks")[2].split(None, 1)[:1]
-        self.tag = int(limit[0]) if limit and limit[0].isdigit() else 0
+        self.tag = _tag(pid)
         if not self.has_ended:
             with contextlib.suppress(PermissionError):
                 self.environment = _read(pid, "environ")
@@ -224,6 +247,7 @@ class Reaper:
         with contextlib.suppress(OSError):  # it has ended already
             self._sources.append(os.pidfd_open(caller_pid))
         self._caller_ended = os.getppid() != caller_pid
+        self._refuses_tags = _tags_are_refused()
 
     def run(self) -> None:
         """Run until the caller has ended, or has closed descriptor 0, and no process of its workers is left."""
@@ -271,10 +295,14 @@ class Reaper:
     def _find(self) -> tuple[list[ProcessSnapshot], bool]:
         """Return the processes of ended workers, and whether there are any that show an empty environment."""
         processes: dict[int, ProcessSnapshot] = {}
+        # What /proc says takes a hundred times as long to read as a tag. While the caller runs, this happens at the end
+        # of each worker: then only those are looked at that some caller has tagged.
+        looks_at_all = self._caller_ended or self._refuses_tags
         for name in os.listdir("/proc"):  # noqa: PTH208 # importing pathlib takes time
             if name.isdigit() and int(name) not in self._safe:
                 with contextlib.suppress(OSError):
-                    processes[int(name)] = ProcessSnapshot(int(name))
+                    if looks_at_all or _tag(int(name)):
+                        processes[int(name)] = ProcessSnapshot(int(name))
         ended = {pid: processes.pop(pid) for pid, process in tuple(processes.items()) if process.has_ended}
         for pid, process in ended.items():
             if process.is_orphan_of(self._caller_id, self._caller_pid):

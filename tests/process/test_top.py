@@ -130,6 +130,21 @@ def program(runtime):
         yield program
 
 
+@pytest.fixture(scope="module")
+def standing_program():
+    with tempfile.TemporaryDirectory(prefix="ea") as path, running(path) as program:
+        yield path, program
+
+
+@pytest.fixture
+def standing(standing_program, monkeypatch):
+    """A program for tests that leave it as it was."""
+    path, program = standing_program
+    monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+    yield program
+    os.kill(program.pid, signal.SIGCONT)
+
+
 def without_size():
     """The environment, without what says how large the terminal is and whether there are colours."""
     hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
@@ -181,14 +196,14 @@ def test_one_table_has_what_actors_are_at(program, tmp_path):
         assert float(found[1].replace(",", "")) > 10
 
 
-def test_json_needs_no_rich(program):
+def test_json_needs_no_rich(standing):
     hide = "import sys; sys.modules['rich'] = sys.modules['psutil'] = None; "
     code = f"{hide}from envactors.cli import main; sys.exit(main())"
     shown = subprocess.run([sys.executable, "-c", code, "top", "--json"], capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
     (snapshot,) = json.loads(shown.stdout)
-    assert snapshot["pid"] == program.pid
-    assert [actor["pid"] for actor in snapshot["actors"]] == program.workers
+    assert snapshot["pid"] == standing.pid
+    assert [actor["pid"] for actor in snapshot["actors"]] == standing.workers
     assert snapshot["vectors"][0]["envs"] == 4
 
 
@@ -201,19 +216,19 @@ def test_missing_extras_are_named_in_one_line(missing):
     assert ended.stderr == f"envactors top needs {' and '.join(missing)}: pip install 'envactors[demo]'\n"
 
 
-def test_stacks_of_all_and_of_one(program):
+def test_stacks_of_all_and_of_one(standing):
     shown = run("stacks")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert re.findall(r"^==== (\S+) \(process (\d+)\): idle ====$", shown.stdout, re.MULTILINE) == [
-        ("envs-0-1", str(program.workers[0])),
-        ("envs-2-3", str(program.workers[1])),
+        ("envs-0-1", str(standing.workers[0])),
+        ("envs-2-3", str(standing.workers[1])),
     ]
     assert shown.stdout.count("most recent call first") == 2
-    shown = run("stacks", program.pid, "--actor", "envs-2-3", "--timeout", "9")
+    shown = run("stacks", standing.pid, "--actor", "envs-2-3", "--timeout", "9")
     assert (shown.stdout.count("===="), "envs-2-3" in shown.stdout) == (2, True)
     shown = run("stacks", "--actor", "envs-9")
-    assert complaint(shown) == f"program {program.pid} has no actor 'envs-9', but envs-0-1, envs-2-3"
-    program.check_steps()
+    assert complaint(shown) == f"program {standing.pid} has no actor 'envs-9', but envs-0-1, envs-2-3"
+    standing.check_steps()
 
 
 def test_a_program_is_found_by_the_path_of_its_socket(runtime):
@@ -280,41 +295,41 @@ def refusal(program):
     return str(caught.value)
 
 
-def test_a_stopped_caller_is_said_to_be_one(program):
-    program.check_steps()
-    stop(program.pid)
-    said = f"program {program.pid} is stopped (by SIGSTOP, Ctrl-Z or a debugger): kill -CONT {program.pid}"
-    assert refusal(find_program(str(program.pid))) == said
+def test_a_stopped_caller_is_said_to_be_one(standing):
+    standing.check_steps()
+    stop(standing.pid)
+    said = f"program {standing.pid} is stopped (by SIGSTOP, Ctrl-Z or a debugger): kill -CONT {standing.pid}"
+    assert refusal(find_program(str(standing.pid))) == said
     for command in (("top",), ("top", "--once"), ("stacks",)):
         ended = run(*command)
         assert complaint(ended) == said
         assert ended.seconds < promised(AT_ONCE + START)
-    os.kill(program.pid, signal.SIGCONT)
-    program.check_steps()
+    os.kill(standing.pid, signal.SIGCONT)
+    standing.check_steps()
 
 
-def test_a_caller_in_c_code_that_holds_the_gil(program):
-    program.check_steps()
-    found = find_program(str(program.pid))
+def test_a_caller_in_c_code_that_holds_the_gil(standing):
+    standing.check_steps()
+    found = find_program(str(standing.pid))
     # It reads a byte of its input, and meanwhile keeps the interpreter's lock, unlike `os.read`.
-    program.begin("ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)")
+    standing.begin("ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)")
     with contextlib.suppress(ProgramError):
         while True:
             found.ask({"get": "snapshot"})
-    said = f"program {program.pid} does not answer: perhaps C code holds its GIL"
+    said = f"program {standing.pid} does not answer: perhaps C code holds its GIL"
     assert refusal(found) == said
-    ended = run("top", program.pid)
+    ended = run("top", standing.pid)
     assert complaint(ended) == said
     assert ended.seconds < promised(AT_ONCE + START)
     assert complaint(run("stacks")) == said
-    with terminal(program.pid) as top:
+    with terminal(standing.pid) as top:
         top.wait_for(said, promised(AT_ONCE + START))
         top.press("q")
         assert top.end() == (0, "")
-    program.begin("")
-    program.end()
-    program.check_steps()
-    assert found.ask({"get": "snapshot"})["pid"] == program.pid
+    standing.begin("")
+    standing.end()
+    standing.check_steps()
+    assert found.ask({"get": "snapshot"})["pid"] == standing.pid
 
 
 def test_a_program_that_was_killed(program):
@@ -435,10 +450,10 @@ def terminal(*arguments, size=(24, 100)):
         os.close(theirs)
 
 
-def test_keys_sort_select_and_show_stacks(program):
+def test_keys_sort_select_and_show_stacks(standing):
     with terminal(size=(24, 80)) as top:
         lines = top.wait_for(lambda lines: names(lines) and "steps/s " in "\n".join(lines))
-        assert lines[0].startswith(f"program {program.pid} ")
+        assert lines[0].startswith(f"program {standing.pid} ")
         assert len(lines) == 24
         assert names(lines) == ["envs-0-1", "envs-2-3"]
         for order in [*ORDERS[1:], ORDERS[0]]:
@@ -447,17 +462,17 @@ def test_keys_sort_select_and_show_stacks(program):
         top.press("\x1b[B")
         top.press("\r")
         lines = top.wait_for("most recent call first")
-        assert lines[0].startswith(f"envs-2-3 (process {program.workers[1]}): idle")
+        assert lines[0].startswith(f"envs-2-3 (process {standing.workers[1]}): idle")
         top.press("b")
         top.wait_for(lambda lines: len(names(lines)) == 2)
         top.press("kt")
         lines = top.wait_for("most recent call first")
-        assert lines[0].startswith(f"envs-0-1 (process {program.workers[0]}): idle")
+        assert lines[0].startswith(f"envs-0-1 (process {standing.workers[0]}): idle")
         top.press("\x1b")
         top.wait_for(lambda lines: len(names(lines)) == 2)
         top.press("q")
         assert top.end() == (0, "")
-    program.check_steps()
+    standing.check_steps()
 
 
 def test_the_busiest_or_slowest_comes_first(program):
@@ -496,31 +511,31 @@ def test_a_pause_keeps_the_numbers(program):
         assert top.end()[0] == 0
 
 
-def test_what_holds_up_a_program_is_shown_with_the_last_numbers(program):
+def test_what_holds_up_a_program_is_shown_with_the_last_numbers(standing):
     with terminal() as top:
         top.wait_for(lambda lines: len(names(lines)) == 2)
-        stop(program.pid)
-        lines = top.wait_for(f"program {program.pid} is stopped (by SIGSTOP", promised(AT_ONCE + START))
+        stop(standing.pid)
+        lines = top.wait_for(f"program {standing.pid} is stopped (by SIGSTOP", promised(AT_ONCE + START))
         assert len(names(lines)) == 2
         top.press("\r")
         top.wait_for(lambda lines: "is stopped" in lines[0])
         top.press("\x1b")
-        os.kill(program.pid, signal.SIGCONT)
+        os.kill(standing.pid, signal.SIGCONT)
         top.wait_for(lambda lines: len(names(lines)) == 2 and "is stopped" not in "\n".join(lines))
-        program.begin("ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)")
+        standing.begin("ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)")
         lines = top.wait_for("does not answer: perhaps C code holds its GIL", promised(AT_ONCE + START))
         assert len(names(lines)) == 2
         top.press("s")
         top.wait_for("sort by steps/s")
-        program.begin("")
-        program.end()
+        standing.begin("")
+        standing.end()
         top.wait_for(lambda lines: "does not answer" not in "\n".join(lines))
-        program.check_steps()
-        stop(program.workers[0])
+        standing.check_steps()
+        stop(standing.workers[0])
         top.wait_for("idle, stopped", promised(AT_ONCE + START))
-        os.kill(program.workers[0], signal.SIGCONT)
+        os.kill(standing.workers[0], signal.SIGCONT)
         top.wait_for(lambda lines: "stopped" not in "\n".join(lines))
-        program.check_steps()
+        standing.check_steps()
         top.press("q")
         assert top.end() == (0, "")
 
@@ -576,8 +591,8 @@ def test_one_of_several_is_chosen(runtime):
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_restores_the_terminal(program, signum, status):
-    with terminal(program.pid) as top:
+def test_a_signal_restores_the_terminal(standing, signum, status):
+    with terminal(standing.pid) as top:
         top.wait_for(lambda lines: len(names(lines)) == 2)
         os.killpg(top.process.pid, signum)
         ended, left = top.end()
@@ -587,7 +602,7 @@ def test_a_signal_restores_the_terminal(program, signum, status):
         assert top.output.rindex(b"\x1b[?25h") > top.output.rindex(b"\x1b[?25l")
 
 
-def test_it_ends_with_its_terminal(program):
+def test_it_ends_with_its_terminal(standing):
     ours, theirs = pty.openpty()
     environment = {**without_size(), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     with subprocess.Popen(
@@ -598,10 +613,10 @@ def test_it_ends_with_its_terminal(program):
         os.close(ours)
         _, errors = process.communicate(timeout=SOON)
     assert (process.returncode, errors) == (129, b"")
-    program.check_steps()
+    standing.check_steps()
 
 
-def test_without_keys_there_is_one_table(program):
+def test_without_keys_there_is_one_table(standing):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     ended = subprocess.run(
