@@ -103,6 +103,29 @@ def test_what_a_worker_has_started_ends_with_it_and_with_no_other(method):
     assert_gone(others)
 
 
+UNTAGGED = """
+import resource, subprocess, sys
+import envactors as ea
+
+class Env:
+    def start(self):
+        # It keeps the environment, but leaves the session, and takes off what the reaper knows it by at once.
+        shed = lambda: resource.setrlimit(10, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True, preexec_fn=shed).pid
+
+actor = ea.spawn(Env)
+print(actor.start().result(30), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_has_taken_off_its_tag_ends_with_the_caller():
+    with running(UNTAGGED) as (caller, everybody):
+        assert [process.name() for process in everybody].count("sleep") == 1
+        caller.kill()
+        assert_gone(everybody)
+
+
 def test_an_inner_actors_children_end_with_it_and_with_the_outer_worker():
     backend = ea.ProcessBackend(start_method="forkserver")
     with ea.spawn(Breeder, backend=backend) as outer:
