@@ -157,6 +157,11 @@ class Reactor:
         for on_ring in tuple(self._bells.get(bell, ())):
             on_ring()
 
+    def _hear_all(self) -> None:
+        """Act as if all doorbells had rung: an interrupt may have come between a ring, told once, and its handler."""
+        for on_ring in [on_ring for callbacks in self._bells.copy().values() for on_ring in callbacks]:
+            self.logs.run(on_ring)
+
     def want_write(self, fd: int, wanted: bool) -> None:
         """Set whether a channel is also watched for room to write."""
         self._replies.watch(fd, writable=wanted)
@@ -209,6 +214,9 @@ class Reactor:
             # A signal handler or a finalizer waits for a result while this thread waits for another.
             try:
                 return self._pump(done, deadline, wait_set, is_nested=True)
+            except BaseException:
+                self.post(self._hear_all)
+                raise
             finally:
                 self._nudge.ring()  # what the outer wait waits for may have come in this one
         # `with` rather than `acquire(blocking=False)`: no interrupt can fall between acquire and release. A thread that
@@ -227,6 +235,9 @@ class Reactor:
                     if not self._masked:
                         self._mask(True)
                     return self._pump(done, deadline, wait_set)
+                except BaseException:
+                    self.post(self._hear_all)
+                    raise
                 finally:
                     self._pumping = None
                     if not self._looping:
@@ -258,8 +269,9 @@ class Reactor:
         return True
 
     def _mask(self, masked: bool) -> None:
-        self._masked = masked
+        self._masked = True  # in case an interrupt falls between this and the end: then it is unmasked once more
         self._outer.watch(self._replies.fileno(), readable=not masked)
+        self._masked = masked
 
     def count_wait(self) -> None:
         """Count a wait, also one that ended without sleeping: many in a short time are a loop."""
@@ -267,9 +279,8 @@ class Reactor:
         if self._waits % _LOOP_WAITS == 0:
             now = time.monotonic()
             if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
-                with defer_signals:
-                    self._set_looping(True)
-                    self._bell.ring()
+                # In the reactor's thread, which is to look at the beat whether the loop goes on.
+                self.post(lambda: self._set_looping(True))
             self._loop_begun = now
 
     def _set_looping(self, looping: bool) -> None:
@@ -380,5 +391,8 @@ class Reactor:
         if self._pump_lock.acquire(blocking=False):
             try:
                 self._handle_replies(self._replies.poll(0))
+            except BaseException:
+                self.post(self._hear_all)
+                raise
             finally:
                 self._pump_lock.release()
