@@ -174,16 +174,18 @@ class ActorCore:
         blame: it is not counted as a restart.
         """
         with self.lock:
-            self.is_inconsistent = False
+            process = self.process
+            was_interrupted = self.phase is LIVE and not self.reactor.owns_current_thread()
+            if process is not None:
+                if was_interrupted:
+                    self.phase, self.reason = ENDING, EndReason.ABORT
+                process.worker.kill()
             for journal in self.recovery.journals:
                 journal.forget()  # it may lack what was done, or have it twice
-            if self.process is None:
-                return
-            if self.phase is LIVE and not self.reactor.owns_current_thread():
-                self.phase, self.reason = ENDING, EndReason.ABORT
+            self.is_inconsistent = False  # not before: another interrupt has all of it done once more
+            if process is not None and was_interrupted:
                 text = "actor %r gets another process: an exception fell into the middle of a request"
                 self.tell(logging.WARNING, text, self.config.name)
-            self.process.worker.kill()
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -30,7 +30,11 @@ class Poller:
 
     def add(self, fd: int, *, edges: bool = False) -> None:
         """Watch a descriptor for reading; with ``edges``, report it once each time that something new comes."""
-        self._epoll.register(fd, select.EPOLLIN | (select.EPOLLET if edges else 0))
+        events = select.EPOLLIN | (select.EPOLLET if edges else 0)
+        try:
+            self._epoll.register(fd, events)
+        except FileExistsError:  # an interrupt has kept it from being noted
+            self._epoll.modify(fd, events)
 
     def watch(self, fd: int, *, readable: bool = True, writable: bool = False) -> None:
         """Change what a descriptor is watched for; with neither it is not reported."""

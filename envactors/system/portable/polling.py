@@ -72,7 +72,8 @@ class Poller:
 
     def add(self, fd: int) -> None:
         """Watch a descriptor for reading."""
-        self._selector.register(fd, selectors.EVENT_READ)
+        with contextlib.suppress(KeyError):  # an interrupt has kept it from being noted
+            self._selector.register(fd, selectors.EVENT_READ)
 
     def add_bell(self, bell: Doorbell) -> None:
         """Report each ring of a doorbell."""
