@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 
 from envactors.backends.base import Stacks
@@ -19,6 +20,8 @@ _SETTLED = 0.02
 _POLL = 0.004
 # The file is emptied once it has grown so large, in bytes: whoever asks once a second would fill the memory.
 _FULL = 1 << 16
+# The first line of a thread's stack.
+_HEAD = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 
 
 class ProcessStacks(Stacks):
@@ -63,7 +66,9 @@ class ProcessStacks(Stacks):
         if self._fd is None:
             return ""
         size = max(0, os.fstat(self._fd).st_size - self._start)
-        return os.pread(self._fd, size, self._start).decode(errors="replace")
+        text = os.pread(self._fd, size, self._start).decode(errors="replace")
+        head = _HEAD.search(text)  # before it stands what was left to come of the stacks that another thread asked for
+        return text[head.start() :] if head else ""
 
     def wait(self, seconds: float) -> str:
         end, text, unchanged, pid = time.monotonic() + seconds, "", 0.0, self._process.pid

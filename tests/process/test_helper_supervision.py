@@ -154,7 +154,7 @@ OWN_PROCESS_IDS = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 def run_with_orphans(method, *prefix):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [*prefix, sys.executable, "-W", "error", "-c", ORPHANS, method]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, env=environment, timeout=50, check=True).stdout)
+    return int(subprocess.run(command, stdout=subprocess.PIPE, env=environment, timeout=100, check=True).stdout)
 
 
 @pytest.mark.parametrize("method", METHODS)

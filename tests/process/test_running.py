@@ -374,7 +374,8 @@ def test_a_process_that_waits_for_its_restart_holds_no_permit(log, shared):
     with log.make(4, max_running=1, on_failure="renew", restart=restart, shared_memory=shared) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([DIES, WORKS, WORKS, WORKS])
-        assert receive_all(envs, 4) == [0, 1, 2, 3]
+        # The next one may have its turn before the first one's end is told.
+        assert sorted(receive_all(envs, 4)) == [0, 1, 2, 3]
         envs.send([WORKS] * 4)  # a reset for env 0, in a process that comes much later
         assert receive_all(envs, 3) == [1, 2, 3]
         envs.close(0)

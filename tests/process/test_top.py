@@ -26,6 +26,7 @@ from helpers import SOON, is_gone, promised, wait_until
 from rich.console import Console
 from rich.text import Text
 
+from envactors.cli import keyboard as keyboards
 from envactors.cli.keyboard import Keyboard
 from envactors.cli.monitored import Program, ProgramError, find_program, find_programs, printable
 from envactors.cli.top_rows import ActorRow, Picture, Sampler
@@ -630,7 +631,7 @@ def test_without_keys_there_is_one_table(standing):
     assert "envs-0-1" in screen
 
 
-def test_keys_as_terminals_send_them():
+def test_keys_as_terminals_send_them(monkeypatch):
     ours, theirs = pty.openpty()
     with Keyboard(theirs) as keyboard:
         for sent, wanted in [
@@ -644,9 +645,11 @@ def test_keys_as_terminals_send_them():
             os.write(ours, sent)
             assert [keyboard.read(SOON) for _ in wanted] == wanted
         assert keyboard.read(0.0) is None
-        os.write(ours, b"\x1b[")
-        threading.Timer(0.01, os.write, (ours, b"B")).start()
-        assert keyboard.read(SOON) == "down"
+        with monkeypatch.context() as patch:
+            patch.setattr(keyboards, "_PAUSE", SOON)  # a busy machine takes its time for the second half
+            os.write(ours, b"\x1b[")
+            threading.Timer(0.01, os.write, (ours, b"B")).start()
+            assert keyboard.read(SOON) == "down"
         waker = threading.Thread(target=keyboard.wake)
         waker.start()
         assert keyboard.read(SOON) is None
