@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from envactors.actor import recording
 from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.core import ActorCore
 from envactors.actor.env_records import handle_record
@@ -166,7 +167,8 @@ class Calls:
             self._answered = now = time.monotonic()
             self.tuner.record(now - entry.started, now)
             if isinstance(entry, CallRequest):
-                core.record_span(entry.method, entry.started)
+                if recording.recorder is not None:
+                    core.record_span(entry.method, entry.started)
                 if entry.kind == Kind.REPLAY:
                     core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - entry.started)
         if ended and (core.table.queue or core.table.is_limited):
