@@ -144,8 +144,10 @@ class ActorProcess:
             self._reactor.watch_bell(self.page.to_parent, on_ring)
             self.on_ring = on_ring
         elif on_ring is None and self.on_ring is not None:
-            self._reactor.unwatch_bell(self.page.to_parent, self.on_ring)
+            # Forgotten first: after an interrupt, the next one must be watched.
+            watched = self.on_ring
             self.on_ring = None
+            self._reactor.unwatch_bell(self.page.to_parent, watched)
 
     def advance(self, mask: int) -> list[Frame] | None:
         """Write and read once, as far as the channel lets; return None if there was nothing to read.

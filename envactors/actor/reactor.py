@@ -137,10 +137,10 @@ class Reactor:
         """Call ``on_ring()`` in the thread that reads replies when a doorbell rings, which others may watch, too."""
         with self._watch_lock:
             callbacks = self._bells.setdefault(bell, [])
-            callbacks.append(on_ring)
-            if len(callbacks) == 1:
-                self._reply_handlers[bell.fileno()] = lambda _mask: self._on_ring(bell)
-                bell.register(self._replies)
+            if on_ring not in callbacks:  # where an interrupt has left it
+                callbacks.append(on_ring)
+            self._reply_handlers[bell.fileno()] = lambda _mask: self._on_ring(bell)
+            bell.register(self._replies)
 
     def unwatch_bell(self, bell: Doorbell, on_ring: Callable[[], None]) -> None:
         """Stop what `watch_bell` has begun."""
