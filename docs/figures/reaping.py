@@ -31,7 +31,8 @@ def taken() -> dict[str, float]:
 
 def main() -> None:
     """Start and end workers one after the other."""
-    others = [subprocess.Popen(["sleep", "1000"]) for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 0)]
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    others = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(count)]
     try:
         with ea.spawn(EchoEnv) as lasting:  # keeps the two and the fork server
             lasting.reset().result()
