@@ -262,6 +262,8 @@ class Calls:
     def interrupt(self, process: ActorProcess | None) -> Request | None:
         """Take out what runs: return the request that was running, queue what had not begun."""
         core = self._core
+        if core.is_inconsistent:
+            core.forget_uncertain()
         page = None if process is None else process.page
         blame = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
         current: Request | None = None

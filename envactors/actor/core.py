@@ -167,6 +167,12 @@ class ActorCore:
         else:
             self.tell(logging.WARNING, "%s", str(error).partition("\n")[0])
 
+    def forget_uncertain(self) -> None:
+        """Forget what the envs were asked: after an error in the middle of a change, it may be too little or twice."""
+        for journal in self.recovery.journals:
+            journal.forget()
+        self.is_inconsistent = False
+
     def kill_inconsistent(self) -> None:
         """Replace the process after an error in the middle of a change: what it was told is unknown.
 
@@ -180,9 +186,7 @@ class ActorCore:
                 if was_interrupted:
                     self.phase, self.reason = ENDING, EndReason.ABORT
                 process.worker.kill()
-            for journal in self.recovery.journals:
-                journal.forget()  # it may lack what was done, or have it twice
-            self.is_inconsistent = False  # not before: another interrupt has all of it done once more
+            self.forget_uncertain()  # not before: another interrupt has all of this done once more
             if process is not None and was_interrupted:
                 text = "actor %r gets another process: an exception fell into the middle of a request"
                 self.tell(logging.WARNING, text, self.config.name)

@@ -74,6 +74,8 @@ class ActorProcess:
         self.page = worker.page
         self.at_end = False
         self.on_ring: Callable[[], None] | None = None
+        # What the reactor was given, or is about to be.
+        self._watched: Callable[[], None] | None = None
         self.overflows = 0
         self.untrue = ""
         # The stacks that were asked for because of a deadline.
@@ -141,13 +143,14 @@ class ActorProcess:
     def watch_doorbell(self, on_ring: Callable[[], None] | None) -> None:
         """Have rings handled by the thread that reads replies; None stops that."""
         if on_ring is not None and self.on_ring is None:
+            self._watched = on_ring
             self._reactor.watch_bell(self.page.to_parent, on_ring)
             self.on_ring = on_ring
-        elif on_ring is None and self.on_ring is not None:
-            # Forgotten first: after an interrupt, the next one must be watched.
-            watched = self.on_ring
+        elif on_ring is None and self._watched is not None:
+            # In the other order: after an interrupt, what rings must be watched once more, or is still to be unwatched.
             self.on_ring = None
-            self._reactor.unwatch_bell(self.page.to_parent, watched)
+            self._reactor.unwatch_bell(self.page.to_parent, self._watched)
+            self._watched = None
 
     def advance(self, mask: int) -> list[Frame] | None:
         """Write and read once, as far as the channel lets; return None if there was nothing to read.

@@ -159,7 +159,7 @@ class Reactor:
 
     def _hear_all(self) -> None:
         """Act as if all doorbells had rung: an interrupt may have come between a ring, told once, and its handler."""
-        for on_ring in [on_ring for callbacks in self._bells.copy().values() for on_ring in callbacks]:
+        for on_ring in [on_ring for callbacks in self._bells.copy().values() for on_ring in tuple(callbacks)]:
             self.logs.run(on_ring)
 
     def want_write(self, fd: int, wanted: bool) -> None:

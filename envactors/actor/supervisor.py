@@ -23,6 +23,7 @@ from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.requests import CallRequest, Entry
+from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
 from envactors.errors import ActorClosedError
 from envactors.system.cpus import spin_until_all
@@ -126,15 +127,18 @@ class Supervisor:
         self.check_owner()
         if request.timeout is None:
             request.timeout = self.config.deadlines.of(request.method)
-        if request.timeout is not None:
-            self.warn_of_deadline(request.timeout)
-        try:
-            request.payload = dumps(tuple(message))
-        except Exception as error:
-            incarnation = self.core.incarnation
-            request.settle(None, self.core.errors.unpicklable(request, incarnation, error), incarnation)
-            return
-        self._submit(request)
+        self.warn_of_deadline(request.timeout)
+        with defer_signals:  # pickle takes what a handler raises for a value that cannot be pickled
+            try:
+                request.payload = dumps(tuple(message))
+            except Exception as error:
+                incarnation = self.core.incarnation
+                request.settle(None, self.core.errors.unpicklable(request, incarnation, error), incarnation)
+                return
+            if not self.config.backend.inline:
+                self._submit(request)
+                return
+        self._submit(request)  # in line env code runs in here, and Ctrl-C shall reach it
 
     def submit_steps(self, requests: list[StepRequest], *, stream: bool, at_front: bool = False) -> None:
         """Queue a batch step in a frame.

@@ -83,21 +83,24 @@ def tag_of(mark: str) -> int:
 
 
 def _tag(pid: int) -> int:
-    """Return the tag of a process; 0 if it has none, or is another user's.
+    """Return the tag of a process; 0 if it has none.
 
     Raises:
-        ProcessLookupError: There is no such process.
+        OSError: There is no such process.
     """
     try:
         return max(0, resource.prlimit(pid, _LOCKS)[0])
-    except PermissionError:
-        return 0
+    except PermissionError:  # it runs as another user or group, but its limits are there for all to read
+        limit = _read(pid, "limits").partition(b"Max file locks")[2].split(None, 1)[:1]
+        return int(limit[0]) if limit and limit[0].isdigit() else 0
 
 
-def _tags_are_refused() -> bool:
-    """Return whether this system refuses to set the limit; try it in this process, which nothing is started by."""
+def _tags_are_refused(tag: int) -> bool:
+    """Return whether this system refuses to set a tag: try it in this process, which starts no other meanwhile."""
+    soft, hard = resource.getrlimit(_LOCKS)
     try:
-        resource.setrlimit(_LOCKS, (1, resource.getrlimit(_LOCKS)[1]))
+        resource.setrlimit(_LOCKS, (tag, hard))
+        resource.setrlimit(_LOCKS, (soft, hard))
     except (OSError, ValueError):
         return True
     return False
@@ -247,7 +250,7 @@ class Reaper:
         with contextlib.suppress(OSError):  # it has ended already
             self._sources.append(os.pidfd_open(caller_pid))
         self._caller_ended = os.getppid() != caller_pid
-        self._refuses_tags = _tags_are_refused()
+        self._refuses_tags = _tags_are_refused(tag_of(f"{caller_id}/1"))
 
     def run(self) -> None:
         """Run until the caller has ended, or has closed descriptor 0, and no process of its workers is left."""

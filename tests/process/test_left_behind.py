@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -17,6 +19,7 @@ from helpers import SOON, wait_until
 import envactors as ea
 from envactors.testing import EchoEnv
 from envactors.testing.leaks import inventory, settled_inventory
+from envactors.worker import reaper
 
 METHODS = ["loky", "spawn", "forkserver", "fork"]
 KINDS = 8  # processes that `Breeder.of_all_kinds` starts, and two more that are hidden
@@ -124,6 +127,21 @@ def test_what_has_taken_off_its_tag_ends_with_the_caller():
         assert [process.name() for process in everybody].count("sleep") == 1
         caller.kill()
         assert_gone(everybody)
+
+
+def test_the_tag_of_another_users_process_is_read_too(monkeypatch):
+    limits = 4711, resource.getrlimit(reaper._LOCKS)[1]
+    tagged = subprocess.Popen(["sleep", "1000"])
+    try:
+        resource.prlimit(tagged.pid, reaper._LOCKS, limits)
+        assert reaper._tag(tagged.pid) == 4711
+        # So the kernel says to all but root about a setgid program.
+        monkeypatch.setattr(resource, "prlimit", mock.Mock(side_effect=PermissionError))
+        assert reaper._tag(tagged.pid) == 4711
+        assert reaper._tag(os.getpid()) == 0
+    finally:
+        tagged.kill()
+        tagged.wait()
 
 
 def test_an_inner_actors_children_end_with_it_and_with_the_outer_worker():

@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from helpers import wait_always, wait_for_path, wait_until
+from helpers import SOON, wait_always, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.actor.signal_deferral import SignalDeferral
@@ -152,6 +152,34 @@ def test_handlers_that_raise_while_signals_are_deferred_leave_no_handler_replace
         for one, handler in zip(signals, before, strict=True):
             signal.signal(one, handler)
     assert not stuck
+
+
+def test_what_a_handler_raises_while_arguments_are_pickled_reaches_the_caller():
+    class Late(Exception):
+        pass
+
+    def handle(_signum, _frame):
+        raise Late
+
+    class Slow:
+        """Is pickled for so long that a time limit passes."""
+
+        def __reduce__(self):
+            signal.raise_signal(signal.SIGALRM)
+            return int, ()
+
+    class Env:
+        def echo(self, value):
+            return value
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with ea.spawn(Env) as actor:
+            with pytest.raises(Late):
+                actor.echo(Slow())
+            assert actor.echo(5).result(SOON) == 5
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def raise_at_line(code, line, signum, deferral):
