@@ -117,7 +117,7 @@ def interrupt_everywhere(kind, name, first, stride):
         return turn
 
 
-@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "call"])
+@pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
 @pytest.mark.parametrize("kind", ["process"])
 def test_a_vector_is_usable_after_an_exception_at_some_lines(kind, name):
     stride = 67
