@@ -74,8 +74,6 @@ class ActorProcess:
         self.page = worker.page
         self.at_end = False
         self.on_ring: Callable[[], None] | None = None
-        # What the reactor was given, or is about to be.
-        self._watched: Callable[[], None] | None = None
         self.overflows = 0
         self.untrue = ""
         # The stacks that were asked for because of a deadline.
@@ -142,15 +140,12 @@ class ActorProcess:
 
     def watch_doorbell(self, on_ring: Callable[[], None] | None) -> None:
         """Have rings handled by the thread that reads replies; None stops that."""
-        if on_ring is not None and self.on_ring is None:
-            self._watched = on_ring
-            self._reactor.watch_bell(self.page.to_parent, on_ring)
+        if on_ring is not None:
             self.on_ring = on_ring
-        elif on_ring is None and self._watched is not None:
-            # In the other order: after an interrupt, what rings must be watched once more, or is still to be unwatched.
+            self._reactor.watch_bell(self.page.to_parent, on_ring)  # also if it should be: an interrupt may have come
+        elif self.on_ring is not None:
+            self._reactor.unwatch_bell(self.page.to_parent, self.on_ring)
             self.on_ring = None
-            self._reactor.unwatch_bell(self.page.to_parent, self._watched)
-            self._watched = None
 
     def advance(self, mask: int) -> list[Frame] | None:
         """Write and read once, as far as the channel lets; return None if there was nothing to read.

@@ -214,9 +214,6 @@ class Reactor:
             # A signal handler or a finalizer waits for a result while this thread waits for another.
             try:
                 return self._pump(done, deadline, wait_set, is_nested=True)
-            except BaseException:
-                self.post(self._hear_all)
-                raise
             finally:
                 self._nudge.ring()  # what the outer wait waits for may have come in this one
         # `with` rather than `acquire(blocking=False)`: no interrupt can fall between acquire and release. A thread that
@@ -235,9 +232,6 @@ class Reactor:
                     if not self._masked:
                         self._mask(True)
                     return self._pump(done, deadline, wait_set)
-                except BaseException:
-                    self.post(self._hear_all)
-                    raise
                 finally:
                     self._pumping = None
                     if not self._looping:
@@ -249,23 +243,27 @@ class Reactor:
     def _pump(
         self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None, *, is_nested: bool = False
     ) -> bool:
-        while not done():
-            if (defer_signals.interrupted or self._contending) and not is_nested:
-                return False
-            if wait_set is None:
-                events = self._replies.poll(remaining(deadline))
-                if not events:
-                    return done()
-            else:
-                anything, replies = wait_set.sleep_with_replies(remaining(deadline))
-                if not anything:
-                    return done()
-                events = self._replies.poll(0) if replies else []
-            self._handling = True
-            try:
-                self._handle_replies(events)
-            finally:
-                self._handling = False
+        try:
+            while not done():
+                if (defer_signals.interrupted or self._contending) and not is_nested:
+                    return False
+                if wait_set is None:
+                    events = self._replies.poll(remaining(deadline))
+                    if not events:
+                        return done()
+                else:
+                    anything, replies = wait_set.sleep_with_replies(remaining(deadline))
+                    if not anything:
+                        return done()
+                    events = self._replies.poll(0) if replies else []
+                self._handling = True
+                try:
+                    self._handle_replies(events)
+                finally:
+                    self._handling = False
+        except BaseException:
+            self.post(self._hear_all)
+            raise
         return True
 
     def _mask(self, masked: bool) -> None:

@@ -38,9 +38,8 @@ THREAD_CAPS = (
 )
 # What a fresh interpreter begins with; also one that is too old to import this package. No directory of its own is on
 # its path: it may have modules that the caller does not import, and if it is gone, Python 3.13.0 imports no `socket`.
-# The package is imported from its home before the path is
-# put in order, so that no other version of it, and no other package of the caller, is ever found. Imports are quicker
-# without garbage collections.
+# The package is imported from its home before the path is put in order, so that no other version of it, and no other
+# package of the caller, is ever found. Imports are quicker without garbage collections.
 _BOOT: Final = """
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
 sys.version_info >= (3, 10) or sys.exit("it is Python %d.%d: expected 3.10 or newer" % sys.version_info[:2])

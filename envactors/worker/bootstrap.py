@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import functools
@@ -94,7 +95,7 @@ def run(
             restore_random_layout()
         _serve(Descriptors(*descriptors), PagePlace(*page))  # lists for an interpreter that was started directly
 
-    _exit_after(work)
+    exit_after(work)
 
 
 def run_forked(
@@ -119,7 +120,7 @@ def run_forked(
             end_with_parent(parent_pid)
         _serve(descriptors, page)
 
-    _exit_after(work)
+    exit_after(work)
 
 
 def _change_environment(changes: Mapping[str, str | None]) -> None:
@@ -128,7 +129,8 @@ def _change_environment(changes: Mapping[str, str | None]) -> None:
     os.environ.update({name: value for name, value in changes.items() if value is not None})
 
 
-def _exit_after(work: Callable[[], None]) -> NoReturn:
+def exit_after(work: Callable[[], None]) -> NoReturn:
+    """Do the work of this process, and end it without taking the interpreter down."""
     code = 1
     try:
         work()
@@ -137,7 +139,7 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+            with contextlib.suppress(Exception):  # it is None, or what reads it is gone
                 stream.flush()
         # Not sys.exit: taking an interpreter down takes tens of milliseconds, and the exit handlers of a process must
         # not run in its copy.

@@ -19,12 +19,11 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from typing import Final, NamedTuple, NoReturn
 
 from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
 from envactors.wire.control_page import PagePlace
-from envactors.worker.bootstrap import Descriptors, run_forked
+from envactors.worker.bootstrap import Descriptors, exit_after, run_forked
 
 # A worker's number and its exit code, minus the signal's number.
 EXIT_REPORT: Final = struct.Struct("<qq")
@@ -76,18 +75,12 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
     detach()
     end_with_parent(parent_pid)
     adopt_orphans()  # and reap them, or they might stay zombies of a caller that is process 1
-    code = 1
-    try:
+
+    def work() -> None:
         _serve(requests, exits, preload)
         atexit._run_exitfuncs()  # noqa: SLF001 # those of what was preloaded; nothing public runs them
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # it is None, or what reads it is gone
-                stream.flush()
-        os._exit(code)  # taking an interpreter down takes tens of milliseconds
+
+    exit_after(work)
 
 
 def _serve(requests: int, exits: int, preload: list[str]) -> None:

@@ -109,6 +109,13 @@ def test_deadlines_of_others_fire_beside_an_object_whose_deadline_raises(caplog)
 def test_log_records_that_wait_are_limited_and_the_others_are_counted(caplog):
     """A handler that blocks for as long as a worker logs."""
     goes_on, sent = threading.Event(), 20_000
+
+    def numbers():
+        return [int(record.getMessage()) for record in caplog.records if record.name == OF_ENVS]
+
+    def dropped():
+        return sum(map(int, re.findall(r"(\d+) log records of workers were dropped", caplog.text)))
+
     with filtered(OF_ENVS, lambda _record: goes_on.wait()):
         try:
             with ea.spawn(Talkative) as actor:
@@ -116,13 +123,6 @@ def test_log_records_that_wait_are_limited_and_the_others_are_counted(caplog):
                 goes_on.set()
                 wait_until(lambda: "were dropped" in caplog.text)
                 assert actor.log_numbers(1).result(SOON) == 1
-
-                def numbers():
-                    return [int(record.getMessage()) for record in caplog.records if record.name == OF_ENVS]
-
-                def dropped():
-                    return sum(map(int, re.findall(r"(\d+) log records of workers were dropped", caplog.text)))
-
                 wait_until(lambda: len(numbers()) + dropped() >= sent + 1)
         finally:
             goes_on.set()
