@@ -53,6 +53,11 @@ OF_FRESH_PROCESSES = {
 }
 
 
+# Folders of tests whose files are handed out first. What waits a lot comes first, so that there is something to do
+# meanwhile; many small files come last, so that all processes end at about the same time.
+FIRST = ("remote", "docs", "process", "integrations", "unit")
+
+
 # Nothing here depends on how busy the machine is, nor, but for long runs, on chance.
 settings.register_profile(
     "tests",
@@ -99,7 +104,8 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks what is slow, and under the stand-in for other platforms, skips what it cannot do."""
+    """Orders files, marks what is slow, and under the stand-in for other platforms, skips what it cannot do."""
+    items.sort(key=lambda item: FIRST.index(item.path.parent.name))
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)

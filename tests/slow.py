@@ -62,6 +62,7 @@ SLOW = {
     r"test_the_steps_after_a_snapshot_come_again\[(raise-options[123]|replay-options[023])\]": "the other of each pair",
     r"test_a_resumed_vector_goes_on.*\[(seeded episodes-1|snapshots-1|same step-1)\]": "three an actor; seeded once",
     # Programs of their own.
+    r"test_demo\.py::test_it_meets_its_goal": "its first two generations; .ci/run has it meet its goal",
     r"test_demo\.py::test_(faults_make_no_diff|faults_in_the_live|ctrl_c|a_missed|nobody|the_time)": "bench, top",
     r"test_bench\.py::test_(ctrl_c_at_a_terminal|an_env_that_takes)": "a command that is killed; a side that fails",
     r"test_chaos\.py::test_a_run_with_all_kinds_of_fault\[shared memory-2\]": "one env an actor",
@@ -95,6 +96,9 @@ SLOW = {
 }
 
 
+_PATTERNS = [re.compile(pattern) for pattern in SLOW]
+
+
 def is_slow(nodeid: str) -> bool:
     """Return whether a cheaper variant of a test stays."""
-    return any(re.search(pattern, nodeid) for pattern in SLOW)
+    return any(pattern.search(nodeid) for pattern in _PATTERNS)

@@ -53,8 +53,9 @@ def run(*arguments: str, timeout: float = 100, **environment: str) -> subprocess
 
 
 @pytest.fixture(scope="module")
-def learnt(traced):
-    return run("demo", "--seed", QUICK_SEED, "--trace", str(traced), *PATIENTLY, timeout=190)
+def begun(traced):
+    """The first generations, in which the faults are injected."""
+    return run("demo", "--seed", QUICK_SEED, "--generations", "2", "--trace", str(traced), timeout=190)
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +63,35 @@ def traced(tmp_path_factory):
     return tmp_path_factory.mktemp("demo") / "run.json"
 
 
-def test_it_learns_and_says_so_in_plain_lines(learnt):
-    assert (learnt.returncode, learnt.stderr) == (0, "")
-    title, *generations, verdict, work, where, _ = learnt.stdout.splitlines()
+def test_it_learns_and_says_so_in_plain_lines(begun):
+    assert (begun.returncode, begun.stderr) == (1, "")
+    title, *generations, verdict, work, where, _, reason = begun.stdout.splitlines()
     assert title == f"CartPole-v1 on 8 actors, seed {QUICK_SEED}"
-    assert [int(CURVE.match(line)[1]) for line in generations] == list(range(1, len(generations) + 1))
-    means = [float(CURVE.match(line)[2]) for line in generations]
-    assert means[0] < 150
-    assert max(means) >= 350
-    reached = re.match(
-        r"Goal met: .* mean return over 20 evaluation episodes is ([\d.]+) \(wanted: at least 475\)", verdict
-    )
-    assert float(reached[1]) >= 475
-    assert re.match(r"8 actors made [\d,]+ steps in [\d.]+ s, [\d,]+ steps/s, for \d+ generations", work)
+    assert [int(CURVE.match(line)[1]) for line in generations] == [1, 2]
+    first, second = (float(CURVE.match(line)[2]) for line in generations)
+    assert first < second < 150
+    assert re.match(r"Goal missed: .* mean return over 20 evaluation episodes is [\d.]+ \(wanted: at least 475\)", verdict)
+    assert reason == "Learning was ended by the limit of generations, not because the policy was good enough."
+    assert re.match(r"8 actors made [\d,]+ steps in [\d.]+ s, [\d,]+ steps/s, for 2 generations", work)
     assert re.match(r"Where the time went: envs \d+ %, caller \d+ %, envactors \d+ %; slowest env \d \(p99 ", where)
 
 
-def test_it_learns_through_faults_of_every_kind(learnt):
-    faults, renewals, repeated, lost = troubles(learnt.stdout)
+def test_it_meets_its_goal():
+    learnt = run("demo", "--seed", QUICK_SEED, *PATIENTLY, timeout=190)
+    assert (learnt.returncode, learnt.stderr) == (0, "")
+    means = [float(mean) for _, mean, *_ in CURVE.findall(learnt.stdout)]
+    assert means[0] < 150
+    assert max(means) >= 350
+    reached = re.search(
+        r"^Goal met: .* mean return over 20 evaluation episodes is ([\d.]+) \(wanted: at least 475\)",
+        learnt.stdout,
+        re.MULTILINE,
+    )
+    assert float(reached[1]) >= 475
+
+
+def test_it_learns_through_faults_of_every_kind(begun):
+    faults, renewals, repeated, lost = troubles(begun.stdout)
     assert set(faults) == KINDS
     assert all(faults.values())
     # All but the slow reset cost a process, and the episode that it played.
@@ -87,20 +99,17 @@ def test_it_learns_through_faults_of_every_kind(learnt):
     assert lost == 0
 
 
-def test_faults_make_no_difference_to_the_curve(learnt):
-    # The faults are injected in the first four generations.
-    untroubled = run(
-        "demo", "--seed", QUICK_SEED, "--generations", "4", "--num-envs", "4", "--no-faults", *PATIENTLY, timeout=190
-    )
-    assert CURVE.findall(untroubled.stdout) == CURVE.findall(learnt.stdout)[:4]
+def test_faults_make_no_difference_to_the_curve(begun):
+    untroubled = run("demo", "--seed", QUICK_SEED, "--generations", "2", "--num-envs", "4", "--no-faults", timeout=190)
+    assert CURVE.findall(untroubled.stdout) == CURVE.findall(begun.stdout)
     assert troubles(untroubled.stdout) == ({}, 0, 0, 0)
 
 
-def test_it_records_what_it_does(learnt, traced):
+def test_it_records_what_it_does(begun, traced):
     events = json.loads(traced.read_text())["traceEvents"]
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert tracks >= {"caller of vector 0", *(f"env-{env}" for env in range(8))}
-    renewals = int(re.search(r"Renewals: (\d+)", learnt.stdout).group(1))
+    renewals = int(re.search(r"Renewals: (\d+)", begun.stdout).group(1))
     assert sum(event["name"] == "renewal" for event in events) == renewals
 
 
@@ -111,9 +120,9 @@ def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path):
 
 
 @pytest.mark.soak
-def test_it_learns_on_nodes_one_of_which_is_lost(learnt):
+def test_it_learns_on_nodes_one_of_which_is_lost(begun):
     far = run("demo", "--seed", QUICK_SEED, "--generations", "2", "--nodes", "2", *PATIENTLY, timeout=190)
-    assert CURVE.findall(far.stdout) == CURVE.findall(learnt.stdout)[:2]
+    assert CURVE.findall(far.stdout) == CURVE.findall(begun.stdout)
     assert "Nodes lost: 1. Results lost: 0." in far.stdout
     assert re.search(r"^Where the time went: envs \d+ %, caller \d+ %, envactors \d+ %; ", far.stdout, re.MULTILINE)
     assert "node local-0, " in far.stderr
@@ -215,11 +224,11 @@ def test_envs_that_were_held_up_at_first_do_not_end_the_learning():
     assert not Budget(50.0, 10_000, time.monotonic() - 26).is_spent(10_000, 10.0)
 
 
-def test_another_seed_makes_another_curve(learnt):
+def test_another_seed_makes_another_curve(begun):
     other = run("demo", "--seed", "2", "--generations", "1", "--num-envs", "2", "--no-faults", *PATIENTLY)
     curve = CURVE.findall(other.stdout)
     assert len(curve) == 1
-    assert curve != CURVE.findall(learnt.stdout)[:1]
+    assert curve != CURVE.findall(begun.stdout)[:1]
 
 
 @pytest.mark.parametrize("size", [(0, 0), (24, 60)], ids=str)
