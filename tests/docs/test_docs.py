@@ -21,6 +21,35 @@ PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 TORCHRL = "ignore:Creating :DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
+# What looks for processes that are left, those of other pages among them.
+ALONE = {"chaos.md"}
+# Runs the script in each directory as a main module of its own, and leaves there what goes to stderr.
+TOGETHER = """
+import gc, logging, os, sys, traceback, types
+
+def run(directory):
+    os.chdir(directory)
+    errors = os.open("stderr", os.O_WRONLY | os.O_CREAT)
+    os.dup2(errors, 2)
+    os.close(errors)
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = os.path.join(directory, "blocks.py")
+    try:
+        with open(main.__file__) as file:
+            exec(compile(file.read(), main.__file__, "exec"), vars(main))
+    except BaseException:
+        traceback.print_exc()
+    for handler in logging.root.handlers[:]:
+        logging.root.removeHandler(handler)
+        handler.close()
+
+stderr = os.dup(2)
+for directory in sys.argv[1:]:
+    run(directory)
+    gc.collect()
+os.dup2(stderr, 2)
+os.close(stderr)
+"""
 # Runs each section of a page as a doctest of its own; prints what is wrong.
 DOCTESTS = """
 import doctest, json, pathlib, sys
@@ -42,13 +71,48 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
-def test_code_blocks_run(page, interpreter, tmp_path):
-    for package in re.findall(r"^(?:from|import) (\w+)", blocks(page)[0], flags=re.MULTILINE):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
-    script = tmp_path / "blocks.py"
+WITH_BLOCKS = [page for page in PAGES if blocks(page)]
+
+
+def what_is_not_installed(page: Path) -> str | None:
+    packages = re.findall(r"^(?:from|import) (\w+)", blocks(page)[0], flags=re.MULTILINE)
+    return next((package for package in packages if importlib.util.find_spec(package) is None), None)
+
+
+def write_script(page: Path, directory: Path) -> Path:
+    script = directory / "blocks.py"
     script.write_text("\n\n".join(blocks(page)))
+    return script
+
+
+@pytest.fixture(scope="module")
+def said(request, interpreter, tmp_path_factory):
+    """What each of the selected pages has said on stderr, all of them run by one process."""
+    asked = {
+        item.callspec.params["page"] for item in request.session.items if item.originalname == "test_code_blocks_run"
+    }
+    directories = {page: tmp_path_factory.mktemp("page") for page in asked if what_is_not_installed(page) is None}
+    for page, directory in directories.items():
+        write_script(page, directory)
+    script = tmp_path_factory.mktemp("pages") / "together.py"
+    script.write_text(TOGETHER)
+    done = interpreter.run(script, [str(directory) for directory in directories.values()], script.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {page: (directory / "stderr").read_text() for page, directory in directories.items()}
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in ALONE], ids=lambda page: page.name)
+def test_code_blocks_run(page, said):
+    if (package := what_is_not_installed(page)) is not None:
+        pytest.skip(f"{package} is not installed")
+    assert said[page] == ""
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.name)
+def test_code_blocks_run_alone(page, interpreter, tmp_path):
+    if (package := what_is_not_installed(page)) is not None:
+        pytest.skip(f"{package} is not installed")
+    script = write_script(page, tmp_path)
     # A run of the chaos kit looks for processes that are left.
     done = interpreter.run(script, [], tmp_path, keeps_server=page.name != "chaos.md")
     assert done.stderr == ""

@@ -70,7 +70,9 @@ def test_it_learns_and_says_so_in_plain_lines(begun):
     assert [int(CURVE.match(line)[1]) for line in generations] == [1, 2]
     first, second = (float(CURVE.match(line)[2]) for line in generations)
     assert first < second < 150
-    assert re.match(r"Goal missed: .* mean return over 20 evaluation episodes is [\d.]+ \(wanted: at least 475\)", verdict)
+    assert re.match(
+        r"Goal missed: .* mean return over 20 evaluation episodes is [\d.]+ \(wanted: at least 475\)", verdict
+    )
     assert reason == "Learning was ended by the limit of generations, not because the policy was good enough."
     assert re.match(r"8 actors made [\d,]+ steps in [\d.]+ s, [\d,]+ steps/s, for 2 generations", work)
     assert re.match(r"Where the time went: envs \d+ %, caller \d+ %, envactors \d+ %; slowest env \d \(p99 ", where)
