@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -114,12 +115,17 @@ class ActorFuture(concurrent.futures.Future[Any]):
         me = threading.get_ident()
         try:
             self._waiting.append(me)
-            self._owner.wait(self, self.has_arrived, deadline)
-            if self._state not in _SETTLED and self._read is not None:
+            while self._state not in _SETTLED:
+                self._owner.wait(self, self.has_arrived, deadline)
+                read = self._read
+                if read is None or self._state in _SETTLED:
+                    break
                 with defer_signals:
                     self._read_here()
-                if self._state not in _SETTLED:  # another thread reads it
-                    self._owner.wait(self, self.settled, deadline)
+                if self._read is read and self._state not in _SETTLED:  # another thread reads it
+                    self._owner.wait(self, functools.partial(self._is_past, read), deadline)
+                    if self._read is read:
+                        break
         finally:
             if me in self._waiting:
                 self._waiting.remove(me)
@@ -141,15 +147,27 @@ class ActorFuture(concurrent.futures.Future[Any]):
             self._owner.reactor.callbacks.submit(self._read_here)
 
     def _read_here(self) -> None:
-        """Read the outcome in this thread, unless another thread is at it."""
+        """Read the outcome in this thread, unless another thread is at it.
+
+        What it says may be that the env is asked once more; then another outcome arrives.
+        """
         read, me = self._read, object()
-        assert read is not None, "called once it has arrived"
+        if read is None:
+            return  # another thread has read it
         try:
-            if vars(self).setdefault("_reader", me) is me and self._state not in _SETTLED:
+            if vars(self).setdefault("_readers", {}).setdefault(read, me) is me and self._state not in _SETTLED:
                 read()
+                if self._state not in _SETTLED:  # the env was asked once more
+                    if self._read is read:
+                        self._read = None
+                    self._owner.reactor.wake(self)
         except BaseException:  # an interrupt
             self._owner.reactor.callbacks.submit(read)
             raise
+
+    def _is_past(self, read: Callable[[], None]) -> bool:
+        """Return whether the outcome was read like this: the future is settled, or the env was asked once more."""
+        return self._state in _SETTLED or self._read is not read
 
     def has_arrived(self) -> bool:
         """Return whether the outcome is there, settled or still to be read."""

@@ -27,7 +27,7 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.supervisor import Supervisor
 from envactors.arrays.specs import Spec, split_batch
-from envactors.errors import ActorDiedError, ActorError, SerializationError
+from envactors.errors import ActorClosedError, ActorDiedError, ActorError, SerializationError
 from envactors.vector.env_state import EnvState, check_steppable
 from envactors.vector.episodes import Episodes
 from envactors.vector.failure_policy import Action, Failed, OnFailure, decide_failure
@@ -231,7 +231,10 @@ class Transitions:
     ) -> None:
         again = EnvRequest(message, env, self, bound, asked)
         self.pending.requests[env.env_id] = again
-        env.supervisor.submit_steps([again], stream=True, at_front=at_front)
+        try:
+            env.supervisor.submit_steps([again], stream=True, at_front=at_front)
+        except ActorClosedError as error:
+            self._deliver(again, None, error, env.incarnation or 0)
 
     def lose_episode(self, env: EnvState) -> None:
         """Note that nobody knows where the episode of an env stands: it has to be reset."""

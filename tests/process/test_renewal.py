@@ -190,6 +190,41 @@ def test_a_failure_through_submit():
         assert [future.result(SOON).obs[1] for future in envs.submit([3] * 3)] == [3, 3, 0]
 
 
+class FailsTwice(EchoEnv):
+    """Its first process fails in a step, the second in the reset that follows."""
+
+    def step(self, action):
+        if ea.current_actor().incarnation == 0:
+            raise RuntimeError("the step has failed")
+        return super().step(action)
+
+    def reset(self, **given):
+        if ea.current_actor().incarnation == 1:
+            raise RuntimeError("the reset has failed")
+        return super().reset(**given)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "looks later"])
+def test_a_future_whose_env_fails_again_in_its_next_process(waits):
+    options = {"on_failure": "renew", "autoreset": "same_step", "restart": FAST, "deadlines": DEADLINES}
+    with ea.VectorEnv([FailsTwice], backend=FORK_SERVER, **options) as envs:
+        envs.reset(seed=1)
+        (future,) = envs.submit([5])
+        if not waits:
+            wait_until(future.done)
+        assert future.result(SOON).info["failure"].args == ("the reset has failed",), "the last failure"
+        assert envs.actors[0].incarnation == 2
+
+
+def test_a_future_whose_env_fails_while_the_vector_closes():
+    with make(1, autoreset="same_step") as envs:
+        envs.reset(seed=1)
+        envs[0].arm("raise").result(SOON)
+        (future,) = envs.submit([5])
+        envs.close()
+        assert isinstance(future.exception(SOON), (ea.ActorClosedError, RuntimeError))
+
+
 def test_failures_come_at_once_while_the_others_go_on():
     class SlowToBuild(FaultyEnv):
         def __init__(self, index, mark):

@@ -1,0 +1,64 @@
+"""Runs histories: ``python -m tests.simulation --schedules 1000 --seed 0``."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from simulation.history import run_history
+
+# How many histories a process runs before it tells of them.
+_CHUNK = 50
+
+
+def run_some(seeds: range) -> list[tuple[int, str]]:
+    """Run histories; return the seeds of those that violate a promise, and how."""
+    logging.disable()
+    return [(seed, str(violation)) for seed in seeds if (violation := run_history(seed)) is not None]
+
+
+def run_all(first: int, count: int) -> int:
+    """Run histories on all cores, and tell of each violation at once; return how many there are."""
+    chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
+    violations = 0
+    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for found in pool.map(run_some, chunks):
+            violations += len(found)
+            for seed, what in found:
+                print(f"seed {seed}: {what}", flush=True)
+    return violations
+
+
+def trace(seed: int) -> int:
+    """Print what happens in one history."""
+    logging.disable()
+    violation = run_history(seed, print)
+    if violation is not None:
+        traceback.print_exception(violation, file=sys.stdout)
+    return int(violation is not None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Runs histories at random.")
+    parser.add_argument("--schedules", type=int, default=1000, metavar="N", help="how many (default: 1000)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the first one (default: 0)")
+    parser.add_argument("--trace", action="store_true", help="print what happens in the one with this seed")
+    options = parser.parse_args()
+    if options.trace:
+        violations = trace(options.seed)
+        print(f"1 schedules, {violations} violations")
+    else:
+        violations = run_all(options.seed, options.schedules)
+        print(f"{options.schedules} schedules, {violations} violations")
+    return int(violations > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

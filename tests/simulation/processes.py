@@ -1,0 +1,362 @@
+"""Simulated worker processes: the library's own code for workers, on memory, doorbells, and channels of the world."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from envactors.arrays.slab import Layout, Slab
+from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
+from envactors.system.polling import READABLE
+from envactors.wire.control_page import TIMED, ControlPage, page_size
+from envactors.wire.info_codec import InfoReader, InfoWriter
+from envactors.wire.messages import Frame
+from envactors.worker import context
+from envactors.worker.main import Server
+from simulation.world import Fiber, Killed, World
+
+_SEGFAULT = ExitStatus(None, signal.SIGSEGV)
+_KILLED = ExitStatus(None, signal.SIGKILL)
+# A process that was killed runs fewer times than this until it has ended.
+_MOST_LAST_RUNS = 3
+
+
+class Cells:
+    """Shared memory as numbers, each store of which may be interrupted.
+
+    Args:
+        world: The world.
+        cells: The memory.
+    """
+
+    __slots__ = ("_cells", "_world")
+
+    def __init__(self, world: World, cells: memoryview) -> None:
+        self._world = world
+        self._cells = cells
+
+    def __getitem__(self, index: int) -> Any:
+        return self._cells[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._world.at_store()
+        self._cells[index] = value
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+class Column:
+    """A column of a slab; see `Cells`."""
+
+    def __init__(self, world: World, column: np.ndarray) -> None:
+        self._column = column
+        self.data = Cells(world, column.data)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self._column
+
+    def __eq__(self, other: object) -> Any:
+        return self._column == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Bell:
+    """A doorbell that is heard late, or once more than it was rung.
+
+    Args:
+        world: The world.
+
+    Attributes:
+        rung: Whether a ring was not heard.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._fd = world.new_fd()
+        self.rung = False
+        self.closed = False
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def ring(self) -> None:
+        self._world.at_store()
+        if not self.closed:
+            self.rung = True
+
+    ring_open = ring
+
+    def clear(self) -> None:
+        self.rung = False
+
+    def register(self, poller: Poller) -> None:
+        poller.bells.append(self)
+
+    def unregister(self, poller: Any) -> None:
+        """Do nothing: only workers register bells themselves."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Poller:
+    """What a worker sleeps in."""
+
+    world: World
+
+    def __init__(self) -> None:
+        process = self.world.fiber
+        assert process is not None, "only workers sleep here"
+        self._fiber = process
+        self._ends: dict[int, End] = {}
+        self.bells: list[Bell] = []
+
+    def add(self, fd: int) -> None:
+        self._ends[fd] = End.by_fd[fd]
+
+    def _ready(self) -> list[tuple[int, int]]:
+        ends = [(fd, READABLE) for fd, end in self._ends.items() if end.is_readable]
+        return ends + [(bell.fileno(), READABLE) for bell in self.bells if bell.rung]
+
+    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+        if not self._ready():
+            self._fiber.pause(lambda: bool(self._ready()))
+        ready = self._ready()
+        for bell in self.bells:
+            bell.clear()
+        return ready
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class End:
+    """One end of a channel.
+
+    Args:
+        world: The world.
+        blocks: Whether `receive` waits.
+
+    Attributes:
+        inbox: What has come.
+        other: The other end.
+        is_cut: Whether nothing comes any more.
+        fileno: The number that stands for it.
+    """
+
+    backlog = False
+    by_fd: ClassVar[dict[int, End]] = {}
+
+    def __init__(self, world: World, *, blocks: bool) -> None:
+        self._world = world
+        self._blocks = blocks
+        self._fd = world.new_fd()
+        self.by_fd[self._fd] = self
+        self.inbox: deque[Frame] = deque()
+        self.other: End
+        self.is_cut = False
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.inbox) or self.is_cut
+
+    def send(self, frame: Frame) -> None:
+        self._world.at_store()
+        if self.is_cut:
+            raise BrokenPipeError(32, "the process has ended")
+        kind, incarnation, call_id, payload = frame
+        self.other.inbox.append(Frame(kind, incarnation, call_id, bytes(payload)))
+
+    def flush(self) -> None:
+        """Do nothing: everything is sent at once."""
+
+    def receive(self) -> list[Frame] | None:
+        if not self.is_readable:
+            if not self._blocks:
+                raise BlockingIOError
+            assert self._world.fiber is not None, "only workers wait here"
+            self._world.fiber.pause(lambda: self.is_readable)
+        if not self.inbox:
+            return None
+        count = self._world.random.randint(1, len(self.inbox))
+        return [self.inbox.popleft() for _ in range(count)]
+
+
+class Memory:
+    """The memory of a slab; see `envactors.backends.base.RowMemory`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
+        self._bytes = bytearray(layout.size)
+        slab = Slab(layout, self._bytes)
+        return slab, InfoReader(slab)
+
+    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
+        slab = Slab(layout, self._bytes)
+        slab.completed = Column(self._world, slab.completed)  # type: ignore[assignment]
+        return slab, InfoWriter(slab)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class NoStacks(Stacks):
+    def read(self) -> str:
+        return ""
+
+    def wait(self, seconds: float) -> str:
+        del seconds
+        return ""
+
+
+class Process(Worker):
+    """A simulated process; see `envactors.backends.base.Worker`.
+
+    Attributes:
+        fiber: What runs in it.
+        number: Its number, which its envs know it by.
+        wakes_at: Until when its env sleeps; None while none does.
+        has_ended: Whether it has ended, which its sentinel tells.
+    """
+
+    def __init__(self, world: World, number: int, memory: Memory | None, envs: int) -> None:
+        self._world = world
+        self.number = number
+        self.pid = 10_000 + number
+        self.outputs = []
+        self.sentinel = world.new_fd()
+        self.channel = End(world, blocks=False)  # type: ignore[assignment]
+        end = End(world, blocks=True)
+        self.channel.other, end.other = end, self.channel  # type: ignore[attr-defined]
+        self._end = end
+        page = bytearray(page_size(envs))
+        self._bells = Bell(world), Bell(world)
+        self.page = self._page_over(page)
+        self._server = Server(end, self._page_over(page), None if memory is None else memory.open)  # type: ignore[arg-type]
+        self.wakes_at: float | None = None
+        self.has_ended = False
+        self._status = _SEGFAULT
+        # How many more times it runs after it was killed; None while it was not.
+        self._last_slices: int | None = None
+        self.fiber = Fiber(world, self._run)
+
+    def _page_over(self, memory: bytearray) -> ControlPage:
+        page = ControlPage(memory, *self._bells)  # type: ignore[arg-type]
+        page.counters = Cells(self._world, page.counters)  # type: ignore[assignment]
+        return page
+
+    def _run(self) -> None:
+        context.of_thread.set(self._server.host.running)
+        self._server.serve()
+
+    # What the world does with it -------------------------------------------------------------------------
+
+    def events(self) -> Iterable[tuple[str, Callable[[], None]]]:
+        if self.wakes_at is not None and self.wakes_at <= self._world.now:
+            self.wakes_at = None
+        if self._last_slices is not None and not self.has_ended:
+            yield f"process {self.number} ends", self.end
+        elif not self.has_ended and self.fiber.can_run:
+            yield f"process {self.number} runs", self.run_slice
+
+    def run_slice(self) -> None:
+        if self._last_slices is not None:
+            self._last_slices -= 1
+            if self._last_slices < 0:
+                self.end()
+                return
+        self.fiber.resume()
+        if self.fiber.ended:
+            self._note_end(ExitStatus(0, None) if self._last_slices is None else self._status)
+
+    def end(self) -> None:
+        """End it here."""
+        self.fiber.is_killed = True
+        if not self.fiber.ended:
+            self.fiber.resume()
+        self._note_end(self._status)
+
+    def _note_end(self, status: ExitStatus) -> None:
+        self._status = status
+        self.has_ended = True
+        self.wakes_at = None
+        self.channel.is_cut = self._end.is_cut = True  # type: ignore[attr-defined]
+
+    # What its envs do ------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """End it from within, as a segmentation fault does."""
+        self.fiber.is_killed = True
+        raise Killed
+
+    def sleep(self, seconds: float | None) -> None:
+        """Let virtual time pass; None for ever."""
+        if seconds is None:
+            self.fiber.pause(lambda: False)
+        else:
+            self.wakes_at = self._world.now + seconds
+            self.fiber.pause(lambda: self.wakes_at is None)
+
+    # What the caller does with it ------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        if self._last_slices is None and not self.has_ended:
+            self._status = _KILLED
+            self._last_slices = self._world.random.randrange(_MOST_LAST_RUNS)
+
+    def begin_timing(self, spans: bool) -> None:
+        del spans
+        self.page.counters[TIMED] = True
+
+    def ask_stacks(self) -> Stacks:
+        return NoStacks()
+
+    def resident_memory(self) -> int:
+        return 0
+
+    def reap(self) -> ExitStatus:
+        assert self.has_ended, "reaped before it has ended"
+        for bell in self._bells:
+            bell.close()
+        return self._status
+
+
+class SimulatedBackend(Backend):
+    """Starts simulated processes; see `envactors.backends.base.Backend`."""
+
+    kills = pickles = True
+    spin = inline = False
+
+    def __init__(self, world: World, max_starting: int | None = None) -> None:
+        self._world = world
+        self.max_starting = max_starting
+
+    def make_memory(self) -> Memory:
+        return Memory(self._world)
+
+    def launch(self, name: str, env_vars: Mapping[str, str], memory: Memory | None, envs: int = 1) -> Process:
+        del env_vars
+        if self._world.chance(0.02):
+            self._world.note(f"{name} cannot be started")
+            raise OSError(11, "no process can be started")
+        process = Process(self._world, len(self._world.processes), memory, envs)
+        self._world.note(f"{name} starts in process {process.number}")
+        self._world.processes.append(process)
+        return process
+
+    def retain(self, env_vars: Mapping[str, str], loop: Any) -> None:
+        """Do nothing."""
+
+    def release(self, env_vars: Mapping[str, str]) -> None:
+        """Do nothing."""

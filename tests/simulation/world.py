@@ -1,0 +1,259 @@
+"""The simulated world: one virtual clock, and everything that can happen next, one of which a generator picks.
+
+The code of the library runs unchanged. What it runs on is simulated: processes are threads of which one runs at a time,
+and which stop at each store to memory that two processes share; doorbells, channels, and ends of processes are events
+that come late, twice, or in another order; time passes only when the world says so.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# The most events of one history: one that takes longer goes round in circles.
+_MOST_EVENTS = 20_000
+# How long everything stands still now and then, in seconds on average.
+_HICCUP = 0.001
+
+
+# What runs in the caller's process.
+_CONTEXTS = ("user", "reactor", "callbacks", "launcher", "printing")
+_get_ident = threading.get_ident
+
+
+class Violation(AssertionError):
+    """A promise that does not hold."""
+
+
+class Killed(BaseException):
+    """Raised in a simulated process that ends."""
+
+
+class Fiber:
+    """A thread that runs only while the world waits for it.
+
+    Args:
+        world: The world.
+        run: What it runs.
+    """
+
+    def __init__(self, world: World, run: Callable[[], None]) -> None:
+        self._world = world
+        self._run = run
+        self._go = threading.Lock()
+        self._back = threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        # What it waits for; None while it can run.
+        self.blocked_on: Callable[[], bool] | None = None
+        self.is_killed = False
+        self.ended = False
+        _thread.start_new_thread(self._main, ())
+
+    @property
+    def can_run(self) -> bool:
+        """Whether there is anything to do for it."""
+        if self.ended:
+            return False
+        return self.is_killed or self.blocked_on is None or self.blocked_on()
+
+    def resume(self) -> None:
+        """Let it run until it pauses or ends."""
+        before, self._world.fiber = self._world.fiber, self
+        self._go.release()
+        self._back.acquire()
+        self._world.fiber = before
+
+    def pause(self, until: Callable[[], bool] | None = None) -> None:
+        """Called in the fiber: stop here, until the world resumes it.
+
+        Raises:
+            Killed: The process has ended.
+        """
+        if not self.is_killed:
+            self.blocked_on = until
+            self._back.release()
+            self._go.acquire()
+            self.blocked_on = None
+        if self.is_killed:
+            raise Killed
+
+    def _main(self) -> None:
+        self._go.acquire()
+        try:
+            if not self.is_killed:
+                self._run()
+        except Killed:
+            pass
+        except BaseException as error:
+            self._world.errors.append(error)
+        finally:
+            self.ended = True
+            self._back.release()
+
+
+class World:
+    """Everything that happens in one history.
+
+    Args:
+        seed: Decides what happens.
+        trace: Gets a line per event; None for nobody.
+
+    Attributes:
+        random: Decides what happens next.
+        now: The virtual time, in seconds.
+        fiber: The simulated process that runs now; None while it is the caller's.
+        context: Which of the caller's threads runs now: ``"user"``, ``"reactor"``, ``"callbacks"``, or ``"launcher"``.
+        processes: All simulated processes, oldest first.
+        loop: What stands for the reactor.
+        errors: What was raised where nothing may be.
+        log: What envs have run: (env, token of the action or None, process).
+    """
+
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.fiber: Fiber | None = None
+        self.context = "user"
+        self.processes: list[Any] = []
+        self.loop: Any = None
+        self.errors: list[BaseException] = []
+        self.log: list[tuple[int, int | None, int]] = []
+        self.pauses = 0.3
+        self._caller = _get_ident()
+        self._trace = trace
+        self._events = 0
+        self._fds = 1_000_000
+
+    def monotonic(self) -> float:
+        """Stand for `time.monotonic`; it never returns the same time twice."""
+        self.now += 1e-7
+        return self.now
+
+    def note(self, text: str) -> None:
+        """Write a line of the trace."""
+        if self._trace is not None:
+            self._trace(f"{self.now - 1000.0:10.6f}  {text}")
+
+    def new_fd(self) -> int:
+        """Return a number that stands for a descriptor."""
+        self._fds += 1
+        return self._fds
+
+    def contain(self, run: Callable[[], object]) -> None:
+        """Run something in a thread that serves all actors, where nothing may be raised."""
+        try:
+            run()
+        except Violation:
+            raise
+        except BaseException as error:
+            self.errors.append(error)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    # Stores ----------------------------------------------------------------------------------------------
+
+    def at_store(self) -> None:
+        """Called before each store to shared memory: another process may run first."""
+        if self.fiber is not None:
+            if self.fiber.is_killed or self.chance(self.pauses):
+                self.fiber.pause()
+        elif self.chance(self.pauses):
+            self.run_processes(self.random.randrange(4))
+
+    def run_processes(self, slices: int) -> None:
+        """Let processes run while a thread of the caller is between two steps."""
+        for _ in range(slices):
+            runnable = [process for process in self.processes if process.fiber.can_run]
+            if not runnable:
+                return
+            self.random.choice(runnable).run_slice()
+
+    # Events ----------------------------------------------------------------------------------------------
+
+    def step(self, deadline: float | None = None) -> bool:
+        """Let one thing happen; return False if nothing can any more.
+
+        Args:
+            deadline: Until when the caller waits; time passes no further.
+        """
+        self._events += 1
+        if self._events > _MOST_EVENTS:
+            raise Violation("it goes on for ever")
+        if self.errors:
+            raise Violation(f"an error reached a thread that serves all actors: {self.errors[0]!r}") from self.errors[0]
+        events = [event for process in self.processes for event in process.events()]
+        events += self.loop.events()
+        if events:
+            name, happen = self.random.choice(events)
+            self.note(name)
+            happen()
+            if self.chance(0.02):
+                self.now += self.random.expovariate(1 / _HICCUP)
+            return True
+        times = [process.wakes_at for process in self.processes if process.wakes_at is not None]
+        times += self.loop.times()
+        times += [] if deadline is None else [deadline]
+        later = min((when for when in times if when != float("inf")), default=None)
+        if later is None:
+            return False
+        self.now = max(self.now, later + 1e-6)
+        self.note("time passes")
+        return True
+
+    @contextlib.contextmanager
+    def as_thread(self, context: str) -> Iterator[None]:
+        """Have what runs count as another thread of the caller's."""
+        before, self.context = self.context, context
+        try:
+            yield
+        finally:
+            self.context = before
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have the library see this world's clock, and its threads."""
+        real = time.monotonic, threading.get_ident
+        time.monotonic, threading.get_ident = self.monotonic, self._get_ident
+        try:
+            yield
+        finally:
+            time.monotonic, threading.get_ident = real
+
+    def _get_ident(self) -> int:
+        me = _get_ident()
+        return me + _CONTEXTS.index(self.context) if me == self._caller else me
+
+    def end(self) -> None:
+        """End all processes that are left."""
+        for process in self.processes:
+            while not process.fiber.ended:
+                process.fiber.is_killed = True
+                process.fiber.resume()
+
+
+class Queue:
+    """Functions that a thread of the caller's runs one after the other, when the world lets it."""
+
+    def __init__(self, world: World, context: str) -> None:
+        self._world = world
+        self._context = context
+        self._jobs: deque[Callable[[], object]] = deque()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        self._jobs.append(job)
+
+    def events(self) -> list[tuple[str, Callable[[], None]]]:
+        return [(f"{self._context} runs what was queued", self.run_one)] if self._jobs else []
+
+    def run_one(self) -> None:
+        job = self._jobs.popleft()
+        with self._world.as_thread(self._context):
+            self._world.contain(job)
