@@ -217,6 +217,11 @@ class ActorFuture(concurrent.futures.Future[Any]):
         self._result, self._exception = value, error
         self._state = "FINISHED"
 
+    @property
+    def has_run(self) -> bool:
+        """Whether the call runs, or waits to run again."""
+        return self._state == "RUNNING"
+
     def mark_running(self) -> None:
         """Mark the call as running; one that runs again already is."""
         if self._state == "PENDING":

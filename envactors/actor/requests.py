@@ -257,8 +257,10 @@ class RequestTable:
 
     def withdraw(self, future: ActorFuture, *, retry: bool = False) -> Request | None:
         """Take out the request of a future that waits and never ran, or with ``retry`` one that waits to run again."""
+        if future.has_run is not retry:
+            return None
         for entry in self.queue:
-            if (entry.started > 0.0) is retry and (request := entry.withdraw(future)) is not None:
+            if (request := entry.withdraw(future)) is not None:
                 if entry.parts == (request,) or not entry.parts:
                     self.queue.remove(entry)
                 return request

@@ -216,6 +216,33 @@ def test_a_future_whose_env_fails_again_in_its_next_process(waits):
         assert envs.actors[0].incarnation == 2
 
 
+class EndsTwice(EchoEnv):
+    """Its first process ends in a step, the second in the reset that follows."""
+
+    def step(self, action):
+        if ea.current_actor().incarnation == 0:
+            os._exit(1)
+        return super().step(action)
+
+    def reset(self, **given):
+        if ea.current_actor().incarnation == 1:
+            os._exit(1)
+        return super().reset(**given)
+
+
+def test_what_has_run_cannot_be_cancelled_while_its_env_waits_for_another_process():
+    restart = ea.RestartPolicy(max_restarts=50, backoff=1.0)
+    with ea.VectorEnv(
+        [EndsTwice], backend=FORK_SERVER, on_failure="renew", autoreset="same_step", restart=restart
+    ) as envs:
+        envs.reset(seed=1)
+        (future,) = envs.submit([5])
+        wait_until(lambda: getattr(envs.actors[0].stats().last_failure, "incarnation", None) == 1)
+        wait_until(lambda: envs.actors[0].stats().queued == 1)
+        assert not future.cancel()
+        assert isinstance(future.result(SOON).info["failure"], ea.ActorDiedError)
+
+
 def test_a_future_whose_env_fails_while_the_vector_closes():
     with make(1, autoreset="same_step") as envs:
         envs.reset(seed=1)

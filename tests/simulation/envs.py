@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import envactors as ea
 from envactors.testing import EchoEnv
-from simulation.world import World
+from simulation.world import Violation, World
 
 
 class EnvFailedError(Exception):
@@ -20,6 +22,10 @@ class SimulatedEnv(EchoEnv):
     # How likely each kind of trouble is, per step or reset.
     trouble: ClassVar[float] = 0.0
     may_hang: ClassVar[bool] = False
+    # Every so many actions one ends the process, whatever it is; 0 for none.
+    poison: ClassVar[int] = 0
+    # The most envs that may run at a time; None for any number.
+    limit: ClassVar[int | None] = None
 
     def __init__(self) -> None:
         super().__init__(episode_length=4)
@@ -39,12 +45,17 @@ class SimulatedEnv(EchoEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.world.log.append((self.env_id, None, self._process.number))
-        self._misbehave()
+        with self._counted():
+            self._misbehave()
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         self.world.log.append((self.env_id, int(action), self._process.number))
-        self._misbehave()
+        with self._counted():
+            self._misbehave()
+            if self.poison and int(action) % self.poison == 0:
+                self.world.troubles += 1
+                self._process.crash()
         obs, reward, terminated, truncated, info = super().step(action)
         if self.world.chance(0.2):
             info = {"token": int(action)}
@@ -52,9 +63,23 @@ class SimulatedEnv(EchoEnv):
 
     def note(self, token: int) -> int:
         """Return the token."""
+        self.world.note(f"env {self.env_id} in process {self._process.number} notes {token}")
         self.world.log.append((self.env_id, token, self._process.number))
         self._misbehave()
         return token
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count it among the envs that run."""
+        world = self.world
+        world.running += 1
+        try:
+            world.pause_in_env()
+            if self.limit is not None and world.running > self.limit:
+                world.errors.append(Violation(f"{world.running} envs run at a time"))
+            yield
+        finally:
+            world.running -= 1
 
     def _misbehave(self) -> None:
         world = self.world
@@ -62,6 +87,7 @@ class SimulatedEnv(EchoEnv):
             return
         kind = world.random.choice(("crash", "raise", "nap", "hang" if self.may_hang else "nap"))
         world.note(f"env {self.env_id} in process {self._process.number}: {kind}")
+        world.troubles += kind != "nap"
         if kind == "crash":
             self._process.crash()
         elif kind == "raise":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import gc
@@ -64,8 +65,8 @@ class History:
         self.on_failure = self.random.choice(("raise", "renew", "replay"))
         self.futures: dict[int, Any] = {}
         self._tokens = iter(range(1, 1_000_000))
-        # The tokens of calls that may run more than once.
-        self._retried: set[int] = set()
+        # How many more times calls may run than once, by their tokens.
+        self._retries: collections.Counter[int] = collections.Counter()
 
     def run(self) -> None:
         """Live through it.
@@ -114,10 +115,13 @@ class History:
 
     def _live(self) -> None:
         hangs = self.random.random() < 0.5
-        SimulatedEnv.may_hang, SimulatedEnv.trouble = hangs, 0.0
+        SimulatedEnv.may_hang = hangs
+        SimulatedEnv.trouble = 0.0
         deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0) if hangs else ea.Deadlines()
-        policy = ea.RestartPolicy(max_restarts=1000, backoff=0.01)
+        policy = ea.RestartPolicy(max_restarts=self.random.choice((1000, 1000, 2)), backoff=0.01)
+        SimulatedEnv.poison = self.random.choice((0, 7))
         max_running = self.random.choice((None, None, None, 1))
+        SimulatedEnv.limit = max_running
         standbys = self.random.choice((0, 0, 1))
         backend = SimulatedBackend(self.world, max_starting=self.random.choice((None, 1)))
         per_actor = self.random.choice((1, 1, 2, 3))
@@ -224,8 +228,13 @@ class History:
             raise Violation(f"env {env_id} fails twice: {failure!r}") from failure
         if not isinstance(failure, (ea.ActorError, EnvFailedError)):
             raise Violation(f"env {env_id} fails with {failure!r}") from failure
+        self._check_cause(failure)
         model.is_pending = False
         model.needs_reset = True
+
+    def _check_cause(self, failure: object) -> None:
+        if not self.world.troubles:
+            raise Violation(f"nothing has happened, and {failure!r}")
 
     def _settle(self, env_id: int, row: Any) -> None:
         """Check one result."""
@@ -241,6 +250,8 @@ class History:
         failure = info.get("failure")
         if failure is not None and self.on_failure == "raise":
             raise Violation(f"a failure that is not raised: {what}")
+        if failure is not None:
+            self._check_cause(failure)
         final = np.array(info["final_obs"]) if "final_obs" in info else None
         shown = obs if final is None else final
         if failure is not None and truncated and self.autoreset != "same_step" and model.token is not None:
@@ -312,11 +323,21 @@ class History:
     def _call(self, envs: ea.VectorEnv) -> None:
         env_id = self.random.randrange(self.num_envs)
         token = next(self._tokens)
+        retries = self._retries[token] = self.random.choice((0, 0, 1))
+        self.world.note(f"the user calls env {env_id} with {token}, {retries} retries")
+        future = envs[env_id].options(retries=retries).note(token)
+        if self.world.chance(0.1) and future.abort():
+            self.world.troubles += 1  # it may have ended the process, which other envs are in
+        elif self.world.chance(0.1):
+            future.cancel()
         try:
-            answer = envs.call("note", token, env_ids=[env_id])
-        except (ea.ActorError, EnvFailedError, ea.VectorStepError):
+            answer = future.result()
+        except (concurrent.futures.CancelledError, EnvFailedError):
             return
-        if list(answer) != [token]:
+        except ea.ActorError as error:
+            self._check_cause(error)
+            return
+        if answer != token:
             raise Violation(f"a call with {token} returns {answer}")
 
     def _kill(self, envs: ea.VectorEnv) -> None:
@@ -325,6 +346,7 @@ class History:
         if alive:
             process = self.random.choice(alive)
             self.world.note(f"process {process.number} is killed from outside")
+            self.world.troubles += 1
             process.kill()
 
     # What was promised -----------------------------------------------------------------------------------
@@ -335,8 +357,11 @@ class History:
         runs = collections.Counter((env_id, token) for env_id, token, _ in self.world.log if token is not None)
         each = collections.Counter(entry for entry in self.world.log if entry[1] is not None)
         for (env_id, token), count in runs.items():
-            if count > 1 and self.on_failure != "replay" and token not in self._retried:
+            if count > 1 + self._retries[token] and self.on_failure != "replay":
                 raise Violation(f"env {env_id} ran {token} {count} times")
+            is_fatal = SimulatedEnv.poison and token % SimulatedEnv.poison == 0 and token not in self._retries
+            if is_fatal and count > 2:
+                raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
         for (env_id, token, process), count in each.items():
             if count > 1:
                 raise Violation(f"process {process} ran {token} of env {env_id} {count} times")
@@ -347,6 +372,10 @@ def run_history(seed: int, trace: Callable[[str], None] | None = None) -> Violat
     try:
         History(seed, trace).run()
     except Violation as violation:
+        return violation
+    except Exception as error:
+        violation = Violation(f"the user is told {error!r}")
+        violation.__cause__ = error
         return violation
     finally:
         gc.collect(0)

@@ -349,6 +349,7 @@ class SimulatedBackend(Backend):
         del env_vars
         if self._world.chance(0.02):
             self._world.note(f"{name} cannot be started")
+            self._world.troubles += 1
             raise OSError(11, "no process can be started")
         process = Process(self._world, len(self._world.processes), memory, envs)
         self._world.note(f"{name} starts in process {process.number}")

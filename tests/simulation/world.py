@@ -22,6 +22,8 @@ _MOST_EVENTS = 20_000
 _HICCUP = 0.001
 
 
+# How likely another process runs before a store.
+_PAUSES = 0.3
 # What runs in the caller's process.
 _CONTEXTS = ("user", "reactor", "callbacks", "launcher", "printing")
 _get_ident = threading.get_ident
@@ -114,6 +116,8 @@ class World:
         loop: What stands for the reactor.
         errors: What was raised where nothing may be.
         log: What envs have run: (env, token of the action or None, process).
+        running: How many envs run a step or a reset now.
+        troubles: How often something has happened for which a request may fail.
     """
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
@@ -125,7 +129,8 @@ class World:
         self.loop: Any = None
         self.errors: list[BaseException] = []
         self.log: list[tuple[int, int | None, int]] = []
-        self.pauses = 0.3
+        self.running = 0
+        self.troubles = 0
         self._caller = _get_ident()
         self._trace = trace
         self._events = 0
@@ -163,10 +168,15 @@ class World:
     def at_store(self) -> None:
         """Called before each store to shared memory: another process may run first."""
         if self.fiber is not None:
-            if self.fiber.is_killed or self.chance(self.pauses):
+            if self.fiber.is_killed or self.chance(_PAUSES):
                 self.fiber.pause()
-        elif self.chance(self.pauses):
+        elif self.chance(_PAUSES):
             self.run_processes(self.random.randrange(4))
+
+    def pause_in_env(self) -> None:
+        """Called in the code of envs: other processes may run meanwhile."""
+        if self.fiber is not None:
+            self.fiber.pause()
 
     def run_processes(self, slices: int) -> None:
         """Let processes run while a thread of the caller is between two steps."""
