@@ -18,7 +18,7 @@ from simulation.mutants import MUTANTS
 # How many histories a process runs before it tells of them.
 _CHUNK = 50
 # How many histories may pass until a planted bug is found.
-_MOST_PER_MUTANT = 1000
+_MOST_PER_MUTANT = 5000
 
 
 def run_some(seeds: range) -> list[tuple[int, str]]:

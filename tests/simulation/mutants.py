@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(RUNNER + "StepRunner.run_rows", "if number != completed[index]:", "if True:", ONCE),
     Mutant(
         RUNNER + "EnvRow.write",
-        "    self.failed = error is not None\n",
-        "    self._completed[index] = number\n    self.failed = error is not None\n",
+        "half, fault, overflow = number & 1, _RAISED, None\n",
+        "half, fault, overflow = number & 1, _RAISED, None\n    self._completed[index] = number\n",
         MIXES,
     ),
     Mutant(CALLS + "interrupt", "waiting += others", "pass", HANGS),

@@ -204,6 +204,9 @@ class Memory:
 
     def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
         slab = Slab(layout, self._bytes)
+        # Two of the columns that are written before the row counts as complete, and the one that says so.
+        slab.terminated = Column(self._world, slab.terminated)  # type: ignore[assignment]
+        slab.truncated = Column(self._world, slab.truncated)  # type: ignore[assignment]
         slab.completed = Column(self._world, slab.completed)  # type: ignore[assignment]
         return slab, InfoWriter(slab)
 
