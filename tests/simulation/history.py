@@ -21,7 +21,7 @@ from envactors.worker import main as worker
 from simulation.envs import EnvFailedError, SimulatedEnv
 from simulation.loop import Engine
 from simulation.processes import End, Poller, SimulatedBackend
-from simulation.world import Violation, World
+from simulation.world import Interrupted, Violation, World
 
 # The most that a user does in one history.
 _MOST_ACTIONS = 30
@@ -141,6 +141,7 @@ class History:
             max_running=max_running,
         )
         SimulatedEnv.trouble = self.random.choice((0.0, 0.05, 0.2))
+        self.world.interrupts = self.random.random() < 0.3
         try:
             self._reset(envs, list(range(self.num_envs)), seed=7)
             actions = [self._step, self._step, self._send, self._receive, self._submit, self._take_future, self._call]
@@ -149,6 +150,7 @@ class History:
                 self.random.choice(actions)(envs)
         finally:
             SimulatedEnv.trouble = 0.0
+            self.world.interrupts = False
             envs.close()
         while self.world.step():
             pass
@@ -189,12 +191,17 @@ class History:
             obs, infos = envs.reset(seed=seed, env_ids=ids)
             return [(obs[row], 0.0, False, False, infos[row]) for row in range(len(ids))]
 
-        self._take(ids, reset)
+        while True:
+            with contextlib.suppress(Interrupted):
+                return self._take(ids, reset)
 
     def _step(self, envs: ea.VectorEnv, timeout: float | None = None) -> None:
         if ids := self._ready(envs):
             actions = self._begin(ids)
-            self._take(ids, lambda: list(zip(*envs.step(actions, env_ids=ids, timeout=timeout), strict=True)))
+            try:
+                self._take(ids, lambda: list(zip(*envs.step(actions, env_ids=ids, timeout=timeout), strict=True)))
+            except Interrupted:
+                self._reset(envs, ids)
 
     def _step_impatiently(self, envs: ea.VectorEnv) -> None:
         self._step(envs, timeout=self.random.choice((0.0, 1e-4, 0.05)))
@@ -289,6 +296,8 @@ class History:
         timeout = self.random.choice((None, 0.01))
         try:
             batch = envs.recv(min_envs=self.random.choice((None, 1, 2)), timeout=timeout)
+        except Interrupted:
+            return  # another one may receive them
         except ea.VectorStepError as error:
             batch = error.batch
             for env_id, failure in error.failures.items():
@@ -315,6 +324,8 @@ class History:
             return
         try:
             step = future.result()
+        except Interrupted:
+            self.futures[env_id] = future
         except (ea.ActorError, EnvFailedError) as error:
             self._fail(env_id, error)
         else:
@@ -332,7 +343,7 @@ class History:
             future.cancel()
         try:
             answer = future.result()
-        except (concurrent.futures.CancelledError, EnvFailedError):
+        except (concurrent.futures.CancelledError, EnvFailedError, Interrupted):
             return
         except ea.ActorError as error:
             self._check_cause(error)

@@ -131,6 +131,7 @@ class Loop:
         self._waits.append(wait)
         try:
             while True:
+                self._world.interrupt()
                 if wait.is_woken:
                     wait.is_woken = False
                     if done():

@@ -24,6 +24,8 @@ _HICCUP = 0.001
 
 # How likely another process runs before a store.
 _PAUSES = 0.3
+# How likely a signal comes before one event.
+_INTERRUPTS = 0.02
 # What runs in the caller's process.
 _CONTEXTS = ("user", "reactor", "callbacks", "launcher", "printing")
 _get_ident = threading.get_ident
@@ -31,6 +33,10 @@ _get_ident = threading.get_ident
 
 class Violation(AssertionError):
     """A promise that does not hold."""
+
+
+class Interrupted(Exception):
+    """What a signal handler of the user's raises while the user waits."""
 
 
 class Killed(BaseException):
@@ -117,6 +123,7 @@ class World:
         errors: What was raised where nothing may be.
         log: What envs have run: (env, token of the action or None, process).
         running: How many envs run a step or a reset now.
+        interrupts: Whether signals come while the user waits.
         troubles: How often something has happened for which a request may fail.
     """
 
@@ -131,6 +138,7 @@ class World:
         self.log: list[tuple[int, int | None, int]] = []
         self.running = 0
         self.troubles = 0
+        self.interrupts = False
         self._caller = _get_ident()
         self._trace = trace
         self._events = 0
@@ -150,6 +158,13 @@ class World:
         """Return a number that stands for a descriptor."""
         self._fds += 1
         return self._fds
+
+    def interrupt(self) -> None:
+        """Called where a handler of the user's may run: now and then it raises."""
+        if self.interrupts and self.context == "user" and self.chance(_INTERRUPTS):
+            self.note("a signal handler raises")
+            self.troubles += 1
+            raise Interrupted
 
     def contain(self, run: Callable[[], object]) -> None:
         """Run something in a thread that serves all actors, where nothing may be raised."""
