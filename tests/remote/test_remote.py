@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -10,7 +11,8 @@ import time
 import numpy as np
 import psutil
 import pytest
-from helpers import SOON, Counter, promised
+from helpers import SOON, Counter, promised, wait_until
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -19,9 +21,18 @@ from envactors.testing import EchoEnv
 pytestmark = pytest.mark.timeout(120)
 
 
-class Short(EchoEnv):
-    def __init__(self):
-        super().__init__(episode_length=5)
+# No class of this module, which workers would have to import, and pytest with it.
+Short = functools.partial(EchoEnv, episode_length=5)
+# How many envs a node of `shared` may have beside the one of its idle actor.
+ROOM = 4
+
+
+@pytest.fixture(scope="module")
+def shared(helper_processes):
+    """A backend of two nodes that stay, for tests that leave them as they were."""
+    backend = preloading_backend(LocalNodes(2), envs_per_node=1 + ROOM)
+    with standing(backend):
+        yield backend
 
 
 @pytest.fixture
@@ -31,7 +42,7 @@ def launcher():
 
 @pytest.fixture
 def backend(launcher):
-    return ea.RemoteBackend(launcher)
+    return preloading_backend(launcher)
 
 
 @pytest.fixture
@@ -63,13 +74,12 @@ def test_a_local_actor_has_no_node():
         assert actor.node is None
 
 
-def test_actors_are_spread_evenly_within_the_limit(launcher):
-    backend = ea.RemoteBackend(launcher, envs_per_node=4)
-    with ea.VectorEnv([EchoEnv] * 8, envs_per_actor=2, backend=backend) as envs:
+def test_actors_are_spread_evenly_within_the_limit(shared):
+    with ea.VectorEnv([EchoEnv] * 2 * ROOM, envs_per_actor=2, backend=shared) as envs:
         envs.reset()
         assert sorted(actor.node for actor in envs.actors) == ["local-0", "local-0", "local-1", "local-1"]
-        with pytest.raises(ea.ActorStartError, match=r"no node has room for 1 more envs \(local-0 has 4 of 4"):
-            ea.spawn(Counter, backend=backend, deadlines=ea.Deadlines(start=0.5)).add(1).result(SOON)
+        with pytest.raises(ea.ActorStartError, match=r"no node has room for 1 more envs \(local-0 has 5 of 5"):
+            ea.spawn(Counter, backend=shared, deadlines=ea.Deadlines(start=0.5)).add(1).result(SOON)
 
 
 def test_a_lost_agent_is_a_lost_node_and_the_other_goes_on(hasty, launcher):
@@ -134,7 +144,8 @@ def test_deadlines_keep_their_times_on_a_silent_link(launcher):
         assert time.monotonic() - begun < promised(9.0), "its end was acknowledged"
 
 
-def test_closing_keeps_its_time_on_a_silent_link(launcher):
+def test_closing_keeps_its_time_on_a_silent_link():
+    launcher = LocalNodes(1)
     backend = ea.RemoteBackend(launcher, lease=10.0)
     actor = ea.spawn(Counter, backend=backend)
     actor.add(1).result(SOON)
@@ -144,7 +155,7 @@ def test_closing_keeps_its_time_on_a_silent_link(launcher):
     assert time.monotonic() - begun < promised(6.0)
 
 
-def test_output_stacks_and_exit_codes_come_from_afar(backend, capfd):
+def test_output_stacks_and_exit_codes_come_from_afar(shared, capfd):
     class Dies(Counter):
         def die(self):
             import sys
@@ -152,18 +163,24 @@ def test_output_stacks_and_exit_codes_come_from_afar(backend, capfd):
             print("last words", file=sys.stderr, flush=True)
             os._exit(7)
 
-    with ea.spawn(Dies, backend=backend, restart=ea.RestartPolicy(max_restarts=2), name="far") as actor:
+    with ea.spawn(Dies, backend=shared, restart=ea.RestartPolicy(max_restarts=2), name="far") as actor:
         with pytest.raises(ea.ActorDiedError) as died:
             actor.die().result(SOON)
         assert (died.value.exitcode, died.value.stderr_tail) == (7, "last words")
         with pytest.raises(ea.ActorTimeoutError) as timed_out:
             actor.options(timeout=0.3).sleep(30).result(SOON)
         assert "in sleep" in timed_out.value.stacks
-    assert "[far] last words" in capfd.readouterr().err
+        printed = []
+
+        def is_printed():
+            printed.append(capfd.readouterr().err)
+            return "[far] last words" in "".join(printed)
+
+        wait_until(is_printed)  # in a thread that ends later than this actor
 
 
-def test_a_killed_worker_is_no_lost_node(backend, tmp_path):
-    with ea.spawn(Counter, backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
+def test_a_killed_worker_is_no_lost_node(shared, tmp_path):
+    with ea.spawn(Counter, backend=shared, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         running = actor.touch_then_wait(str(tmp_path / "begun"), str(tmp_path / "never"))
         while not (tmp_path / "begun").exists():
@@ -176,7 +193,7 @@ def test_a_killed_worker_is_no_lost_node(backend, tmp_path):
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_far_envs_step_as_near_ones(backend, autoreset):
+def test_far_envs_step_as_near_ones(shared, autoreset):
     def run(backend):
         with ea.VectorEnv([Short] * 4, envs_per_actor=2, autoreset=autoreset, backend=backend) as envs:
             results = [envs.reset(seed=3)]
@@ -186,12 +203,12 @@ def test_far_envs_step_as_near_ones(backend, autoreset):
                     envs.reset(env_ids=ended.tolist())
             return results
 
-    for near, far in zip(run("process"), run(backend), strict=True):
+    for near, far in zip(run("process"), run(shared), strict=True):
         np.testing.assert_equal(far, near)
 
 
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["rows", "frames"])
-def test_far_results_come_one_by_one_and_infos_of_any_size(backend, shared_memory):
+def test_far_results_come_one_by_one_and_infos_of_any_size(shared, shared_memory):
     class Wordy(EchoEnv):
         def step(self, action):
             obs, reward, terminated, truncated, info = super().step(action)
@@ -200,7 +217,7 @@ def test_far_results_come_one_by_one_and_infos_of_any_size(backend, shared_memor
                 raise ValueError("four")
             return obs, reward, terminated, truncated, info
 
-    with ea.VectorEnv([Wordy] * 4, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+    with ea.VectorEnv([Wordy] * 4, envs_per_actor=2, backend=shared, shared_memory=shared_memory) as envs:
         envs.reset(seed=0)
         for _ in range(3):
             *_, infos = envs.step(np.array([1, 2, 3, 2]))
@@ -235,8 +252,8 @@ def test_a_drained_node_is_left_at_the_end_of_episodes(backend, envs_per_actor):
         assert sum(stats.restarts for stats in envs.stats().actors) == 0
 
 
-def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(backend):
-    with ea.VectorEnv([EchoEnv] * 2, backend=backend, deadlines=ea.Deadlines(step=0.3)) as envs:
+def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(shared):
+    with ea.VectorEnv([EchoEnv] * 2, backend=shared, deadlines=ea.Deadlines(step=0.3)) as envs:
         envs.reset(seed=0)
         for _ in range(3):
             envs.send(np.zeros(2, np.int64))
@@ -247,21 +264,22 @@ def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(back
         assert [actor.state for actor in envs.actors] == [ea.ActorState.IDLE] * 2
 
 
-def test_what_a_lost_process_was_asked_is_not_run_by_the_next_one():
+def test_what_a_lost_process_was_asked_is_not_run_by_the_next_one(shared):
     class Fragile(EchoEnv):
         def step(self, action):
             if action == 9:
                 os._exit(1)
             return super().step(action)
 
-    backend = ea.RemoteBackend(LocalNodes(1), lease=1.0, heartbeat=0.2)
-    with ea.VectorEnv([Fragile] * 2, envs_per_actor=2, backend=backend, on_failure="renew") as envs:
+    with ea.VectorEnv([Fragile] * 2, envs_per_actor=2, backend=shared, on_failure="renew") as envs:
         envs.reset(seed=0)
+        node = envs.actors[0].node
         envs.step(np.array([9, 5]))  # the second one is lost before its turn
         envs.reset(seed=0)
         envs.step(np.array([1]), env_ids=[0])
         obs, *_ = envs.step(np.array([2]), env_ids=[1])
         assert obs[0, :3].tolist() == [0, 1, 2]  # id, steps, last action
+        assert envs.actors[0].node == node, "it has the same memory"
 
 
 def test_a_lost_node_is_replayed(launcher):
@@ -278,7 +296,8 @@ def test_a_lost_node_is_replayed(launcher):
             np.testing.assert_equal(envs.step(actions), undisturbed.step(actions))
 
 
-def test_without_any_node_left_the_error_says_what_there_is(launcher):
+def test_without_any_node_left_the_error_says_what_there_is():
+    launcher = LocalNodes(1)
     backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
     policy = ea.RestartPolicy(max_restarts=2)
     with contextlib.ExitStack() as stack:
@@ -287,8 +306,7 @@ def test_without_any_node_left_the_error_says_what_there_is(launcher):
         deadlines = ea.Deadlines(start=5.0)
         actor = stack.enter_context(ea.spawn(Counter, backend=backend, deadlines=deadlines, restart=policy))
         actor.add(1).result(SOON)
-        for agent in launcher.agents.values():
-            agent.kill()
+        launcher.agents["local-0"].kill()
         with pytest.raises(ea.RestartsExhaustedError, match="no node has room for 1 more envs"):
             while True:
                 with contextlib.suppress(ea.ActorDiedError):

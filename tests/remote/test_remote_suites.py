@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import pytest
@@ -10,12 +9,11 @@ import test_packed
 import test_renewal
 import test_replay
 import test_standbys
-from helpers import SOON, Counter
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors import backends
 from envactors.remote import LocalNodes
-from envactors.system.choice import PORTABLE
 from envactors.testing import BackendConformance, EchoEnv
 
 SUITES = [test_packed, test_renewal, test_replay, test_standbys]
@@ -60,12 +58,9 @@ for suite in SUITES:
 
 @pytest.fixture(scope="module")
 def nodes(helper_processes):
-    """Nodes that stay: there is an actor on each."""
-    preload = () if PORTABLE else ("helpers", *[module.__name__ for module in SUITES])
-    backend = ea.RemoteBackend(LocalNodes(2), preload=preload)
-    with contextlib.ExitStack() as stack:
-        actors = [stack.enter_context(ea.spawn(Counter, backend=backend)) for _ in range(2)]
-        assert [actor.add(1).result(SOON) for actor in actors] == [1, 1]
+    """Nodes that stay."""
+    backend = preloading_backend(LocalNodes(2), *[module.__name__ for module in SUITES])
+    with standing(backend):
         yield backend
 
 
