@@ -94,6 +94,12 @@ class Counter:
     def echo(self, *args, **kwargs):
         return (args, kwargs) if kwargs else args[0] if len(args) == 1 else args
 
+    def make(self, size: int) -> bytes:
+        return bytes(size)
+
+    def take(self, payload: bytes) -> int:
+        return len(payload)
+
     def pid(self) -> int:
         return os.getpid()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 
 import numpy as np
 import psutil
 import pytest
+from bulky import Huge, Talkative, Wide
 from helpers import SOON, Counter
+from nodes import preloading_backend, standing
 from slowlink import ChangedNodes
 
 import envactors as ea
@@ -18,6 +21,7 @@ from envactors.testing import EchoEnv
 pytestmark = pytest.mark.timeout(120)
 LONG = 60.0  # seconds that agents and workers may take to start on a busy machine
 LIMIT = 1_000_000
+LARGEST_FILE = 1 << 24
 TOO_LARGE = f"too large for the link to its node.* ha(s|ve) [0-9]+ bytes pickled.* at most {LIMIT}"
 LINUX = pytest.mark.skipif(PORTABLE, reason="limits of other processes are set as on Linux")
 
@@ -25,22 +29,26 @@ LINUX = pytest.mark.skipif(PORTABLE, reason="limits of other processes are set a
 # What is too large for a record ------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def nodes_with_limits(helper_processes):
+    """A backend of two nodes that stay, where files are small, and which accept short records alone."""
+    files = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LARGEST_FILE}, {LARGEST_FILE}))"
+    nodes = ChangedNodes(f"{files}; import envactors.remote.records as r; r.LONGEST = {LIMIT}")
+    backend = preloading_backend(nodes, "bulky", lease=10.0, heartbeat=0.5)
+    with standing(backend):
+        yield backend
+
+
 @pytest.fixture
-def limited(monkeypatch):
-    """A backend of two nodes, on whose links records are short."""
+def limited(nodes_with_limits, monkeypatch):
+    """The same, where this side, too, sends short records alone."""
     monkeypatch.setattr(records, "LONGEST", LIMIT)
-    nodes = ChangedNodes(f"import envactors.remote.records as r; r.LONGEST = {LIMIT}")
-    return ea.RemoteBackend(nodes, lease=10.0, heartbeat=0.5)
-
-
-class Maker(Counter):
-    def make(self, size):
-        return bytes(size)
+    return nodes_with_limits
 
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_result_or_arguments_above_the_links_limit_fail_their_own_call_alone(limited, retries):
-    with ea.spawn(Maker, backend=limited) as actor, ea.spawn(Maker, backend=limited) as other:
+    with ea.spawn(Counter, backend=limited) as actor, ea.spawn(Counter, backend=limited) as other:
         assert (actor.add(1).result(LONG), other.add(1).result(LONG)) == (1, 1)
         calls = actor.options(retries=retries)
         futures = [
@@ -59,15 +67,10 @@ def test_a_result_or_arguments_above_the_links_limit_fail_their_own_call_alone(l
         assert len(limited.nodes) == 2
 
 
-class Talkative(EchoEnv):
-    def step(self, action):
-        obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward, terminated, truncated, {**info, "text": bytes(2 * LIMIT)} if action == 7 else info
-
-
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["rows", "frames"])
 def test_a_steps_result_above_the_limit_fails_its_own_env_alone(limited, shared_memory):
-    with ea.VectorEnv([Talkative] * 4, envs_per_actor=2, backend=limited, shared_memory=shared_memory) as envs:
+    talkative = functools.partial(Talkative, 2 * LIMIT)
+    with ea.VectorEnv([talkative] * 4, envs_per_actor=2, backend=limited, shared_memory=shared_memory) as envs:
         envs.reset(seed=0, timeout=LONG)
         with pytest.raises(ea.VectorStepError) as failed:
             envs.step(np.array([1, 7, 2, 3]))
@@ -77,21 +80,6 @@ def test_a_steps_result_above_the_limit_fails_its_own_env_alone(limited, shared_
         assert failed.value.batch.env_ids.tolist() == [0, 2, 3]
         envs.step(np.array([1, 2, 3, 4]))
         assert [actor.incarnation for actor in envs.actors] == [0, 0]
-
-
-class Wide(EchoEnv):
-    observation_space = ea.ArraySpec((50_000,), np.dtype(np.float64))
-
-    def _wide(self, obs):
-        return np.full(50_000, obs[1])
-
-    def reset(self, **kwargs):
-        obs, info = super().reset(**kwargs)
-        return self._wide(obs), info
-
-    def step(self, action):
-        obs, *rest = super().step(action)
-        return self._wide(obs), *rest
 
 
 def test_results_of_a_batch_that_are_above_the_limit_together_come_in_several_records(limited):
@@ -107,14 +95,10 @@ def test_results_of_a_batch_that_are_above_the_limit_together_come_in_several_re
 # What an agent cannot do -------------------------------------------------------------------------------------
 
 
-class Huge(EchoEnv):
-    observation_space = ea.ArraySpec((1 << 21,), np.dtype(np.float64))
-
-
 @LINUX
-def test_a_vector_that_is_too_large_for_its_nodes_harms_no_other():
-    nodes = ChangedNodes("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 24, 1 << 24))")
-    backend = ea.RemoteBackend(nodes, lease=10.0, heartbeat=0.5)
+def test_a_vector_that_is_too_large_for_its_nodes_harms_no_other(nodes_with_limits):
+    backend = nodes_with_limits
+    assert Huge.observation_space.shape[0] * 8 >= LARGEST_FILE
     with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend) as envs:
         envs.reset(seed=0, timeout=LONG)
         with pytest.raises(ea.EnvActorsError, match="its node has no memory for the vector"):
@@ -136,11 +120,11 @@ def limit_memory(agent):
 def test_an_agent_without_memory_for_a_payload_ends_the_worker_that_it_concerns_alone(way):
     nodes = LocalNodes(1)
     backend = ea.RemoteBackend(nodes, lease=10.0, heartbeat=0.5)
-    with ea.spawn(Maker, backend=backend) as actor, ea.spawn(Maker, backend=backend) as other:
+    with ea.spawn(Counter, backend=backend) as actor, ea.spawn(Counter, backend=backend) as other:
         assert (actor.add(1).result(LONG), other.add(1).result(LONG)) == (1, 1)
         (agent,) = nodes.agents.values()
         limit_memory(agent)
-        future = actor.echo(bytes(200_000_000)) if way == "there" else actor.make(200_000_000)
+        future = actor.echo(bytes(100_000_000)) if way == "there" else actor.make(100_000_000)
         with pytest.raises(ea.ActorDiedError, match="this worker was ended: MemoryError"):
             future.result(LONG)
         assert (other.add(1).result(SOON), other.incarnation) == (2, 0)
