@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from helpers import SOON, Counter, is_gone, wait_until
+from nodes import preloading_backend, standing
 from slowlink import CERTIFICATES, SlowNodes, client_context
 
 import envactors as ea
@@ -26,23 +27,12 @@ LINKS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 WAYS = pytest.mark.parametrize("way", ["there", "back"])
 
 
-class Maker(Counter):
-    """Takes and makes large payloads."""
-
-    def take(self, payload):
-        return len(payload)
-
-    def make(self, size):
-        return bytes(size)
-
-    def mark_then_sleep(self, path):
-        path.touch()
-        time.sleep(60)
-
-
-def slow_actor(nodes, lease, **options):
-    backend = ea.RemoteBackend(nodes, lease=lease, heartbeat=lease / 10)
-    return ea.spawn(Maker, backend=backend, **options)
+@pytest.fixture(scope="module")
+def patient(helper_processes):
+    """A backend of one node that stays, with a long lease, for tests that let its link be quick again."""
+    backend = preloading_backend(SlowNodes(), lease=30.0, heartbeat=0.5)
+    with standing(backend):
+        yield backend
 
 
 @LINKS
@@ -52,7 +42,7 @@ def slow_actor(nodes, lease, **options):
 )
 def test_a_payload_that_takes_longer_than_the_lease_loses_no_node(way, tls, size, lease):
     nodes = SlowNodes(tls=tls)
-    with slow_actor(nodes, lease) as actor:
+    with ea.spawn(Counter, backend=ea.RemoteBackend(nodes, lease=lease, heartbeat=lease / 10)) as actor:
         assert actor.add(1).result(LONG) == 1
         nodes.throttle(way, RATE)
         begun = time.monotonic()
@@ -65,17 +55,18 @@ def test_a_payload_that_takes_longer_than_the_lease_loses_no_node(way, tls, size
 
 
 @WAYS
-def test_a_kill_overtakes_payloads(way, tmp_path):
-    nodes = SlowNodes()
-    backend = ea.RemoteBackend(nodes, lease=30.0, heartbeat=0.5)
-    with ea.spawn(Maker, backend=backend) as actor, ea.spawn(Maker, backend=backend) as other:
+def test_a_kill_overtakes_payloads(patient, way, tmp_path):
+    nodes = patient.launcher
+    with ea.spawn(Counter, backend=patient) as actor, ea.spawn(Counter, backend=patient) as other:
         assert (actor.add(1).result(LONG), other.add(1).result(LONG)) == (1, 1)
-        running, pid = actor.mark_then_sleep(tmp_path / "begun"), actor.pid
+        running = actor.touch_then_wait(str(tmp_path / "begun"), str(tmp_path / "never"))
+        pid = actor.pid
         wait_until((tmp_path / "begun").exists)
+        (proxy,) = nodes.proxies.values()
+        passed = proxy.passed[way]
         nodes.throttle(way, RATE / 10)
         payload = other.take(bytes(8_000_000)) if way == "there" else other.make(8_000_000)
-        (proxy,) = nodes.proxies.values()
-        wait_until(lambda: proxy.passed[way] > 100_000)
+        wait_until(lambda: proxy.passed[way] > passed + 100_000)
         actor.kill()
         with pytest.raises(ea.ActorDiedError):
             running.result(SOON)
@@ -167,8 +158,8 @@ def test_encryption_takes_at_most_three_times_the_cpu_time_of_sending_in_the_cle
     assert encrypted < 3.0 * plain
 
 
-def test_arrays_of_any_size_can_be_written_to_when_they_arrive():
-    with slow_actor(SlowNodes(), 10.0) as actor:
+def test_arrays_of_any_size_can_be_written_to_when_they_arrive(patient):
+    with ea.spawn(Counter, backend=patient) as actor:
         for count in (1_000, 8_100, 9_000, 100_000):
             array = actor.echo(np.arange(count)).result(LONG)
             array += 1
