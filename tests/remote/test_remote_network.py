@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers import SOON, Counter, promised, wait_until
+from nodes import preloading_backend, standing
 from proxy import Proxy
 from witness import Witness, assert_one_at_a_time
 
@@ -54,15 +55,17 @@ class TamperingProxy(Proxy):
                 if self.held[way].is_set():
                     self._closed.wait(0.01)
                     continue
+                # A socket wakes this when there is something, and when `close` shuts it down.
+                wait = max(0.0, line[0][0] - time.monotonic()) if line else None
                 if not is_open:
-                    self._closed.wait(0.005)
-                elif select.select([source], [], [], 0.005)[0]:
+                    self._closed.wait(wait)
+                elif select.select([source], [], [], wait)[0]:
                     data = source.recv(CHUNK)
                     is_open = bool(data)
                     if data and (spoil := self.spoil[way]) is not None:
                         data, self.spoil[way] = spoil(data), None
                     line.append((time.monotonic() + self.delay[way], data))
-                while line and line[0][0] <= time.monotonic():
+                while line and line[0][0] <= time.monotonic() and not self.held[way].is_set():
                     self._send(target, line.popleft()[1])
 
     def _send(self, target, data):
@@ -79,6 +82,10 @@ class TamperingProxy(Proxy):
     def mend(self):
         for event in self.held.values():
             event.clear()
+
+    def restore(self):
+        self.mend()
+        self.delay = {"there": 0.0, "back": 0.0}
 
     def reset(self):
         for sock in self._sockets:
@@ -222,16 +229,58 @@ def test_a_fault_is_a_lost_node_and_two_processes_of_an_actor_never_run_at_once(
     assert_one_at_a_time(path, least=2)
 
 
-@WAYS
-def test_a_short_cut_loses_nothing(launcher, actor, ways):
-    proxy = launcher.proxies[actor.node]
-    proxy.cut(*ways)
-    waiting = actor.add(1)
-    time.sleep(0.4 * LEASE)
-    assert not waiting.done()
-    proxy.mend()
-    assert waiting.result(SOON) == 2
-    assert actor.incarnation == 0
+@pytest.fixture(scope="class")
+def shared(helper_processes):
+    """A backend whose nodes stay for the tests of a class."""
+    backend = preloading_backend(ProxiedNodes(), lease=LEASE, heartbeat=0.3)
+    with standing(backend):
+        yield backend
+
+
+class TestWhatLosesNoNode:
+    """Each test leaves the links as they were."""
+
+    @pytest.fixture
+    def launcher(self, shared):
+        yield shared.launcher
+        for proxy in shared.launcher.proxies.values():
+            proxy.restore()
+
+    @pytest.fixture
+    def backend(self, shared):
+        return shared
+
+    @WAYS
+    def test_a_short_cut_loses_nothing(self, launcher, actor, ways):
+        proxy = launcher.proxies[actor.node]
+        proxy.cut(*ways)
+        waiting = actor.add(1)
+        time.sleep(0.4 * LEASE)
+        assert not waiting.done()
+        proxy.mend()
+        assert waiting.result(SOON) == 2
+        assert actor.incarnation == 0
+
+    def test_a_slow_network_is_only_slow(self, launcher, backend):
+        with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend) as envs:
+            envs.reset(seed=0)
+            for proxy in launcher.proxies.values():
+                proxy.delay = {"there": 0.25, "back": 0.4}
+            begun, turns = time.monotonic(), 0
+            while time.monotonic() - begun < 1.2 * LEASE:
+                turns += 1
+                obs, *_ = envs.step(np.arange(4))
+                assert obs[:, 1].tolist() == [turns] * 4
+            assert [actor.incarnation for actor in envs.actors] == [0, 0]
+
+    def test_heartbeats_that_come_in_bursts_are_heartbeats(self, launcher, actor):
+        proxy = launcher.proxies[actor.node]
+        for number in range(3):
+            proxy.cut("there" if number % 2 else "back")
+            time.sleep(0.4 * LEASE)
+            proxy.mend()
+            assert actor.add(1).result(SOON) == number + 2
+        assert actor.incarnation == 0
 
 
 @pytest.mark.parametrize(
@@ -259,29 +308,6 @@ def test_bytes_that_are_not_what_was_sent_are_never_a_result(launcher, actor, wa
     assert actor.node != node
 
 
-def test_a_slow_network_is_only_slow(launcher, backend):
-    with ea.VectorEnv([EchoEnv] * 4, envs_per_actor=2, backend=backend) as envs:
-        envs.reset(seed=0)
-        for proxy in launcher.proxies.values():
-            proxy.delay = {"there": 0.25, "back": 0.4}
-        begun, turns = time.monotonic(), 0
-        while time.monotonic() - begun < 1.2 * LEASE:
-            turns += 1
-            obs, *_ = envs.step(np.arange(4))
-            assert obs[:, 1].tolist() == [turns] * 4
-        assert [actor.incarnation for actor in envs.actors] == [0, 0]
-
-
-def test_heartbeats_that_come_in_bursts_are_heartbeats(launcher, actor):
-    proxy = launcher.proxies[actor.node]
-    for number in range(3):
-        proxy.cut("there" if number % 2 else "back")
-        time.sleep(0.4 * LEASE)
-        proxy.mend()
-        assert actor.add(1).result(SOON) == number + 2
-    assert actor.incarnation == 0
-
-
 def test_what_waits_to_be_sent_to_a_silent_node_fails_with_it(launcher, actor):
     """More than fits into any buffer, from several threads, while the link is given up."""
     launcher.proxies[actor.node].cut("there")
@@ -301,7 +327,8 @@ def test_what_waits_to_be_sent_to_a_silent_node_fails_with_it(launcher, actor):
 
 
 @pytest.mark.parametrize("ways", [["there"], pytest.param(["back"], marks=SOAK), BOTH], ids=" and ".join)
-def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(launcher, ways):
+def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(ways):
+    launcher = ProxiedNodes(1)
     backend = ea.RemoteBackend(launcher, lease=20.0, heartbeat=1.0)
     limits = ea.Deadlines(step=0.5)
     actor = ea.spawn(Counter, backend=backend)
