@@ -14,12 +14,16 @@ from envactors.remote import LocalNodes
 LEASE = 1.5
 
 
-class Hostage(Witness, Breeder):
-    """Tells when it runs, and leaves processes behind."""
+def hostage(path):
+    """Returns what makes an env that tells when it runs, and leaves processes behind."""
 
-    def __init__(self, path):
-        Witness.__init__(self, path)
-        Breeder.__init__(self)
+    # Travels by value: workers need not import this module, and pytest with it.
+    class Hostage(Witness, Breeder):
+        def __init__(self):
+            Witness.__init__(self, path)
+            Breeder.__init__(self)
+
+    return Hostage
 
 
 def everybody_on(launcher, actor):
@@ -41,7 +45,7 @@ def test_a_node_that_loses_a_helper_and_its_agent_keeps_no_process_beyond_the_le
     launcher = LocalNodes(2)
     backend = ea.RemoteBackend(launcher, lease=LEASE, heartbeat=0.3)
     policy = ea.RestartPolicy(max_restarts=5, backoff=0.0)
-    with ea.spawn(lambda: Hostage(str(path)), backend=backend, restart=policy) as actor:
+    with ea.spawn(hostage(str(path)), backend=backend, restart=policy) as actor:
         escaped = [psutil.Process(pid) for pid in actor.escape().result(SOON) + actor.plain().result(SOON)]
         running = actor.work(60.0)
         wait_until(lambda: "runs" in path.read_text())
