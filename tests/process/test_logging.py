@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from helpers import SOON, Counter, wait_until
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
@@ -68,9 +69,18 @@ class Logger(Counter):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+# Not for the whole module: once the last actor has ended, all that was to be logged has been, for those that have none.
+@pytest.fixture(scope="class")
+def far(helper_processes):
+    """A backend of one node that stays for the tests of a class."""
+    backend = preloading_backend(LocalNodes(1), __name__)
+    with standing(backend):
+        yield backend
+
+
 @pytest.fixture(params=["forkserver", "fork", "spawn", "node"])
-def actor(request):
-    backend = ea.RemoteBackend(LocalNodes(1)) if request.param == "node" else ea.ProcessBackend(request.param)
+def actor(request, far):
+    backend = far if request.param == "node" else ea.ProcessBackend(request.param)
     with ea.spawn(Logger, name="loud", backend=backend, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         yield actor
@@ -80,17 +90,33 @@ def messages(caplog):
     return [record.getMessage() for record in caplog.records if record.name == NAME]
 
 
-def test_records_come_under_their_own_names_with_the_actors(actor, caplog, capfd):
-    actor.log(logging.WARNING, "careful: %s", [1, 2]).result(SOON)
-    actor.log_error().result(SOON)
-    wait_until(lambda: len(messages(caplog)) == 2)
-    careful, wrong = (record for record in caplog.records if record.name == NAME)
-    assert (careful.levelno, careful.getMessage(), careful.exc_text) == (logging.WARNING, "careful: [1, 2]", None)
-    assert (careful.actor, careful.env_id, careful.incarnation) == ("loud", 0, 0)
-    assert (careful.funcName, careful.process) == ("log", actor.pid)
-    assert wrong.getMessage() == "it went wrong"
-    assert "LookupError: no such level" in wrong.exc_text
-    assert "careful" not in "".join(capfd.readouterr()), "it is no line of output, too"
+class TestWherever:
+    """With every start method, and on a node."""
+
+    def test_records_come_under_their_own_names_with_the_actors(self, actor, caplog, capfd):
+        actor.log(logging.WARNING, "careful: %s", [1, 2]).result(SOON)
+        actor.log_error().result(SOON)
+        wait_until(lambda: len(messages(caplog)) == 2)
+        careful, wrong = (record for record in caplog.records if record.name == NAME)
+        assert (careful.levelno, careful.getMessage(), careful.exc_text) == (logging.WARNING, "careful: [1, 2]", None)
+        assert (careful.actor, careful.env_id, careful.incarnation) == ("loud", 0, 0)
+        assert (careful.funcName, careful.process) == ("log", actor.pid)
+        assert wrong.getMessage() == "it went wrong"
+        assert "LookupError: no such level" in wrong.exc_text
+        assert "careful" not in "".join(capfd.readouterr()), "it is no line of output, too"
+
+    def test_threads_and_results_do_not_mix_up(self, actor, caplog):
+        assert actor.log_much(200).result(SOON) == 200
+        wait_until(lambda: len(messages(caplog)) == 5 * 200)
+        for who in (*range(4), "main"):
+            numbers = [int(text.split()[1]) for text in messages(caplog) if text.split()[0] == str(who)]
+            assert numbers == list(range(200))
+        assert actor.add(0).result(SOON) == 201
+
+    def test_the_last_words_of_a_process_come(self, actor, caplog):
+        with pytest.raises(ea.ActorDiedError):
+            actor.die().result(SOON)
+        wait_until(lambda: messages(caplog) == ["the last words"])
 
 
 def test_what_is_below_the_callers_level_is_not_sent(caplog):
@@ -108,15 +134,6 @@ def test_what_is_below_the_callers_level_is_not_sent(caplog):
         logging.getLogger("some.other").setLevel(logging.NOTSET)
 
 
-def test_threads_and_results_do_not_mix_up(actor, caplog):
-    assert actor.log_much(200).result(SOON) == 200
-    wait_until(lambda: len(messages(caplog)) == 5 * 200)
-    for who in (*range(4), "main"):
-        numbers = [int(text.split()[1]) for text in messages(caplog) if text.split()[0] == str(who)]
-        assert numbers == list(range(200))
-    assert actor.add(0).result(SOON) == 201
-
-
 def test_what_a_signal_handler_logs_comes_too(caplog):
     with ea.spawn(Logger) as actor:
         actor.log_in_a_signal_handler().result(SOON)
@@ -131,12 +148,6 @@ def test_a_child_of_the_env_prints(caplog, capfd):
         assert actor.add(1).result(SOON) == 1
     assert "[parent] of a child" in capfd.readouterr().err
     assert messages(caplog) == []
-
-
-def test_the_last_words_of_a_process_come(actor, caplog):
-    with pytest.raises(ea.ActorDiedError):
-        actor.die().result(SOON)
-    wait_until(lambda: messages(caplog) == ["the last words"])
 
 
 def test_in_threads_and_in_line_it_is_the_callers_logging(caplog):

@@ -9,15 +9,24 @@ import time
 
 import pytest
 from helpers import SOON, Counter, promised, wait_for_path, wait_until
+from nodes import preloading_backend, standing
 
 import envactors as ea
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
 
 
+@pytest.fixture(scope="module")
+def far(helper_processes):
+    """A backend of one node that stays."""
+    backend = preloading_backend(LocalNodes(1))
+    with standing(backend):
+        yield backend
+
+
 @pytest.fixture(params=["process", "node"])
-def backend(request):
-    return request.param if request.param == "process" else ea.RemoteBackend(LocalNodes(1))
+def backend(request, far):
+    return request.param if request.param == "process" else far
 
 
 def test_the_call_under_way_is_in_them_and_goes_on(backend, tmp_path):
@@ -55,13 +64,13 @@ def test_a_stopped_process_is_said_to_be_one(backend):
         assert actor.add(1).result(SOON) == 2
 
 
-def test_a_node_that_does_not_answer_is_named():
-    nodes = LocalNodes(1)
-    with ea.spawn(Counter, backend=ea.RemoteBackend(nodes)) as actor:
+def test_a_node_that_does_not_answer_is_named(far):
+    with ea.spawn(Counter, backend=far) as actor:
         actor.add(1).result(SOON)
-        nodes.agents["local-0"].send_signal(signal.SIGSTOP)
+        agent = far.launcher.agents["local-0"]
+        agent.send_signal(signal.SIGSTOP)
         assert actor.stacks(0.3) == "no stacks came within 0.3 s: node 'local-0' does not answer\n"
-        nodes.agents["local-0"].send_signal(signal.SIGCONT)
+        agent.send_signal(signal.SIGCONT)
         assert "most recent call first" in actor.stacks(SOON)
 
 
