@@ -84,6 +84,7 @@ SLOW = {
     r"test_gymnasium_dropin\.py::test_what_is_learnt_on_nodes": "test_a_lost_node_is_replayed compares the steps",
     # Faults of a network: one of each kind.
     r"test_a_fault_is_a_lost_node_and_two_processes.*\[cut there\]": "cut back",
+    r"test_a_fault_is_a_lost_node_and_two_processes.*\[stopped\]": "test_remote.py has a stopped agent; cut back",
     r"test_a_worker_whose_lease_is_over_begins_nothing\[frames\]": "rows",
     r"test_far_envs_step_as_near_ones\[(disabled|next_step)\]": "same_step",
     r"test_a_drained_node_is_left_at_the_end_of_episodes\[2\]": "one env an actor",
