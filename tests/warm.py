@@ -2,29 +2,38 @@
 
 The half of a second that an interpreter takes to import this is what most short scripts take. Most of the rest is what
 their fork servers take to start, so that a script keeps its own until it ends.
+The command `envactors` is such a script, too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from typing import NamedTuple
 
+# What scripts import. There is another fork server for callers that have gymnasium.
+OF_SCRIPTS = ("numpy", "envactors.vector.facade", "envactors.backends.process", "gymnasium")
+
 _SERVER = """
-import importlib.util, json, os, sys
-import numpy
+import gc, importlib.util, json, os, sys
 import envactors as ea
-ea.VectorEnv, ea.spawn, ea.ProcessBackend
-if importlib.util.find_spec("gymnasium"):  # there is another server for callers that have it
-    importlib.import_module("gymnasium")
+for module in sys.argv[1:]:
+    if importlib.util.find_spec(module):
+        importlib.import_module(module)
+# At its end a fork would look through all of this for garbage, and so copy it.
+gc.collect()
+gc.freeze()
 
 def run():
     for line in iter(sys.stdin.readline, ""):
-        path, arguments, keeps_server, directory, output, errors = json.loads(line)
+        path, arguments, keeps_server, environment, directory, output, errors = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            os.environ.clear()
+            os.environ.update(environment)
             os.chdir(directory)
             for fd, name, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY), (2, errors, os.O_WRONLY)):
                 opened = os.open(name, flags)
@@ -61,11 +70,13 @@ class WarmInterpreter:
     def __init__(self, process):
         self._process = process
 
-    def run(self, script, arguments, directory, *, keeps_server=True):
+    def run(self, script, arguments, directory, *, environment=os.environ, keeps_server=True):
+        """Runs a script in a directory, in an environment that is by default the present one."""
         output, errors = directory / "stdout", directory / "stderr"
-        output.touch()
-        errors.touch()
-        request = [str(script), arguments, keeps_server, str(directory), str(output), str(errors)]
+        # Another script may have left its own there.
+        output.write_text("")
+        errors.write_text("")
+        request = [str(script), arguments, keeps_server, {**environment}, str(directory), str(output), str(errors)]
         self._process.stdin.write(f"{json.dumps(request)}\n")
         self._process.stdin.flush()
         code = self._process.stdout.readline()
@@ -74,9 +85,9 @@ class WarmInterpreter:
 
 
 @contextlib.contextmanager
-def warm_interpreter(*flags):
-    """Start an interpreter with these flags."""
-    command = [sys.executable, *flags, "-c", _SERVER]
+def warm_interpreter(*flags, modules=OF_SCRIPTS):
+    """Start an interpreter with these flags, which imports those of the modules that are installed."""
+    command = [sys.executable, *flags, "-c", _SERVER, *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield WarmInterpreter(process)
