@@ -22,7 +22,7 @@ import pytest
 from helpers import promised
 
 import envactors as ea
-from envactors.cli import rollouts
+from envactors.cli import main, rollouts
 from envactors.cli.faults import FaultKind, Injector, plan_faults, short
 from envactors.cli.learning import Budget
 from envactors.cli.live import curve_lines
@@ -115,10 +115,11 @@ def test_it_records_what_it_does(begun, traced):
     assert sum(event["name"] == "renewal" for event in events) == renewals
 
 
-def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path):
-    done = run("demo", "--trace", str(tmp_path / "nowhere" / "run.json"))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("envactors demo: the trace cannot be written: ")
+def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path, capsys):
+    status = main(["demo", "--trace", str(tmp_path / "nowhere" / "run.json")])
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert printed.err.startswith("envactors demo: the trace cannot be written: ")
 
 
 @pytest.mark.soak
@@ -327,15 +328,30 @@ def test_missing_extras_are_named_in_one_line(missing):
     assert ended.stderr == f"envactors demo needs {' and '.join(missing)}: pip install 'envactors[demo]'\n"
 
 
-def test_version_and_help():
-    assert re.fullmatch(r"envactors \d+\.\d+\.\d+\S*\n", run("--version").stdout)
-    assert "demo" in run("--help").stdout
-    described = run("demo", "--help").stdout
+def test_command_and_module_have_a_version():
+    told = run("--version")
+    assert re.fullmatch(r"envactors \d+\.\d+\.\d+\S*\n", told.stdout)
+    module = subprocess.run([sys.executable, "-m", "envactors.cli", "--version"], capture_output=True, text=True)
+    assert module.stdout == told.stdout
+
+
+def test_the_help_names_commands_and_options(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "demo" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--help"])
+    assert ended.value.code == 0
+    described = capsys.readouterr().out
     for text in ("--num-envs", "--seed", "--generations", "--time-limit", "--no-faults", "exit status", "CartPole"):
         assert text in described
-    assert run("demo", "--num-envs", "0").returncode == 2
-    module = subprocess.run([sys.executable, "-m", "envactors.cli", "--version"], capture_output=True, text=True)
-    assert module.stdout == run("--version").stdout
+
+
+def test_no_envs_are_exit_status_2():
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--num-envs", "0"])
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 12, 60])
