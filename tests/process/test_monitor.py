@@ -34,7 +34,7 @@ is_root = pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to be anot
 MONITORED = """
 import os, sys, envactors as ea
 from envactors.testing import EchoEnv
-envs = ea.VectorEnv([EchoEnv] * 2)
+envs = ea.VectorEnv([EchoEnv] * 2, backend=sys.argv[1])
 envs.reset(seed=0)
 print(os.getpid(), flush=True)
 sys.stdin.read()
@@ -85,7 +85,7 @@ def monitor_threads():
 
 
 @contextlib.contextmanager
-def program(code=MONITORED, *arguments, **environment):
+def program(code, *arguments, **environment):
     """A program that runs until its input ends, and its first line."""
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
@@ -462,7 +462,7 @@ def test_a_program_goes_on_where_there_is_no_place_for_the_socket(directory):
         import envactors as ea
         from envactors.testing import EchoEnv
         if __name__ == "__main__":
-            with ea.VectorEnv([EchoEnv]) as envs:
+            with ea.VectorEnv([EchoEnv], backend="thread") as envs:
                 envs.reset(seed=0)
                 print("it goes on")
         """,
@@ -510,9 +510,9 @@ def test_a_fork_neither_answers_nor_removes_the_socket(path):
 
 def test_programs_are_monitored_by_their_environment(runtime):
     with (
-        program(ENVACTORS_MONITOR="1") as (_, one),
-        program(ENVACTORS_MONITOR="1") as (_, two),
-        program(ENVACTORS_MONITOR="0"),
+        program(MONITORED, "process", ENVACTORS_MONITOR="1") as (_, one),  # whose workers are no programs
+        program(MONITORED, "thread", ENVACTORS_MONITOR="1") as (_, two),
+        program(MONITORED, "thread", ENVACTORS_MONITOR="0"),
     ):
         assert running_programs() == sorted([int(one), int(two)])
         for pid in (one, two):
@@ -523,7 +523,7 @@ def test_programs_are_monitored_by_their_environment(runtime):
 
 
 def test_a_client_that_waits_does_not_hold_up_the_exit(runtime):
-    with program(ENVACTORS_MONITOR="1") as (process, pid):
+    with program(MONITORED, "process", ENVACTORS_MONITOR="1") as (process, pid):
         path = runtime / f"{pid}.sock"
         for actor in ask(path, SNAPSHOT)["actors"]:
             os.kill(actor["pid"], signal.SIGSTOP)
