@@ -18,16 +18,15 @@ from typing import NamedTuple
 OF_SCRIPTS = ("numpy", "envactors.vector.facade", "envactors.backends.process", "gymnasium")
 
 _SERVER = """
-import gc, importlib.util, json, os, sys
-import envactors as ea
-for module in sys.argv[1:]:
-    if importlib.util.find_spec(module):
-        importlib.import_module(module)
-# At its end a fork would look through all of this for garbage, and so copy it.
-gc.collect()
-gc.freeze()
-
-def run():
+def serve():
+    import gc, importlib.util, json, os, sys
+    import envactors as ea
+    for module in sys.argv[1:]:
+        if importlib.util.find_spec(module):
+            importlib.import_module(module)
+    # At its end a fork would look through all of this for garbage, and so copy it.
+    gc.collect()
+    gc.freeze()
     for line in iter(sys.stdin.readline, ""):
         path, arguments, keeps_server, environment, directory, output, errors = json.loads(line)
         pid = os.fork()
@@ -43,15 +42,14 @@ def run():
             sys.path[0] = os.path.dirname(path)
             if keeps_server:
                 ea.ProcessBackend().retain({})
-            return path
+            with open(path) as file:
+                return path, compile(file.read(), path, "exec")
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     sys.exit()
 
-path = run()
-del run
-__file__ = path
-with open(path) as file:
-    code = compile(file.read(), path, "exec")
+# A script finds no names but its own, so that it must import what it uses.
+__file__, code = serve()
+del serve
 exec(code)
 """
 
