@@ -11,7 +11,9 @@ from pathlib import Path
 import envactors as ea
 
 PACKAGE = str(Path(ea.__file__).parent)
-NOP = dis.opmap["NOP"]
+# What lines begin with at which nothing is ever raised but by a tracer, and which the compiler's table of the statements
+# around them does not cover: a lock would stay taken, or an exception handled for ever.
+UNCOVERED = {dis.opmap[name] for name in ("NOP", "POP_EXCEPT") if name in dis.opmap}
 
 
 class Interrupt(Exception):
@@ -31,10 +33,11 @@ def bodies_of_with(filename):
 def interrupt(function, number):
     """Calls a function and raises `Interrupt` before its line number ``number`` of the library's code.
 
-    Two kinds of lines are left out, since an exception cannot come there: the end of a ``with`` statement, which is
+    Three kinds of lines are left out, since an exception cannot come there: the end of a ``with`` statement, which is
     traced as a line, although the interpreter looks for no exceptions of others between the last instruction of the
-    body and the exit; and lines without an instruction, such as ``try:``, which compilers do not count as part of the
-    ``with`` that they stand in.
+    body and the exit; lines without an instruction, such as ``try:``, which compilers do not count as part of the
+    ``with`` that they stand in; and the ``return`` or ``break`` of an ``except`` clause, which begins with the end of
+    the exception.
 
     Returns:
         Where that was; None if the function has ended before.
@@ -53,7 +56,7 @@ def interrupt(function, number):
             before_in[frame] = line
             if line <= before <= bodies_of_with(filename).get(line, 0):
                 return trace
-            if frame.f_code.co_code[frame.f_lasti] == NOP:
+            if frame.f_code.co_code[frame.f_lasti] in UNCOVERED:
                 return trace
             if left == 0:
                 where = f"{Path(filename).name}:{line}"
