@@ -16,7 +16,7 @@ SLOW = {
     r"test_the_number_of_threads_is_each_actors_own\[numbers1-": "numbers0",
     r"test_scripts_without_a_guard_under_every_start_method\[fork\]": "loky, forkserver",
     r"test_promises\.py::\w+\[spawn\]": "loky",
-    r"test_promises\.py::test_close_may_come_from_anywhere\[__del__\]": "that of a global",
+    r"test_promises\.py::test_close_may_come_from_anywhere\[(__del__|atexit after|twice)\]": "three others",
     r"test_left_behind\.py::\w+\[spawn\]": "loky",
     r"test_scripts\.py::\w+\[spawn\]": "loky",
     r"test_system\.py::test_workers_end_with_a_caller_that_is_killed\[a loop in Python\]": "a loop in C, nothing",

@@ -101,6 +101,7 @@ def said(request, interpreter, tmp_path_factory):
     return {page: (directory / "stderr").read_text() for page, directory in directories.items()}
 
 
+@pytest.mark.timeout(300)  # the first of them runs all
 @pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in ALONE], ids=lambda page: page.name)
 def test_code_blocks_run(page, said):
     if (package := what_is_not_installed(page)) is not None:
