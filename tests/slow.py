@@ -63,7 +63,7 @@ SLOW = {
     r"test_a_resumed_vector_goes_on.*\[(seeded episodes-1|snapshots-1|same step-1)\]": "three an actor; seeded once",
     # Programs of their own.
     r"test_docs\.py::test_code_blocks_run_alone\[(?!chaos)": "all pages in one process",
-    r"test_demo\.py::test_it_meets_its_goal": "its first two generations; .ci/run has it meet its goal",
+    r"test_demo\.py::test_it_meets_its_goal": "its first two generations",
     r"test_demo\.py::test_(faults_make_no_diff|faults_in_the_live|ctrl_c|a_missed|nobody|the_time)": "bench, top",
     r"test_bench\.py::test_(ctrl_c_at_a_terminal|an_env_that_takes)": "a command that is killed; a side that fails",
     r"test_chaos\.py::test_a_run_with_all_kinds_of_fault\[shared memory-2\]": "one env an actor",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import logging
-import os
 import sys
 import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from envactors.system.cpus import usable_cores
 from simulation.history import run_history
 from simulation.mutants import MUTANTS
 
@@ -31,7 +31,7 @@ def run_all(first: int, count: int) -> int:
     """Run histories on all cores, and tell of each violation at once; return how many there are."""
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
     violations = 0
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
         for found in pool.map(run_some, chunks):
             violations += len(found)
             for seed, what in found:
@@ -52,7 +52,7 @@ def find(number: int, first: int) -> str | None:
 def find_all(first: int) -> int:
     """Plant each of the known bugs; return how many of them are not found."""
     missed = 0
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
         tasks = [pool.submit(find, number, first) for number in range(len(MUTANTS))]
         for mutant, task in zip(MUTANTS, tasks, strict=True):
             how = task.result()
