@@ -11,8 +11,8 @@ from pathlib import Path
 import envactors as ea
 
 PACKAGE = str(Path(ea.__file__).parent)
-# What lines begin with at which nothing is ever raised but by a tracer, and which the compiler's table of the statements
-# around them does not cover: a lock would stay taken, or an exception handled for ever.
+# What lines begin with at which nothing is ever raised but by a tracer, and which the compiler's table of the
+# statements around them does not cover: a lock would stay taken, or an exception handled for ever.
 UNCOVERED = {dis.opmap[name] for name in ("NOP", "POP_EXCEPT") if name in dis.opmap}
 
 
