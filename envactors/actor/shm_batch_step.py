@@ -161,9 +161,7 @@ class SharedMemoryBatchStep:
     def next_look(self, page: ControlPage | None, deadlines: Deadlines, now: float) -> float | None:
         when, _ = next_look(self, page, deadlines, now)
         if when is None:
-            at = self._index_at(self.page.progress().position) if self._begun else self.envs[0]
-            # A worker that was stopped between two envs is at the first of them, which has its result.
-            self._overdue = next((index for index in self.envs if index >= at and not self.complete(index)), None)
+            self._overdue = self._index_at(self.page.progress().position) if self._begun else self.envs[0]
         return when
 
     @property
