@@ -63,17 +63,19 @@ class Collector:
         """
         for supervisor in self._supervisors:
             supervisor.resume_inline()
-        pending, me = self._pending, threading.get_ident()
+        pending, single, me = self._pending, self._single, threading.get_ident()
         inbox = pending.inboxes.setdefault(me, deque())
+        # Whether nothing could be read that seemed to be there: then the wait goes on in the usual way.
+        is_stuck = False
 
         def is_there() -> bool:
+            # What takes long to unpickle is read out of the wait: meanwhile other threads read the replies.
+            if inbox or (single is not None and not is_stuck and single.has_unread()):
+                return True
             ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
-            if inbox:
+            if single is not None:
                 with defer_signals:
-                    pending.read_inbox(inbox)
-            if self._single is not None:
-                with defer_signals:
-                    self._single.collect(count - len(self._pending.ready))
+                    single.collect(count - len(pending.ready))
             if done():
                 return True
             if ended:
@@ -81,7 +83,16 @@ class Collector:
             return False
 
         try:
-            return self._reactor.wait(is_there, pending, deadline, self._wait_set)
+            while self._reactor.wait(is_there, pending, deadline, self._wait_set):
+                if done():
+                    return True
+                with defer_signals:
+                    was_empty = not inbox
+                    pending.read_inbox(inbox)
+                    is_stuck = (single is None or not single.collect(count - len(pending.ready))) and was_empty
+                if done():
+                    return True
+            return False
         finally:
             pending.inboxes.pop(me, None)
             for settle in inbox:

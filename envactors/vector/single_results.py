@@ -87,15 +87,23 @@ class SingleResults:
             spin_until_all([(step.page.counters, step.call_id) for _, step in self.running], FINISHED)
         self.collect(0)
 
-    def collect(self, expected: int) -> None:
+    def has_unread(self) -> bool:
+        """Return whether there are results with something beside them that is to be unpickled."""
+        return not self._infos.all_plain() and any(step.has_results() for _, step in self.running)
+
+    def collect(self, expected: int) -> int:
         """Hand on single results that are complete; called with signals deferred.
 
         Args:
             expected: How many more the caller sleeps for, if there are none; 0 if it does not sleep.
+
+        Returns:
+            How many there were.
         """
         count = self._claim_complete()
         while self._ring_at(expected - count) and (more := self._claim_complete()):
             count += more
+        return count
 
     def _claim_complete(self) -> int:
         """Hand on what is complete now, in the order in which it came; return how much that was."""

@@ -16,9 +16,11 @@ import envactors as ea
 from envactors.testing import EchoEnv
 
 SLOW = 2.5  # seconds
+being_read = threading.Event()
 
 
 def wake_up(seconds):
+    being_read.set()
     time.sleep(seconds)
     return "slow"
 
@@ -60,7 +62,9 @@ class SluggishEnv(EchoEnv):
 
 def check_deadlines_beside(ask):
     """Has a deadline of 1 s pass while a result is read; returns what ``ask`` has returned."""
-    with ea.spawn(Counter, deadlines=ea.Deadlines(call=1.0)) as hangs, ea.spawn(Counter) as adds:
+    sleeps = ea.ProcessBackend(spin=False)  # a caller that spins reads its reply itself
+    hangs = ea.spawn(Counter, deadlines=ea.Deadlines(call=1.0))
+    with hangs, ea.spawn(Counter, backend=sleeps) as adds:
         adds.add(1).result(SOON)
         hangs.add(1).result(SOON)
         asked = ask()
@@ -98,20 +102,32 @@ def test_a_submitted_step_that_takes_long_to_read_delays_no_deadline(action):
         assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]
 
 
+def step_at_once(envs):
+    return envs.step([8, 1])[4][0]
+
+
+def send_and_receive(envs):
+    envs.send([8, 1])
+    batch = envs.recv()
+    return batch.infos[batch.env_ids.tolist().index(0)]
+
+
+@pytest.mark.parametrize("step", [step_at_once, send_and_receive])
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_step_in_another_thread_that_takes_long_to_read_delays_no_deadline(shared_memory):
+def test_a_step_in_another_thread_that_takes_long_to_read_delays_no_deadline(shared_memory, step):
     with ea.VectorEnv([SluggishEnv] * 2, shared_memory=shared_memory) as envs:
         envs.reset(seed=0)
         seen = []
-        thread = threading.Thread(target=lambda: seen.append(envs.step([8, 1])))
+        thread = threading.Thread(target=lambda: seen.append(step(envs)))
 
         def ask():
+            being_read.clear()
             thread.start()
+            assert being_read.wait(SOON)  # by the only thread that waits for replies
             return thread
 
         check_deadlines_beside(ask).join()
-        assert seen[0][0][:, 2].tolist() == [8, 1]
-        assert seen[0][4][0]["slow"] == "slow"
+        assert seen[0]["slow"] == "slow"
 
 
 def test_a_result_that_nobody_waits_for_reaches_those_who_are_told():
