@@ -30,6 +30,9 @@ from envactors.testing import EchoEnv
 
 pytestmark = pytest.mark.timeout(120)
 LEASE = 1.5
+# Where no node is to be lost, a busy machine may hold everything up for longer than a cut lasts, in seconds.
+PATIENT_LEASE = 4.0
+SHORT = 0.6
 CHUNK = 1 << 16
 SOAK = pytest.mark.soak
 BOTH = pytest.param(["there", "back"], marks=SOAK)
@@ -232,7 +235,7 @@ def test_a_fault_is_a_lost_node_and_two_processes_of_an_actor_never_run_at_once(
 @pytest.fixture(scope="class")
 def shared(helper_processes):
     """A backend whose nodes stay for the tests of a class."""
-    backend = preloading_backend(ProxiedNodes(), lease=LEASE, heartbeat=0.3)
+    backend = preloading_backend(ProxiedNodes(), lease=PATIENT_LEASE, heartbeat=0.2)
     with standing(backend):
         yield backend
 
@@ -255,7 +258,7 @@ class TestWhatLosesNoNode:
         proxy = launcher.proxies[actor.node]
         proxy.cut(*ways)
         waiting = actor.add(1)
-        time.sleep(0.4 * LEASE)
+        time.sleep(SHORT)
         assert not waiting.done()
         proxy.mend()
         assert waiting.result(SOON) == 2
@@ -267,7 +270,7 @@ class TestWhatLosesNoNode:
             for proxy in launcher.proxies.values():
                 proxy.delay = {"there": 0.25, "back": 0.4}
             begun, turns = time.monotonic(), 0
-            while time.monotonic() - begun < 1.2 * LEASE:
+            while time.monotonic() - begun < 1.1 * PATIENT_LEASE:
                 turns += 1
                 obs, *_ = envs.step(np.arange(4))
                 assert obs[:, 1].tolist() == [turns] * 4
@@ -277,7 +280,7 @@ class TestWhatLosesNoNode:
         proxy = launcher.proxies[actor.node]
         for number in range(3):
             proxy.cut("there" if number % 2 else "back")
-            time.sleep(0.4 * LEASE)
+            time.sleep(SHORT)
             proxy.mend()
             assert actor.add(1).result(SOON) == number + 2
         assert actor.incarnation == 0
