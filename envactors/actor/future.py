@@ -115,17 +115,15 @@ class ActorFuture(concurrent.futures.Future[Any]):
         me = threading.get_ident()
         try:
             self._waiting.append(me)
+            read: Callable[[], None] | None = None
             while self._state not in _SETTLED:
-                self._owner.wait(self, self.has_arrived, deadline)
-                read = self._read
-                if read is None or self._state in _SETTLED:
+                # What another thread reads stays the same meanwhile.
+                self._owner.wait(self, functools.partial(self._is_past, read), deadline)
+                if self._read is read:
                     break
+                read = self._read
                 with defer_signals:
                     self._read_here()
-                if self._read is read and self._state not in _SETTLED:  # another thread reads it
-                    self._owner.wait(self, functools.partial(self._is_past, read), deadline)
-                    if self._read is read:
-                        break
         finally:
             if me in self._waiting:
                 self._waiting.remove(me)
@@ -165,13 +163,9 @@ class ActorFuture(concurrent.futures.Future[Any]):
             self._owner.reactor.callbacks.submit(read)
             raise
 
-    def _is_past(self, read: Callable[[], None]) -> bool:
-        """Return whether the outcome was read like this: the future is settled, or the env was asked once more."""
+    def _is_past(self, read: Callable[[], None] | None) -> bool:
+        """Return whether the future is settled, or there is another way to read the outcome than this one."""
         return self._state in _SETTLED or self._read is not read
-
-    def has_arrived(self) -> bool:
-        """Return whether the outcome is there, settled or still to be read."""
-        return self._read is not None or self._state in _SETTLED
 
     def cancel(self) -> bool:
         """Take the call out of the queue; return False once it runs or has ended."""

@@ -363,8 +363,7 @@ class History:
     # What was promised -----------------------------------------------------------------------------------
 
     def _check_log(self) -> None:
-        if self.world.errors:
-            raise Violation(f"an error of the library's own: {self.world.errors[0]!r}") from self.world.errors[0]
+        self.world.check_errors()
         runs = collections.Counter((env_id, token) for env_id, token, _ in self.world.log if token is not None)
         each = collections.Counter(entry for entry in self.world.log if entry[1] is not None)
         for (env_id, token), count in runs.items():

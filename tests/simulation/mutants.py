@@ -1,7 +1,6 @@
 """Bugs that are planted one by one: a simulation that finds none of them would prove nothing."""
 
 from __future__ import annotations
-import __future__
 
 import contextlib
 import importlib
@@ -41,7 +40,7 @@ class Mutant(NamedTuple):
         real = vars(holder)[name]
         source = textwrap.dedent(inspect.getsource(real))
         assert source.count(self.old) == 1, f"{self.old!r} stands {source.count(self.old)} times in {self.where}"
-        flags = __future__.annotations.compiler_flag
+        flags = annotations.compiler_flag
         namespace: dict[str, Any] = {}
         exec(compile(source.replace(self.old, self.new), module.__file__ or "", "exec", flags), vars(module), namespace)
         setattr(holder, name, namespace[name])
@@ -54,7 +53,6 @@ class Mutant(NamedTuple):
 HANGS = "nothing hangs"
 MIXES = "no result is mixed up"
 ONCE = "nothing uncertain runs twice"
-FAILS = "a failure has a cause"
 
 PAGE = "wire.control_page:ControlPage."
 RUNNER = "worker.step_runner:"

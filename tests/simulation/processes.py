@@ -147,7 +147,6 @@ class End:
         inbox: What has come.
         other: The other end.
         is_cut: Whether nothing comes any more.
-        fileno: The number that stands for it.
     """
 
     backlog = False

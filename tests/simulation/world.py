@@ -18,10 +18,9 @@ from typing import Any
 
 # The most events of one history: one that takes longer goes round in circles.
 _MOST_EVENTS = 20_000
-# How long everything stands still now and then, in seconds on average.
+# How likely everything stands still after an event, and for how long, in seconds on average.
+_HICCUPS = 0.02
 _HICCUP = 0.001
-
-
 # How likely another process runs before a store.
 _PAUSES = 0.3
 # How likely a signal comes before one event.
@@ -117,7 +116,7 @@ class World:
         random: Decides what happens next.
         now: The virtual time, in seconds.
         fiber: The simulated process that runs now; None while it is the caller's.
-        context: Which of the caller's threads runs now: ``"user"``, ``"reactor"``, ``"callbacks"``, or ``"launcher"``.
+        context: Which of the caller's threads runs now: ``"user"``, ``"reactor"``, ``"callbacks"``, and so on.
         processes: All simulated processes, oldest first.
         loop: What stands for the reactor.
         errors: What was raised where nothing may be.
@@ -212,15 +211,14 @@ class World:
         self._events += 1
         if self._events > _MOST_EVENTS:
             raise Violation("it goes on for ever")
-        if self.errors:
-            raise Violation(f"an error reached a thread that serves all actors: {self.errors[0]!r}") from self.errors[0]
+        self.check_errors()
         events = [event for process in self.processes for event in process.events()]
         events += self.loop.events()
         if events:
             name, happen = self.random.choice(events)
             self.note(name)
             happen()
-            if self.chance(0.02):
+            if self.chance(_HICCUPS):
                 self.now += self.random.expovariate(1 / _HICCUP)
             return True
         times = [process.wakes_at for process in self.processes if process.wakes_at is not None]
@@ -232,6 +230,11 @@ class World:
         self.now = max(self.now, later + 1e-6)
         self.note("time passes")
         return True
+
+    def check_errors(self) -> None:
+        """Check that nothing was raised where nothing may be."""
+        if self.errors:
+            raise Violation(f"an error reached a thread that serves all actors: {self.errors[0]!r}") from self.errors[0]
 
     @contextlib.contextmanager
     def as_thread(self, context: str) -> Iterator[None]:
