@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
-from helpers import FORK_SERVER, SOON, clocked, episode_seed, most_at_once, run_script
+from helpers import FORK_SERVER, SOON, clocked, episode_seed, most_at_once, run_script, wait_until
 
 import envactors as ea
 from envactors.backends import starting
@@ -864,6 +864,7 @@ def test_the_manager_says_the_seeds_of_episodes(make, manager):
     seen = [made.episode_seeds]
     while len(seen) < 4:
         made.step(dict.fromkeys(made.ready_obs_id, PLAIN))
+        wait_until(lambda: len(made.ready_obs_id) == 2)  # a reset may be on its way, by itself
         if made.episode_seeds != seen[-1]:
             seen.append(made.episode_seeds)
             assert dict(enumerate(made.seeded)) == made.episode_seeds
