@@ -1,167 +1,27 @@
-"""``envactors chaos``: run a vector env under real faults and check every result."""
+"""``envactors chaos``: says where the chaos kit has gone. To be removed with the next minor version."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import importlib.util
-import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from envactors.cli.arguments import at_least, seconds
-from envactors.errors import EnvActorsError
-
-if TYPE_CHECKING:
-    from envactors.cli.chaos_view import ChaosView
-    from envactors.testing.report import ChaosReport
-
-_ZEROS, _WRONG, _NOT_RUN = 0, 1, 2
-_NEEDED = ("psutil", "rich")
-_START_METHODS = ("forkserver", "loky", "spawn", "fork")
-_EXTRA = "pip install 'envactors[demo]'"
-
-_DESCRIPTION = """\
-Runs a vector env under real faults: its workers are killed while idle, in steps,
-in resets, in the factory and while they write; they are stopped, hang in C,
-sleep beyond the deadline, raise, return what cannot be pickled, exit, crash, and
-leave children running. Every result is counted and compared with that of the
-same envs without faults. The default env echoes its actions, which exposes any
-result that is lost, duplicated, mixed up or torn.
-"""
-_EPILOG = f"""\
-The seed decides the plan of faults. Your own env is a Gymnasium id or
-MODULE:FACTORY; its results are compared if it is deterministic.
-
-exit status:
-  {_ZEROS}    all faults happened, and all counts that must be 0 are 0
-  {_WRONG}    some did not, or something was lost, duplicated, mixed up, torn, late or
-       left behind
-  {_NOT_RUN}    wrong arguments, or something to install first
-  130  interrupted by Ctrl-C
-"""
+_NOT_RUN = 2
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "chaos",
-        help="run envs under real faults and check every result",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "env", nargs="?", metavar="ENV_ID|MODULE:FACTORY", help="your own env (default: an env that echoes the actions)"
-    )
-    parser.add_argument("--faults", type=at_least(1), default=100, metavar="N", help="number of faults (default: 100)")
-    parser.add_argument(
-        "--seed", type=at_least(0), default=0, metavar="N", help="seed of the plan of faults (default: 0)"
-    )
-    parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs (default: 8)")
-    parser.add_argument(
-        "--envs-per-actor", type=at_least(1), default=1, metavar="N", help="envs per process (default: 1)"
-    )
-    parser.add_argument(
-        "--on-failure",
-        choices=("renew", "replay"),
-        default="renew",
-        help="failure policy of the vector env (default: renew)",
-    )
-    parser.add_argument(
-        "--deadline", type=seconds, default=1.0, metavar="SECONDS", help="deadline of each step and reset (default: 1)"
-    )
-    parser.add_argument(
-        "--start-method",
-        choices=_START_METHODS,
-        help="how processes start (default: forkserver on Linux, which takes milliseconds, and loky elsewhere)",
-    )
-    parser.add_argument(
-        "--nodes",
-        type=at_least(0),
-        default=0,
-        metavar="N",
-        help="run the actors on N nodes of this machine, some of which are lost (default: 0)",
-    )
-    parser.add_argument(
-        "--observed",
-        action="store_true",
-        help="read stats and stacks and ask the monitor all the time, while a trace is recorded",
-    )
-    parser.add_argument(
-        "--no-shared-memory",
-        dest="shared_memory",
-        action="store_false",
-        help="send results through the channel instead",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
+    """Add the command to the parser, but not to its list of commands."""
+    # No argument begins with a space, so that options of the kit are taken as well, and ignored.
+    parser = commands.add_parser("chaos", prefix_chars=" ", add_help=False)
+    parser.add_argument("arguments", nargs="*")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command.
-
-    Args:
-        arguments: As `register` describes them.
-
-    Returns:
-        The exit status: 0 only if nothing was wrong.
-    """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"envactors chaos needs {' and '.join(missing)}: {_EXTRA}", file=sys.stderr)
-        return _NOT_RUN
-    try:
-        report = _run_chaos(arguments)
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2) + "\n")
-    except (ValueError, OSError) as error:
-        print(f"envactors chaos: {error}", file=sys.stderr)
-        return _NOT_RUN
-    except EnvActorsError as error:
-        print(f"envactors chaos: {error}", file=sys.stderr)
-        return _WRONG
-    return _ZEROS if report.ok else _WRONG
-
-
-def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
-    import envactors as ea
-    from envactors.cli.jobs import EnvSource
-    from envactors.cli.reports import count
-    from envactors.testing.chaos import chaos
-
-    factory = None if arguments.env is None else EnvSource(arguments.env)
-    if factory is not None and not factory.is_factory and importlib.util.find_spec("gymnasium") is None:
-        raise ValueError(f"{arguments.env} is made by gymnasium: {_EXTRA}, or give MODULE:FACTORY")
-    title = (
-        f"{arguments.env or 'echo'}: {count(arguments.faults, 'fault')} over {count(arguments.num_envs, 'env')}, "
-        f"{arguments.envs_per_actor} per actor, on_failure={arguments.on_failure!r}, seed {arguments.seed}"
+    """Say where the kit is, and return the exit status."""
+    del arguments
+    print(
+        "envactors chaos: the chaos kit has moved to the tests of envactors; run `python -m tests.chaos` in a checkout "
+        "of its repository",
+        file=sys.stderr,
     )
-    method = arguments.start_method
-    near = ea.ProcessBackend() if method is None else ea.ProcessBackend(method)
-    with _make_view(title) as view:
-        report = chaos(
-            factory,
-            faults=arguments.faults,
-            seed=arguments.seed,
-            num_envs=arguments.num_envs,
-            envs_per_actor=arguments.envs_per_actor,
-            on_failure=arguments.on_failure,
-            deadline=arguments.deadline,
-            shared_memory=arguments.shared_memory,
-            backend=None if arguments.nodes else near,
-            nodes=arguments.nodes,
-            observed=arguments.observed,
-            watch=view.changed,
-        )
-        view.over(report)
-    return report
-
-
-def _make_view(title: str) -> ChaosView:
-    from envactors.cli.chaos_view import LiveChaosView, PlainChaosView
-    from envactors.cli.views import terminal
-
-    console = terminal()
-    return PlainChaosView(sys.stdout, title) if console is None else LiveChaosView(console, title)
+    return _NOT_RUN

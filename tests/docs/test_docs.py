@@ -21,7 +21,7 @@ PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 TORCHRL = "ignore:Creating :DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
-# What looks for processes that are left, those of other pages among them.
+# What looks for processes that are left, those of other pages among them, and imports the chaos kit.
 ALONE = {"chaos.md"}
 # Runs the script in each directory as a main module of its own, and leaves there what goes to stderr.
 TOGETHER = """
@@ -81,7 +81,10 @@ def what_is_not_installed(page: Path) -> str | None:
 
 def write_script(page: Path, directory: Path) -> Path:
     script = directory / "blocks.py"
-    script.write_text("\n\n".join(blocks(page)))
+    parts = blocks(page)
+    if page.name in ALONE:
+        parts.insert(0, f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\n")
+    script.write_text("\n\n".join(parts))
     return script
 
 
@@ -115,7 +118,7 @@ def test_code_blocks_run_alone(page, interpreter, tmp_path):
         pytest.skip(f"{package} is not installed")
     script = write_script(page, tmp_path)
     # A run of the chaos kit looks for processes that are left.
-    done = interpreter.run(script, [], tmp_path, keeps_server=page.name != "chaos.md")
+    done = interpreter.run(script, [], tmp_path, keeps_server=page.name not in ALONE)
     assert done.stderr == ""
     assert done.returncode == 0
 

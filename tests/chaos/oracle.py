@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envactors as ea
+from chaos.faults import LargeEcho
+from chaos.report import ReportBuilder
 from envactors.backends.base import Backend
-from envactors.testing.faults import LargeEcho
-from envactors.testing.report import ReportBuilder
 from envactors.tuning.actions import sample_actions
 
 _TRIAL_STEPS = 60

@@ -8,9 +8,9 @@ import random
 import signal
 from collections.abc import Sequence
 
+from chaos.driver import ActorDriver
+from chaos.report import ReportBuilder
 from envactors.remote import LocalNodes
-from envactors.testing.driver import ActorDriver
-from envactors.testing.report import ReportBuilder
 
 # How many other faults there are per node fault.
 _FAULTS_PER_NODE_FAULT = 20
@@ -40,7 +40,7 @@ class NodeFaults:
         self.count = planned // _FAULTS_PER_NODE_FAULT
         self._launcher = launcher
         self._others = planned - self.count
-        self._dice = random.Random(seed)  # noqa: S311 # no secret
+        self._dice = random.Random(seed)  # no secret
         self._report = report_builder
         self._injected = 0
 

@@ -8,12 +8,12 @@ import os
 import signal
 from collections.abc import Iterable
 
+from chaos.faults import ArmedFault, FaultTable, Place
+from chaos.history import EnvHistory
+from chaos.plan import PlannedFault
+from chaos.process_watch import ProcessWatch
+from chaos.report import ReportBuilder
 from envactors.actor.handle import ActorHandle
-from envactors.testing.faults import ArmedFault, FaultTable, Place
-from envactors.testing.history import EnvHistory
-from envactors.testing.plan import PlannedFault
-from envactors.testing.process_watch import ProcessWatch
-from envactors.testing.report import ReportBuilder
 
 # Results without a fault after which an env whose reset is to be hit is reset explicitly.
 _UNFIRED_RESULTS = 30

@@ -181,7 +181,7 @@ class FaultInjectingEnv:
 
     def _leave_a_child(self) -> None:
         code = f"import time; time.sleep({CHILD_SECONDS})"
-        child = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, self._fault_table.path])  # noqa: S603 # its own
+        child = subprocess.Popen([sys.executable, "-I", "-S", "-c", code, self._fault_table.path])  # its own
         self._fault_table.record_child(self._env_id, child.pid)
 
 

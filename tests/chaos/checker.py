@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import envactors as ea
+from chaos.faults import LargeEcho, head_of
+from chaos.history import Delivered, EnvHistory
+from chaos.oracle import Oracle, Request, Result, identical
+from chaos.report import ReportBuilder
 from envactors.arrays.specs import Spec, conform, spec_of_value
-from envactors.testing.faults import LargeEcho, head_of
-from envactors.testing.history import Delivered, EnvHistory
-from envactors.testing.oracle import Oracle, Request, Result, identical
-from envactors.testing.report import ReportBuilder
 from envactors.wire.messages import renewed_seed
 
 

@@ -7,7 +7,7 @@ import enum
 import time
 from collections.abc import Mapping, Sequence
 
-from envactors.testing.faults import FaultKind
+from chaos.faults import FaultKind
 
 _MOST_PROBLEMS = 20  # problems described in words; further ones are only counted
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import psutil
 
+from chaos.faults import FaultTable
+from chaos.report import ReportBuilder
 from envactors.actor.handle import ActorHandle
-from envactors.testing.faults import FaultTable
 from envactors.testing.leaks import describe
-from envactors.testing.report import ReportBuilder
 
 # Seconds within which a child process must end after its worker has died.
 CHILD_PATIENCE = 5.0

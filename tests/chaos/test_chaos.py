@@ -1,4 +1,4 @@
-"""`envactors chaos` and `envactors.testing.chaos`: runs in which nothing goes wrong, and that they see what does."""
+"""The chaos kit and its command: runs in which nothing goes wrong, and that they see what does."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ import pytest
 from helpers import FORK_SERVER, is_gone, wait_until
 
 import envactors as ea
+from chaos import __main__ as command
+from chaos import observers, oracle, process_watch, runner
+from chaos import run as run_module
+from chaos.checker import Limits, ResultChecker
+from chaos.faults import ArmedFault, FaultInjectingEnv, FaultKind, FaultTable, LargeEcho, Place, head_of
+from chaos.history import Delivered, EnvHistory
+from chaos.oracle import ReferenceEnvs
+from chaos.plan import plan_faults
+from chaos.report import ReportBuilder
+from chaos.run import run_chaos
 from envactors import cli
 from envactors.system.cpus import cores
-from envactors.testing import EchoEnv, observers, oracle, process_watch, runner
-from envactors.testing import chaos as chaos_module
-from envactors.testing.chaos import chaos
-from envactors.testing.checker import Limits, ResultChecker
-from envactors.testing.faults import ArmedFault, FaultInjectingEnv, FaultKind, FaultTable, LargeEcho, Place, head_of
-from envactors.testing.history import Delivered, EnvHistory
-from envactors.testing.oracle import ReferenceEnvs
-from envactors.testing.plan import plan_faults
-from envactors.testing.report import ReportBuilder
+from envactors.testing import EchoEnv
 from envactors.vector.episodes import Episodes
 
-COMMAND = Path(sys.executable).with_name("envactors")
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "tests.chaos")
 KINDS = {kind.value for kind in FaultKind}
 ALL_KINDS = len(KINDS)
 # How many of the processes that sleep beyond a deadline may wake in time, on a busy machine: all of them.
@@ -60,7 +63,7 @@ def test_equal_seeds_give_equal_plans():
 @pytest.mark.parametrize("envs_per_actor", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_run_with_all_kinds_of_fault(envs_per_actor):
     shared_memory = ea.VectorEnv.__init__.__kwdefaults__["shared_memory"]
-    report = chaos(
+    report = run_chaos(
         faults=2 * ALL_KINDS,
         seed=1,
         envs_per_actor=envs_per_actor,
@@ -104,7 +107,7 @@ def test_a_reset_that_was_lost_twice_has_another_seed_if_its_failure_is_told(tol
 
 
 def test_a_run_over_a_users_env():
-    report = chaos(
+    report = run_chaos(
         lambda: gymnasium.make("CartPole-v1"),
         faults=ALL_KINDS,
         seed=3,
@@ -120,7 +123,7 @@ def test_a_run_over_a_users_env():
 @pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("factory", [None, lambda: gymnasium.make("CartPole-v1")], ids=["echo", "CartPole"])
 def test_a_replaying_run_leaves_no_trace(factory):
-    report = chaos(
+    report = run_chaos(
         factory,
         faults=ALL_KINDS,
         seed=4,
@@ -140,7 +143,7 @@ def test_a_replaying_run_leaves_no_trace(factory):
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
 @pytest.mark.parametrize("seed", range(10))
 def test_long_runs(seed, on_failure):
-    report = chaos(
+    report = run_chaos(
         faults=300,
         seed=seed,
         on_failure=on_failure,
@@ -206,13 +209,15 @@ def test_death_comes_in_the_middle_of_writing(fault_table, kind):
 )
 def test_memory_ends_within_any_array(obs):
     script = (
-        "import sys, pickle; from envactors.testing.faults import _half_there; import numpy as np\n"
+        "import sys, pickle; from chaos.faults import _half_there; import numpy as np\n"
         "half = _half_there(pickle.loads(bytes.fromhex(sys.argv[1])))\n"
         "array = half if isinstance(half, np.ndarray) else half['b'] if isinstance(half, dict) else half[1]\n"
         "print(array.shape, array.dtype, flush=True)\n"
         "array.copy()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, pickle.dumps(obs).hex()], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, pickle.dumps(obs).hex()], cwd=ROOT / "tests", capture_output=True, text=True
+    )
     array = obs if isinstance(obs, np.ndarray) else obs["b"] if isinstance(obs, dict) else obs[1]
     assert done.stdout == f"{array.shape} {array.dtype}\n"
     assert done.returncode == -signal.SIGBUS
@@ -268,7 +273,7 @@ def tampered(monkeypatch, tamper):
 
 
 def small_run(**options):
-    return chaos(**{"faults": 2, "seed": 5, "num_envs": 3, "deadline": DEADLINE, "backend": FORK_SERVER, **options})
+    return run_chaos(**{"faults": 2, "seed": 5, "num_envs": 3, "deadline": DEADLINE, "backend": FORK_SERVER, **options})
 
 
 def only(report, **wrong):
@@ -343,7 +348,7 @@ def test_it_sees_a_result_that_never_comes(monkeypatch):
 
 
 def test_it_sees_a_stall(monkeypatch):
-    monkeypatch.setattr(chaos_module, "STALL_MARGIN", 0.0)
+    monkeypatch.setattr(run_module, "STALL_MARGIN", 0.0)
 
     def wait(batch, plain):
         time.sleep(2 * DEADLINE)
@@ -380,7 +385,7 @@ def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):
                 os._exit(5)
             return super().step(action)
 
-    for module in (chaos_module, oracle):
+    for module in (run_module, oracle):
         monkeypatch.setattr(module, "LargeEcho", Frail)
     report = small_run(deadline=2 * DEADLINE)  # none shall be lost to a busy machine
     assert report.unexplained == 1
@@ -394,7 +399,9 @@ def test_it_sees_an_env_that_is_not_the_same_on_another_process():
             obs[0] = ea.current_actor().incarnation
             return obs, *rest
 
-    report = chaos(lambda: Env(episode_length=9), faults=4, seed=2, num_envs=2, deadline=DEADLINE, backend=FORK_SERVER)
+    report = run_chaos(
+        lambda: Env(episode_length=9), faults=4, seed=2, num_envs=2, deadline=DEADLINE, backend=FORK_SERVER
+    )
     assert report.compared
     assert report.mixed_up >= 1
     assert not report.ok
@@ -407,7 +414,7 @@ def test_it_sees_a_failure_that_is_not_replayed():
             obs[0] = ea.current_actor().incarnation
             return obs, *rest
 
-    report = chaos(
+    report = run_chaos(
         lambda: Env(episode_length=9),
         faults=4,
         seed=2,
@@ -427,7 +434,9 @@ def test_what_cannot_be_compared_is_not():
             obs[3] = time.monotonic_ns()
             return obs, *rest
 
-    report = chaos(lambda: Env(episode_length=9), faults=6, seed=2, num_envs=3, deadline=DEADLINE, backend=FORK_SERVER)
+    report = run_chaos(
+        lambda: Env(episode_length=9), faults=6, seed=2, num_envs=3, deadline=DEADLINE, backend=FORK_SERVER
+    )
     assert not report.compared
     assert report.ok, "\n".join(report.problems) or report
 
@@ -444,7 +453,7 @@ def test_it_sees_what_is_left_behind(monkeypatch):
         return batch
 
     tampered(monkeypatch, leave)
-    for module in (chaos_module, process_watch):
+    for module in (run_module, process_watch):
         monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
     report = small_run()
     file, process, thread = left
@@ -474,9 +483,9 @@ def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
             self._fault_table.record_child(self._env_id, int(done.stdout))
 
     (fault,) = [fault for fault in plan_faults(ALL_KINDS, 5, 3) if fault.kind is FaultKind.CHILD]
-    monkeypatch.setattr(chaos_module, "plan_faults", lambda *_: [fault])
-    monkeypatch.setattr(chaos_module, "FaultInjectingEnv", Escaping)
-    for module in (chaos_module, process_watch):
+    monkeypatch.setattr(run_module, "plan_faults", lambda *_: [fault])
+    monkeypatch.setattr(run_module, "FaultInjectingEnv", Escaping)
+    for module in (run_module, process_watch):
         monkeypatch.setattr(module, "CHILD_PATIENCE", 0.5)
     report = small_run(faults=1, deadline=5.0)
     assert only(report, leaks=1)
@@ -490,7 +499,8 @@ def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
 
 def run(*arguments, **environment):
     return subprocess.run(
-        [COMMAND, "chaos", *arguments],
+        [*COMMAND, *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
@@ -519,7 +529,7 @@ def test_the_command(tmp_path):
 
 def test_the_command_fails_where_something_is_wrong(monkeypatch, capsys):
     tampered(monkeypatch, lambda batch, plain: rows(batch, [*range(len(batch.infos)), plain[0]]))
-    assert cli.main(["chaos", "--faults", "2", "--num-envs", "3"]) == 1
+    assert command.main(["--faults", "2", "--num-envs", "3"]) == 1
     assert "Wrong: duplicated 1." in capsys.readouterr().out
 
 
@@ -533,29 +543,40 @@ def test_the_command_fails_where_something_is_wrong(monkeypatch, capsys):
 )
 def test_wrong_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["chaos", *arguments])
+        command.main(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_an_env_without_actions_to_sample(capsys):
-    assert cli.main(["chaos", "collections:OrderedDict", "--faults", "1"]) == 2
+    assert command.main(["collections:OrderedDict", "--faults", "1"]) == 2
     assert "OrderedDict without an action_space to sample from" in capsys.readouterr().err
 
 
 def test_an_env_of_ones_own_by_name(capsys):
-    assert cli.main(["chaos", "CartPole-v1", "--faults", "3", "--num-envs", "2"]) == 0
+    assert command.main(["CartPole-v1", "--faults", "3", "--num-envs", "2"]) == 0
     assert "CartPole-v1: 3 faults over 2 envs" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_the_command():
     process = subprocess.Popen(
-        [COMMAND, "chaos", "--faults", "5000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, "--faults", "5000"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert "5000 faults" in process.stdout.readline()
     assert "renewals" in process.stdout.readline()  # in the middle of it
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
-    assert (process.returncode, err) == (130, "envactors: interrupted\n")
+    assert (process.returncode, err) == (130, "python -m tests.chaos: interrupted\n")
     assert psutil.wait_procs(children, 5)[1] == []
+
+
+def test_the_command_of_before_says_where_the_kit_is(capsys):
+    assert cli.main(["chaos", "CartPole-v1", "--faults", "20", "--observed", "--help"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "run `python -m tests.chaos` in a checkout" in err
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "chaos" not in capsys.readouterr().out

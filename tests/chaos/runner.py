@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import envactors as ea
+from chaos.checker import Limits, ResultChecker
+from chaos.driver import ActorDriver
+from chaos.faults import FaultTable
+from chaos.history import Delivered, EnvHistory
+from chaos.node_faults import NodeFaults
+from chaos.oracle import Oracle
+from chaos.plan import PlannedFault
+from chaos.process_watch import ProcessWatch
+from chaos.report import ChaosReport, ReportBuilder
 from envactors.arrays.specs import split_batch
-from envactors.testing.checker import Limits, ResultChecker
-from envactors.testing.driver import ActorDriver
-from envactors.testing.faults import FaultTable
-from envactors.testing.history import Delivered, EnvHistory
-from envactors.testing.node_faults import NodeFaults
-from envactors.testing.oracle import Oracle
-from envactors.testing.plan import PlannedFault
-from envactors.testing.process_watch import ProcessWatch
-from envactors.testing.report import ChaosReport, ReportBuilder
 
 # Seconds beyond the limits after which a result counts as lost.
 _PATIENCE = 20.0
@@ -66,7 +66,7 @@ class ChaosRunner:
         self._watch = watch
         self._node_faults = node_faults
         self._watched = 0.0
-        self._dice = random.Random(report_builder.seed)  # noqa: S311 # no secret
+        self._dice = random.Random(report_builder.seed)  # no secret
         self._process_watch = ProcessWatch(envs.actors, fault_table, report_builder, limits.stall)
         self._checker = ResultChecker(envs, oracle, report_builder, limits)
         self._histories = [EnvHistory(i, envs[i]) for i in range(envs.num_envs)]

@@ -1,8 +1,8 @@
-"""Chaos test: run a vector env under real faults and check every result.
+"""A chaos run: a vector env under real faults, with every result checked.
 
-    from envactors.testing.chaos import chaos
+    from chaos.run import run_chaos
 
-    report = chaos(my_factory, faults=100, seed=1)
+    report = run_chaos(my_factory, faults=100, seed=1)
     assert report.ok, report
 
 The faults are real: processes kill themselves, hang in C, are stopped, die while they write. Each happens once. Each
@@ -24,18 +24,18 @@ from typing import Any
 import loky.backend.resource_tracker
 
 import envactors as ea
+from chaos.checker import Limits
+from chaos.faults import FaultInjectingEnv, FaultTable, LargeEcho
+from chaos.node_faults import NodeFaults
+from chaos.observers import Observers
+from chaos.oracle import make_oracle
+from chaos.plan import plan_faults
+from chaos.process_watch import CHILD_PATIENCE
+from chaos.report import ChaosReport, ReportBuilder
+from chaos.runner import ChaosRunner
 from envactors.backends.base import Backend
 from envactors.remote import LocalNodes
-from envactors.testing.checker import Limits
-from envactors.testing.faults import FaultInjectingEnv, FaultTable, LargeEcho
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
-from envactors.testing.node_faults import NodeFaults
-from envactors.testing.observers import Observers
-from envactors.testing.oracle import make_oracle
-from envactors.testing.plan import plan_faults
-from envactors.testing.process_watch import CHILD_PATIENCE
-from envactors.testing.report import ChaosReport, ReportBuilder
-from envactors.testing.runner import ChaosRunner
 from envactors.vector.failure_policy import OnFailure
 
 STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
@@ -43,7 +43,7 @@ _MAX_RESTARTS = 1_000_000
 _LEASE = 1.0  # of nodes, in seconds: their results may take as long as that longer
 
 
-def chaos(
+def run_chaos(
     factory: Callable[[], Any] | None = None,
     *,
     faults: int = 100,

@@ -1,4 +1,4 @@
-"""Output of ``envactors chaos``: a live table on a terminal, plain lines elsewhere."""
+"""Output of ``python -m tests.chaos``: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Protocol, TextIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from chaos.report import ChaosReport
 from envactors.cli.reports import LineView, count
 from envactors.cli.views import LiveView, plain_table
-from envactors.testing.report import ChaosReport
 
 _LINE_SECONDS = 5.0
 _MOST_SHOWN = 5

@@ -32,7 +32,7 @@ class Observers:
     def __init__(self, envs: ea.VectorEnv, report: Callable[[str], None], seed: int) -> None:
         self._envs = envs
         self._report = report
-        self._dice = random.Random(seed)  # noqa: S311 # no secret
+        self._dice = random.Random(seed)  # no secret
         self._ended = threading.Event()
         # (steps, batches) of the stats that were read last.
         self._last = ([0] * envs.num_envs, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from envactors.testing.faults import FaultKind, Place
+from chaos.faults import FaultKind, Place
 
 _MOST_GAP = 3  # most results between two faults of one actor
 
@@ -54,7 +54,7 @@ def plan_faults(faults: int, seed: int, num_envs: int) -> list[PlannedFault]:
         seed: Seed of the plan; equal seeds give equal plans.
         num_envs: Number of envs to choose from.
     """
-    dice = random.Random(seed)  # noqa: S311 # no secret
+    dice = random.Random(seed)  # no secret
     plan: list[PlannedFault] = []
     while len(plan) < faults:
         for kind in dice.sample(list(FaultKind), len(FaultKind)):
