@@ -1,7 +1,7 @@
 """Runs histories, ``python -m tests.simulation --schedules 1000 --seed 0``, or interleavings of threads that wait.
 
-``--interleavings`` enumerates the schedules of each scenario in `simulation.waits` up to a number of preemptions, and
-draws further ones at random. With ``--mutants`` it looks for known bugs of threads that wait instead.
+``--interleavings`` enumerates the schedules of each scenario in `simulation.scenarios` up to a number of preemptions,
+and draws further ones at random. With ``--mutants`` it looks for known bugs of threads that wait instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simulation.history import run_history
 from simulation.interleavings import Report, explore, explore_randomly, replay
 from simulation.mutants import MUTANTS
 from simulation.planted_waits import PLANTED
-from simulation.waits import SCENARIOS
+from simulation.scenarios import SCENARIOS
 
 # How many histories a process runs before it tells of them.
 _CHUNK = 50

@@ -14,9 +14,10 @@ from envactors.actor import wait_set
 from envactors.actor.pool import PoolFuture
 from envactors.actor.wait_set import Gate
 from envactors.system.polling import remaining
-from simulation.interleavings import Scenario
 from simulation.mutants import Mutant
-from simulation.waits import SCENARIOS, crossed_calls, installed, ring_sleepers, sleepers
+from simulation.scenarios import SCENARIOS
+from simulation.schedule import Scenario
+from simulation.waits import crossed_calls, installed, ring_sleepers, sleepers
 
 
 class SkippingParking:

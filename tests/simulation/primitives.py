@@ -1,4 +1,4 @@
-"""Locks, conditions, threads, clocks, doorbells, and pollers that a schedule of `simulation.interleavings` controls.
+"""Locks, conditions, threads, clocks, doorbells, and pollers that a `simulation.schedule` controls.
 
 `controlled` puts them in place of the real ones in the modules under test. Only threads of the explorer get them; all
 other threads of the process keep the real ones.
@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from envactors.system.polling import READABLE, Doorbell, Poller
-from simulation.interleavings import Carriers, Run, Task
+from simulation.schedule import Run
+from simulation.tasks import Carriers, Task
 
 # A lock may be taken this often by others before a thread that waits for it gets it.
 _MOST_PASSED = 3

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from simulation.interleavings import Run, Scenario, as_deviations, as_name, explore, explore_randomly, replay
+from simulation.interleavings import as_deviations, as_name, explore, explore_randomly, replay
 from simulation.planted_waits import PLANTED, Planted
 from simulation.primitives import controlled
-from simulation.waits import SCENARIOS
+from simulation.scenarios import SCENARIOS
+from simulation.schedule import Run, Scenario
 
 Build = Callable[[Run], Callable[[], None] | None]
 # The scenarios of the explorer's own tests use primitives of this module.
