@@ -400,6 +400,8 @@ class Run:
 
     def _where(self, task: Task) -> str:
         """Describe where a thread stands."""
+        if task.ran_at < 0:
+            return "begins"
         frame = sys._current_frames().get(task.ident)
         while frame is not None and frame.f_code.co_filename in (__file__, _PRIMITIVES):
             frame = frame.f_back

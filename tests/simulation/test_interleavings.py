@@ -21,7 +21,7 @@ Build = Callable[[Run], Callable[[], None] | None]
 # The scenarios of the explorer's own tests use primitives of this module.
 THIS_MODULE = sys.modules[__name__]
 # How many schedules of each scenario the default run has, and a long one.
-FEW = 25
+FEW = 20
 MANY = 1500
 # The most schedules until a planted bug is found.
 MOST_PER_BUG = 3000
