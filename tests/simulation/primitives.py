@@ -379,14 +379,11 @@ class ControlledPoller(Readable):
             return []
         if timeout != 0 and not self._ready():
             deadline = None if timeout is None else self._run.now + timeout
-            while not self._ready() and self._run.block(self._is_ready, deadline, "descriptors"):
+            while not self._ready() and self._run.block(lambda: self.is_readable, deadline, "descriptors"):
                 pass
         ready = self._ready()
         self.edges.difference_update(fd for fd, _ in ready)
         return ready
-
-    def _is_ready(self) -> bool:
-        return bool(self._ready())
 
     def close(self) -> None:
         """Do nothing: nobody else gets its descriptor."""

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from envactors.actor import engine, reactor
@@ -125,35 +125,29 @@ class Hub:
         assert not self._inbox.is_readable, "nobody has read a reply"
 
 
-def same_key(run: Run) -> Check:
-    hub = Hub(run)
-    run.add_thread("first", lambda: hub.wait("a"))
-    run.add_thread("second", lambda: hub.wait("a"))
-    run.add_thread("sender", lambda: hub.send("a"))
-    return hub.check
+def waiters(*keys: str, send: Sequence[str] = (), settle: Sequence[str] = ()) -> Callable[[Run], Check]:
+    """Return what builds one thread that waits for each key, and one that has the results come.
 
+    Args:
+        *keys: What the threads wait for.
+        send: The results that come by replies, in this order.
+        settle: Those that come without a reply.
+    """
 
-def same_key_without_reply(run: Run) -> Check:
-    hub = Hub(run)
-    run.add_thread("first", lambda: hub.wait("a"))
-    run.add_thread("second", lambda: hub.wait("a"))
-    run.add_thread("waker", lambda: hub.settle("a"))
-    return hub.check
+    def build(run: Run) -> Check:
+        hub = Hub(run)
+        for number, key in enumerate(keys):
+            run.add_thread(f"waiter {number}", functools.partial(hub.wait, key))
 
+        def bring() -> None:
+            hub.send(*send)
+            for key in settle:
+                hub.settle(key)
 
-def different_keys(run: Run) -> Check:
-    hub = Hub(run)
-    run.add_thread("first", lambda: hub.wait("a"))
-    run.add_thread("second", lambda: hub.wait("b"))
-    run.add_thread("sender", lambda: hub.send("b", "a"))
-    return hub.check
+        run.add_thread("sender", bring)
+        return hub.check
 
-
-def one_waiter(run: Run) -> Check:
-    hub = Hub(run)
-    run.add_thread("waiter", lambda: hub.wait("a"))
-    run.add_thread("waker", lambda: hub.settle("a"))
-    return hub.check
+    return build
 
 
 def timeout(run: Run) -> Check:
