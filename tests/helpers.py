@@ -331,7 +331,7 @@ class FixedWait:
 
 def wait_always(envs: ea.VectorEnv, strategy) -> None:
     """Makes caller and workers of a vector wait for each other in one way."""
-    envs._stepper._tuner = envs._stepper.single.tuner = FixedWait(strategy)
+    envs._stepper._tuner = envs._stepper.stream_tuner = FixedWait(strategy)
 
 
 def frozen(value):

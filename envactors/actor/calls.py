@@ -1,7 +1,7 @@
 """What an actor is asked: queued, sent, answered; how replies find their requests; what its lost process leaves.
 
-At most one call runs at a time. Batch steps in shared memory pipeline: the next one is posted while the worker is
-still at the one before.
+At most one call runs at a time, and none while rows are in flight. Rows pipeline: the next ones are posted while the
+worker is still at those before.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import logging
 import time
 from collections.abc import Callable
 
-from envactors.actor import recording
-from envactors.actor.batch_step import FrameBatchStep, StepRequest
+from envactors.actor import recording, row_failures
 from envactors.actor.core import ActorCore
+from envactors.actor.decide import Cause
 from envactors.actor.env_records import handle_record
 from envactors.actor.exit_decision import ExitDecision, Fate, Running
-from envactors.actor.permits import LimitedTable
-from envactors.actor.process import START_CALL_ID, ActorProcess, ExitReport
-from envactors.actor.requests import Answer, CallRequest, Entry, Request
-from envactors.actor.shm_batch_step import LimitedSteps, SharedMemoryBatchStep, SharedMemorySteps
+from envactors.actor.future import ActorFuture
+from envactors.actor.process import START_CALL_ID, ActorProcess
+from envactors.actor.requests import Answer, CallRequest, Group, Request
+from envactors.actor.rows import ActorRows
 from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
-from envactors.errors import ActorError, copy_error
-from envactors.wire.control_page import ASLEEP, SPINNING
+from envactors.errors import ActorError
+from envactors.system.polling import READABLE
+from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
 from envactors.wire.messages import Frame, Kind
-from envactors.wire.pickling import reads_at_once
-from envactors.wire.steps import pack_steps
+from envactors.wire.pickling import UNREAD, read_at_once
 
 _log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
@@ -43,74 +43,94 @@ class Calls:
         on_start_reply: Called with the reply to START or ADOPT.
 
     Attributes:
+        rows: The rows of the actor's envs; None for an actor that is in no vector.
         tuner: Chooses how caller and worker wait for each other between calls.
-        steps: The batch steps in shared memory.
     """
 
     def __init__(self, core: ActorCore, on_start_reply: Callable[[Frame], None]) -> None:
         self._core = core
+        self.rows: ActorRows | None = None
         self._on_start_reply = on_start_reply
         self.tuner = WaitTuner(core.config.spin)
-        kind = SharedMemorySteps
-        if isinstance(core.table, LimitedTable):
-            kind, core.table.dispatch = LimitedSteps, self._dispatch_or_kill
-        self.steps = kind(core, self.receive, self.dispatch)
+        core.send_waiting = self.dispatch
         # When the last reply came (`time.monotonic`).
         self._answered = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the worker has anything that it has not completed."""
+        return self._core.table.running is not None or (self.rows is not None and self.rows.is_in_flight())
 
     # Sending ---------------------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
         """Send what heads the queue, as far as the worker is free for it."""
-        core = self._core
-        if core.phase is not LIVE or core.process is None:
-            return
-        while core.table.queue and (entry := core.table.start_next()) is not None:
-            self._post(entry)
-            if core.phase is not LIVE:
+        core, table, rows, permits = self._core, self._core.table, self.rows, self._core.permits
+        while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
+            head = table.queue[0]
+            if isinstance(head, Group) and (rows is None or not rows.awaits(head)):
+                table.queue.popleft()  # what it had was withdrawn
+                continue
+            if rows is not None and (isinstance(head, CallRequest) or permits is not None) and rows.has_posted():
+                rows.watch_end()  # the thread that waits for them need not be awake
+                if rows.has_posted():
+                    return
+                continue
+            if permits is not None and head.needs_permit and not permits.acquire(core, head.age):
                 return
-        table = core.table
-        if table.running and table.running[0].pipelines and (table.queue or table.is_limited):
-            self.steps.watch_end()  # the thread that waits for the step need not be awake
+            if isinstance(head, CallRequest):
+                self._send_call(table.start_call())
+                continue
+            assert rows is not None, "only envs of a vector are posted"
+            rows.post_waiting(head)
+            table.queue.popleft()  # not before: an interrupt in between must not lose it
+            if permits is not None:
+                rows.watch_end()
 
-    def _dispatch_or_kill(self) -> None:
-        """Send what waits, for another actor that must not suffer for an error of this one."""
+    def send_at_once(self, call: CallRequest) -> bool:
+        """Send a call that nothing is in the way of; return False if there is; called with signals deferred."""
+        core, table, rows = self._core, self._core.table, self.rows
         try:
-            self.dispatch()
-        except Exception as error:
-            core, text = self._core, "what actor %r was asked could not be sent: %s"
-            core.reactor.logs.notices.add(functools.partial(_log.error, text, core.config.name, repr(error)))
+            with core.lock:
+                if core.phase is not LIVE or table.queue or table.running is not None or core.process is None:
+                    return False
+                if core.closing or core.permits is not None or core.deferred.waiting or call.bound is not None:
+                    return False
+                if rows is not None and rows.has_posted():
+                    return False
+                table.last_id = call.call_id = table.last_id + 1
+                table.running = call
+                if call.future is not None:
+                    call.future.mark_running()
+                call.started = time.monotonic()
+                self._send(call.kind, call)
+        except BaseException:
+            core.is_inconsistent = True
             core.kill_inconsistent()
+            raise
+        return True
 
-    def _post(self, entry: Entry) -> None:
+    def _send_call(self, call: CallRequest) -> None:
         core, now = self._core, time.monotonic()
-        if isinstance(entry, SharedMemoryBatchStep):
-            if core.step_limit is not None and len(core.table.running) == 1:
-                core.timers.set("call", now + core.step_limit)
-            core.table.last_id += 1
-            entry.start(core.table.last_id, now, ASLEEP)
+        call.started = now
+        if call.kind not in (None, Kind.CLOSE):
+            self._send(call.kind, call)
             return
-        entry.started = now
-        if isinstance(entry, FrameBatchStep):
-            self._send(Kind.STEPS, entry, pack_steps(entry.message, core.config.backend.pickles))
-        elif isinstance(entry, CallRequest) and entry.kind not in (None, Kind.CLOSE):
-            self._send(entry.kind, entry, entry.payload)
-        elif isinstance(entry, CallRequest):
-            core.phase = STOPPING
-            core.reason = EndReason.RENEW if entry.kind is None else EndReason.CLOSE
-            if entry.kind is None and core.config.deadlines.close is not None:
-                core.timers.set("kill", now + core.config.deadlines.close)
-            self._send(Kind.CLOSE, entry, entry.payload)
+        core.phase = STOPPING
+        core.reason = EndReason.RENEW if call.kind is None else EndReason.CLOSE
+        if call.kind is None and core.config.deadlines.close is not None:
+            core.timers.set("kill", now + core.config.deadlines.close)
+        self._send(Kind.CLOSE, call)
 
-    def _send(self, kind: Kind | None, entry: Entry, payload: object) -> None:
+    def _send(self, kind: Kind | None, call: CallRequest) -> None:
         core = self._core
         assert core.process is not None, "a live actor has a process"
         assert kind is not None, "a renewal sends CLOSE"
-        limit = core.step_limit if entry.timeout is None else entry.timeout
+        limit = core.step_limit if call.timeout is None and kind == Kind.REPLAY else call.timeout
         if limit is not None and core.phase is LIVE and core.config.backend.kills:
-            core.timers.set("call", entry.started + limit)
-        spins = self.tuner.strategy.workers_spin and entry.started - self._answered < SHORT_PAUSE
-        core.process.send(Frame(kind, core.incarnation, entry.call_id, payload), SPINNING if spins else ASLEEP)
+            core.timers.set("call", call.started + limit)
+        spins = self.tuner.strategy.workers_spin and call.started - self._answered < SHORT_PAUSE
+        core.process.send(Frame(kind, core.incarnation, call.call_id, call.payload), SPINNING if spins else ASLEEP)
 
     # Replies ---------------------------------------------------------------------------------------------
 
@@ -120,7 +140,7 @@ class Calls:
         process = core.process
         if process is None or process.at_end:
             return False
-        frames = process.advance(mask)
+        frames = process.read() if mask == READABLE else process.advance(mask)
         for frame in frames or ():
             self.on_frame(frame)
         if process.at_end and core.phase is not STOPPING:
@@ -128,193 +148,164 @@ class Calls:
             core.timers.set("kill", time.monotonic() + EXIT_GRACE)
         return frames is not None
 
+    def spin_for(self, future: ActorFuture) -> bool:
+        """Spin until the running call has ended, and read its reply; return whether it is there, and this future's."""
+        core, call, process = self._core, self._core.table.running, self._core.process
+        if process is None or call is None or not self.tuner.strategy.both_spin:
+            return False
+        if call.future is not future:
+            return False
+        core.reactor.count_wait()
+        counters = process.page.counters
+        ended = counters[FINISHED]
+        if ended != call.call_id and not spin_until_all([(counters, ended + 1)], FINISHED):
+            return False
+        with core.change, core.lock:
+            self.receive(READABLE)
+        return core.table.running is not call
+
     def on_frame(self, frame: Frame) -> None:
         """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
-        core = self._core
+        core, running = self._core, self._core.table.running
         if frame.kind == _LOGGED:
             core.reactor.logs.records.add(functools.partial(handle_record, frame.payload), len(frame.payload))
-            return
-        entry = core.table.find_running(frame.call_id)
-        if frame.incarnation != core.incarnation:
+        elif frame.incarnation != core.incarnation:
             core.stale += 1
         elif frame.call_id == START_CALL_ID and core.phase is LAUNCHING:
             self._on_start_reply(frame)
-        elif core.phase is ENDING:
-            core.stale += 1
-        elif frame.kind == Kind.OVERFLOW:
-            self.steps.on_overflow(frame)
-        elif entry is None:
+        elif frame.kind == Kind.OVERFLOW and self.rows is not None:
+            self.rows.on_overflow(frame)  # also of a process that is being ended: the row that it belongs to counts
+        elif core.phase is ENDING or running is None or frame.call_id != running.call_id:
             core.stale += 1
         elif core.phase is STOPPING:
             # The env is closed. What may still keep its process, such as a thread that never ends, gets a moment.
             core.timers.set_earlier("kill", time.monotonic() + EXIT_GRACE)
         elif core.phase is LIVE:
-            self._on_reply(entry, frame)
+            self._on_reply(running, frame)
 
-    def _on_reply(self, entry: Entry, frame: Frame) -> None:
+    def _on_reply(self, call: CallRequest, frame: Frame) -> None:
         core = self._core
-        answers, ended = entry.answers(frame)
-        for answer in answers:
-            core.completed += 1
-            if core.recovery.replays and not core.recovery.record(answer, frame.incarnation):
-                self.fail_bound(core.incarnation - 1)
-            self._hand_out(answer, frame.incarnation)
-        if not ended:
-            entry.discard(answers)
+        failed = frame.kind == Kind.FAILED
+        core.completed += 1
+        if core.recovery.replays:
+            # The state of an env that was lost is not where it stood: a journal that begins there would hide the loss.
+            was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
+            if not was_lost and not core.recovery.record(Answer(call, failed, frame.payload)):
+                self.fail_lost()
+        if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
+            self.rows.on_brought_back(call.index)
+        value = UNREAD if failed else read_at_once(frame.payload)
+        if value is UNREAD:
+            self._hand_out(call, Answer(call, failed, frame.payload), frame.incarnation)
         else:
-            core.table.running.remove(entry)
+            core.deferred.waiting.append(functools.partial(self._settle, call, value, None, frame.incarnation))
+        core.table.running = None
+        if call.timeout is not None or core.step_limit is not None:
             core.timers.cancel("call")
-            self._answered = now = time.monotonic()
-            self.tuner.record(now - entry.started, now)
-            if isinstance(entry, CallRequest):
-                if recording.recorder is not None:
-                    core.record_span(entry.method, entry.started)
-                if entry.kind == Kind.REPLAY:
-                    core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - entry.started)
-        if ended and (core.table.queue or core.table.is_limited):
-            core.table.end_running()
-            self.dispatch()
+        self._answered = now = time.monotonic()
+        self.tuner.record(now - call.started, now)
+        if recording.recorder is not None:
+            core.record_span(call.method, call.started)
+        if call.kind == Kind.REPLAY:
+            core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - call.started)
+        if core.table.queue or core.permits is not None:
+            core.on_idle()
 
     # Outcomes --------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, value: object) -> None:
-        """End a request with a value of the parent's own."""
-        self._core.deferred.waiting.append(
-            functools.partial(self._settle, request, value, None, self._core.incarnation)
-        )
+    def answer(self, call: CallRequest, value: object) -> None:
+        """End a call with a value of the parent's own."""
+        self._core.deferred.waiting.append(functools.partial(self._settle, call, value, None, self._core.incarnation))
 
-    def fail(self, request: Request, error: BaseException) -> None:
-        """End a request with an error of the parent's own."""
+    def fail(self, call: CallRequest, error: BaseException) -> None:
+        """End a call with an error of the parent's own."""
         self._core.failed += 1
-        self._core.deferred.waiting.append(
-            functools.partial(self._settle, request, None, error, self._core.incarnation)
-        )
+        self._core.deferred.waiting.append(functools.partial(self._settle, call, None, error, self._core.incarnation))
 
-    def _hand_out(self, answer: Answer, incarnation: int) -> None:
+    def _hand_out(self, call: CallRequest, answer: Answer, incarnation: int) -> None:
         """Have an answer read and handed out: at once, or in another thread if code of users runs for that."""
-        core, content = self._core, answer.content
-        settle = functools.partial(self._settle_answer, answer, incarnation, core.pid)
-        if core.config.backend.inline or (isinstance(answer.request, CallRequest) and reads_at_once(content)):
+        core = self._core
+        settle = functools.partial(self._settle_answer, call, answer, incarnation, core.pid)
+        if core.config.backend.inline:
             core.deferred.waiting.append(settle)
         else:
-            answer.request.arrive(settle, core.reactor)
+            call.arrive(settle, core.reactor)
 
-    def _settle_answer(self, answer: Answer, incarnation: int, pid: int | None) -> None:
+    def _settle_answer(self, call: CallRequest, answer: Answer, incarnation: int, pid: int | None) -> None:
         value, error = self._core.errors.outcome(answer, incarnation, pid)
-        self._settle(answer.request, value, error, incarnation)
+        self._settle(call, value, error, incarnation)
 
-    def _settle(self, request: Request, value: object, error: BaseException | None, incarnation: int) -> None:
+    def _settle(self, call: CallRequest, value: object, error: BaseException | None, incarnation: int) -> None:
         try:
-            request.settle(value, error, incarnation)
+            call.settle(value, error, incarnation)
         except Exception as failure:
             # In threads of users it may be an interrupt: then this runs once more, in another one.
             if not self._core.reactor.owns_current_thread():
                 raise
-            request.settle(None, failure, incarnation)
-        if request.future is not None:
-            self._core.reactor.wake(request.future)
+            call.settle(None, failure, incarnation)
+        if call.future is not None:
+            self._core.reactor.wake(call.future)
 
-    def fail_bound(self, incarnation: int) -> None:
+    def fail_lost(self) -> None:
         """Fail what waits and was meant for a lost process, as far as no other can take its place."""
         core = self._core
+        lost = core.incarnation if not core.lives or core.process is None else core.incarnation - 1
+        for call in core.table.withdraw_calls(lambda call: call.bound is not None and call.bound <= lost):
+            self.fail(call, core.loss_of(call))
+        if self.rows is not None:
+            row_failures.fail_lost(self.rows)
 
-        def is_lost(entry: Entry) -> bool:
-            return any(core.recovery.journal(part.index).loses(part, incarnation) for part in entry.parts)
+    def fail_group(self, group: Group, error: Callable[[Request], ActorError]) -> None:
+        """Fail envs that wait to be posted, and that nothing posts any more."""
+        rows = self.rows
+        for index in group.indices:
+            if rows is not None and rows.is_asked(index):
+                row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))
 
-        self.separate_waiting_steps()
-        for entry in core.table.withdraw_all(is_lost):
-            for request in entry.parts:
-                self.fail(request, self.loss_error(request))
-
-    def separate_waiting_steps(self) -> None:
-        """Make waiting batch steps into one per env: after the end of a process their envs may fare differently."""
-        queue = self._core.table.queue
-        for _ in range(len(queue)):
-            entry = queue.popleft()
-            if len(entry.parts) == 1:
-                queue.append(entry)
-            else:
-                _, requests = entry.split(None, blame=False)
-                queue.extend(self.as_entry(request, entry.number) for request in requests)
-
-    def as_entry(self, request: Request, number: int = 0) -> Entry:
-        """Return what the table holds for a request that is asked by itself."""
-        if isinstance(request, CallRequest):
-            return request
-        assert isinstance(request, StepRequest), "there are calls and steps"
-        entry, table = FrameBatchStep([request], stream=True), self._core.table
-        table.last_id += 1
-        entry.call_id, entry.number = table.last_id, number
-        return entry
-
-    def loss_error(self, request: Request) -> ActorError:
-        """Return the error of a request that was lost with its process before it could run."""
-        core = self._core
-        loss = core.loss
-        if loss is None:
-            return core.errors.death(ExitReport(), core.incarnation, request, aborted=True)
-        if (loss.call_id, loss.index) == (request.call_id, request.index):
-            return copy_error(loss)
-        return core.errors.loss(request, loss)
+    def next_look(self, page: ControlPage, now: float) -> float | None:
+        """Return when the deadline of what the worker is at passes; None if it has."""
+        call = self._core.table.running
+        if call is not None:
+            return call.next_look(page, self._core.config.deadlines, now)
+        assert self.rows is not None, "rows are in flight"
+        return row_failures.next_look(self.rows, now)
 
     # What a process that has ended leaves ----------------------------------------------------------------
 
-    def interrupt(self, process: ActorProcess | None) -> Request | None:
-        """Take out what runs: return the request that was running, queue what had not begun."""
-        core = self._core
+    def interrupt(self, process: ActorProcess | None) -> CallRequest | None:
+        """Take out the call that runs; it is queued again if it had not begun."""
+        core, table = self._core, self._core.table
         if core.is_inconsistent:
             core.forget_uncertain()
-        page = None if process is None else process.page
-        blame = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
-        current: Request | None = None
-        waiting: list[Request] = []
-        for entry in core.table.interrupt():
-            one, others = entry.split(page, blame=blame)
-            if current is None:
-                current = one
-            elif one is not None:
-                waiting.append(one)  # it had begun after the deadline of the first had passed
-            waiting += others
-            if isinstance(entry, SharedMemoryBatchStep):
-                kept = [index for index in entry.envs if index not in entry.failed_envs]
-                core.completed += len(kept)
-                entry.record(core.recovery, kept)
-                core.reactor.wake(entry.waiter)
-        if isinstance(current, StepRequest):
-            current.timeout = core.config.deadlines.of(current.method)
-        if current is not None and current.started:
-            core.record_span(f"{current.method} (lost)", current.started)
-        core.table.queue.extendleft(self.as_entry(request) for request in reversed(waiting))
-        core.table.withdraw_all(lambda entry: what_runs(entry) is Running.REPLAY)  # the next process is asked anew
-        return current
+        if core.permits is not None:
+            core.permits.withdraw(core)
+        call = table.interrupt()
+        blames = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
+        if call is None or process is None or blames:
+            began = True
+        else:
+            began = call.kind is None or process.page.progress().call_id == call.call_id
+        if call is not None and not began:
+            table.queue.appendleft(call)
+            call = None
+        table.withdraw_calls(lambda waiting: waiting.kind == Kind.REPLAY)  # the next process is asked anew
+        return call
 
-    def settle_running(self, decision: ExitDecision, running: Request, error: ActorError) -> None:
-        """Do with the request that was running what was decided; the error is what it fails with, if it does."""
-        core, journal = self._core, self._core.recovery.journal(running.index)
-        if decision.fate in (Fate.HOLD, Fate.AGAIN):
-            entry = self.as_entry(running)
-            entry.started = running.started
-            if decision.fate is Fate.HOLD:
-                core.table.running = [entry]
-                return
-            running.retries -= decision.spends_retry
-            if decision.counts_against_inputs:
-                journal.count_failure()
-            core.table.queue.appendleft(entry)
+    def settle_running(self, decision: ExitDecision, call: CallRequest, error: ActorError) -> None:
+        """Do with the call that was running what was decided; the error is what it fails with, if it does."""
+        table = self._core.table
+        if decision.fate is Fate.HOLD:
+            table.running = call
+        elif decision.fate is Fate.AGAIN:
+            call.retries -= decision.spends_retry
+            table.queue.appendleft(call)
         elif decision.fate is Fate.FAIL:
-            inputs = None
-            if isinstance(running, StepRequest) and core.recovery.replays and not decision.aborted:
-                inputs = journal.inputs(core.recovery.attach, running)
-            if decision.forgets_env:
-                journal.forget()
-            self.fail(running, error if inputs is None else core.errors.poison(error, inputs))
+            self.fail(call, error)
 
 
-def what_runs(running: Entry | Request | None) -> Running:
+def what_runs(running: CallRequest | None) -> Running:
     """Return the kind of what a process runs."""
     if running is None:
         return Running.NOTHING
-    if not isinstance(running, CallRequest):
-        return Running.STEP
     special = {None: Running.RENEWAL, Kind.REPLAY: Running.REPLAY}
     return special.get(running.kind, Running.CALL)

@@ -8,6 +8,7 @@ import functools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,13 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.containment import LogQueue
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
-from envactors.actor.permits import LimitedTable
-from envactors.actor.process import ActorProcess
+from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import CallRequest, RequestTable, first_look
+from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, first_look
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.states import ENDING, LAUNCHING, LIVE, EndReason, Phase
+from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
-from envactors.errors import ActorError, SerializationError
+from envactors.errors import ActorError, SerializationError, copy_error
 from envactors.wire.durations import Histograms
 from envactors.wire.messages import Kind, Save
 from envactors.wire.pickling import dumps
@@ -51,15 +51,19 @@ class ActorCore:
     def __init__(self, config: ActorConfig, reactor: Reactor) -> None:
         self.config = config
         self.reactor = reactor
-        permits = config.permits
-        self.lock = threading.RLock() if permits is None else permits.lock
+        self.permits = config.permits
+        self.lock = threading.RLock() if self.permits is None else self.permits.lock
         # Runs what an in-line worker was asked, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
         self.deferred = DeferredCalls(reactor, reactor.logs.report)
         self.change = StateChange(self)
         self.timers = Timers(reactor.note_timer)
         self.errors = ErrorFactory(config)
-        self.table = RequestTable() if permits is None else LimitedTable(permits)
+        self.table = RequestTable()
+        # Sends what heads the queue, as far as the worker is free for it; set by `envactors.actor.calls`.
+        self.send_waiting: Callable[[], None] = lambda: None
+        # Ends the process of an env that is not fit to be used any more; set by `envactors.actor.lifecycle`.
+        self.discard: Callable[[int, Request, BaseException], None] = lambda _incarnation, _request, _error: None
         count = len(config.start.factories)
         self.recovery = Journals(config.first_index, count, config.max_journal, config.save_every, self._save_state)
         self.phase: Phase = LAUNCHING
@@ -95,12 +99,61 @@ class ActorCore:
         process = self.process
         return None if process is None else process.worker.pid or None
 
+    @property
+    def lives(self) -> bool:
+        """Whether it can have another process."""
+        return self.phase not in (DEAD, CLOSED)
+
+    @property
+    def queue(self) -> deque[Entry]:
+        """What waits, next one first."""
+        return self.table.queue
+
+    def add(self, entry: Entry, *, at_front: bool = False) -> None:
+        """Queue a call, or envs that are to be posted."""
+        if self.permits is not None:
+            entry.age = 0 if at_front else self.permits.next_age()
+        self.table.add(entry, at_front=at_front)
+
+    def add_first(self, indices: list[int]) -> None:
+        """Queue envs before all that waits but replays."""
+        if indices:
+            replays = [entry for entry in self.queue if isinstance(entry, CallRequest) and entry.kind == Kind.REPLAY]
+            self.queue.insert(len(replays), Group(indices, stream=True))
+
+    def dispatch(self) -> None:
+        """Send what waits; for another actor, which must not suffer for an error of this one."""
+        try:
+            self.send_waiting()
+        except Exception as error:
+            text = "what actor %r was asked could not be sent: %s"
+            self.reactor.logs.notices.add(functools.partial(_log.error, text, self.config.name, repr(error)))
+            self.kill_inconsistent()
+
+    def on_idle(self) -> None:
+        """Send what waits: what ran has ended."""
+        if self.permits is not None:
+            self.permits.release(self)
+        if self.queue:
+            self.send_waiting()
+
+    def loss_of(self, request: Request) -> ActorError:
+        """Return the error of a request that was lost with its process before it could run."""
+        loss = self.loss
+        if loss is None:
+            return self.errors.death(ExitReport(), self.incarnation, request, aborted=True)
+        if (loss.call_id, loss.index) == (request.call_id, request.index):
+            return copy_error(loss)
+        return self.errors.loss(request, loss)
+
     def _save_state(self, index: int) -> None:
         """Have the state of an env saved after what runs; under the lock."""
         payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
-        request = SaveRequest("snapshot", index, timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload)
+        request = SaveRequest(
+            "snapshot", index, timeout=timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload
+        )
         request.notices = self.reactor.logs.notices
-        self.table.add(request)
+        self.add(request)
 
     def use(self, process: ActorProcess) -> None:
         """Make it the present process."""

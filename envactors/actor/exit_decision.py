@@ -26,7 +26,6 @@ class Running(enum.Enum):
     NOTHING = enum.auto()
     RENEWAL = enum.auto()  # it waits for the next process
     REPLAY = enum.auto()  # an env was being brought back to where it was
-    STEP = enum.auto()  # a step or a reset of an env
     CALL = enum.auto()  # any other call
 
 
@@ -40,8 +39,6 @@ class ExitFacts(NamedTuple):
         adopting: Whether it was a standby on its way to this actor.
         running: What it was running.
         retries: How many deaths the running call still survives.
-        replays: Whether envs are brought back by a replay (``on_failure="replay"``).
-        can_retry: Whether the running step may be tried once more after a replay.
         refused: Whether it could not be started, and no other one can be; also if the factory raised at the actor's
             first start.
     """
@@ -52,8 +49,6 @@ class ExitFacts(NamedTuple):
     adopting: bool = False
     running: Running = Running.NOTHING
     retries: int = 0
-    replays: bool = False
-    can_retry: bool = False
     refused: bool = False
 
 
@@ -82,18 +77,14 @@ class ExitDecision(NamedTuple):
     Attributes:
         next: What becomes of the actor.
         fate: What becomes of the running request.
-        counts_against_inputs: Whether the death counts against the inputs that were running (promise 9).
         spends_retry: Whether the running call has used up one of its retries.
         aborted: Whether the error says that the end was wanted.
-        forgets_env: Whether the running env cannot be brought back to where it was any more.
     """
 
     next: Next
     fate: Fate = Fate.DROP
-    counts_against_inputs: bool = False
     spends_retry: bool = False
     aborted: bool = False
-    forgets_env: bool = False
 
 
 def decide(facts: ExitFacts) -> ExitDecision:
@@ -105,7 +96,7 @@ def decide(facts: ExitFacts) -> ExitDecision:
     if facts.reason is EndReason.RENEW:
         return ExitDecision(Next.LAUNCH, hold)
     if facts.reason is EndReason.ABORT:
-        return ExitDecision(Next.LAUNCH, fail, aborted=True, forgets_env=runs)
+        return ExitDecision(Next.LAUNCH, fail, aborted=True)
     if facts.adopting and not facts.started:
         return ExitDecision(Next.LAUNCH_AGAIN, hold)
     if facts.refused:
@@ -120,12 +111,6 @@ def _restart(facts: ExitFacts) -> ExitDecision:
         return ExitDecision(Next.RESTART)
     if facts.running is Running.RENEWAL:
         return ExitDecision(Next.RESTART, Fate.HOLD)
-    if facts.running is Running.STEP and facts.replays:
-        if discarded:  # another env of the process is to blame
-            return ExitDecision(Next.RESTART, Fate.AGAIN)
-        if facts.can_retry:
-            return ExitDecision(Next.RESTART, Fate.AGAIN, counts_against_inputs=True)
-        return ExitDecision(Next.RESTART, Fate.FAIL, forgets_env=True)
     if discarded or facts.retries == 0:
         return ExitDecision(Next.RESTART, Fate.FAIL)
     return ExitDecision(Next.RESTART, Fate.AGAIN, spends_retry=True)

@@ -88,6 +88,11 @@ class ActorFuture(concurrent.futures.Future[Any]):
             concurrent.futures.CancelledError: The call was cancelled.
             Exception: What the env raised, or the `ActorError` that ended the call.
         """
+        if timeout is None:
+            if self._state not in _SETTLED:
+                self._wait(None)
+            if self._state == "FINISHED" and self._exception is None:
+                return self._result
         error = self.exception(timeout)
         if error is None:
             return self._result
@@ -205,7 +210,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
             self.set_result(value)
         else:
             self.set_exception(error)
-        self._keep_alive = None
+        self._forget_origin()
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         self._result, self._exception = value, error
@@ -227,7 +232,12 @@ class ActorFuture(concurrent.futures.Future[Any]):
         """Mark a call that was taken out of the queue as cancelled, and notify its waiters."""
         super().cancel()
         self.set_running_or_notify_cancel()
-        self._keep_alive = None
+        self._forget_origin()
+
+    def _forget_origin(self) -> None:
+        """Let go of what it was made of, such as the memory of a vector: futures may be kept for long."""
+        self._keep_alive = self._read = None
+        vars(self).pop("_readers", None)
 
     def _invoke_callbacks(self) -> None:
         # A callback may wait for another call, so never in the thread that reads the replies.

@@ -9,7 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from envactors import backends
 from envactors.actor.config import ActorConfig
@@ -40,7 +40,15 @@ class Lifeline:
     __slots__ = ("__weakref__",)
 
     def __init__(self, supervisor: Supervisor) -> None:
-        weakref.finalize(self, supervisor.abandon).atexit = False
+        # The engine holds the supervisor until it is closed. Held here, a closed one would stay for ever if an error of
+        # its own, with the frames in its traceback, led to this object.
+        weakref.finalize(self, _abandon, weakref.ref(supervisor)).atexit = False
+
+
+def _abandon(supervisor: weakref.ref[Supervisor]) -> None:
+    target = supervisor()
+    if target is not None:
+        target.abandon()
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -59,6 +67,8 @@ class Caller:
     _timeout: float | None = None
     # How many deaths and deadlines each call survives.
     _retries: int = 0
+    # The methods that must not be called through it.
+    _refused: ClassVar[frozenset[str]] = frozenset()
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture]:
         if name.startswith("_"):
@@ -80,7 +90,9 @@ class Caller:
             AttributeError: The name begins with an underscore.
             ActorClosedError: The actor was closed.
         """
-        return self._submit(Kind.CALL, Call(self._env, _public(method), args, kwargs), method)
+        if not isinstance(method, str) or method.startswith("_"):
+            _public(method)
+        return self._submit(Kind.CALL, Call(self._env, method, args, kwargs), method)
 
     def get(self, name: str) -> ActorFuture:
         """Read an attribute of the env, also one that Gymnasium's wrappers hide."""
@@ -95,15 +107,19 @@ class Caller:
             f"{self!r} cannot be pickled or copied: it belongs to the process that made it; send its results instead"
         )
 
-    def _check_method(self, method: str) -> None:
-        """Raise if a method must not be called through this handle."""
+    def _refuse_method(self, method: str) -> NoReturn:
+        """Raise: the method is one of ``_refused``."""
+        raise AttributeError(f"{method} through {self!r}: it is not called through this handle")
 
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
-        if kind == Kind.CALL:
-            self._check_method(method)
+        if method in self._refused and kind == Kind.CALL:
+            self._refuse_method(method)
         supervisor = self._supervisor
-        future, index = ActorFuture(supervisor, self._lifeline), supervisor.config.first_index + self._env
-        request = CallRequest(method, index, self._timeout, future, self._retries, bound, kind=kind)
+        future = ActorFuture(supervisor, self._lifeline)
+        index = supervisor.config.start.first + self._env
+        request = CallRequest(
+            method, index, self._timeout, future=future, retries=self._retries, bound=bound, kind=kind
+        )
         supervisor.submit_call(request, message)
         return future
 

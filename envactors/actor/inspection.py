@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from envactors.actor.requests import CallRequest
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.wire.control_page import METHOD_RESET
@@ -16,7 +15,8 @@ def read_stats(actor: Supervisor) -> ActorStats:
     """Return counts over the actor's life, and what it is doing."""
     core = actor.core
     with core.change, core.lock:
-        actor.calls.steps.wake_waiters()
+        if actor.calls.rows is not None:
+            actor.calls.rows.arrive_for_others()
         state, process = actor.current_state(), core.process
         queued, last = len(core.table.queue), actor.lifecycle.tracker.last
         counts = core.completed, core.failed, core.restarts, core.stale, queued, last, state, core.pid
@@ -31,14 +31,16 @@ def read_stats(actor: Supervisor) -> ActorStats:
 
 def _under_way(actor: Supervisor) -> tuple[str | None, float]:
     """Return the method that runs, and for how long, in seconds."""
-    running, process = actor.core.table.running, actor.core.process
-    if not running or process is None:
+    core, now = actor.core, time.monotonic()
+    if core.process is None:
         return None, 0.0
-    entry, progress, now = running[0], process.page.progress(), time.monotonic()
-    if isinstance(entry, CallRequest):
-        return entry.method, now - entry.started
-    if progress.call_id != entry.call_id:  # it was not begun yet
-        return next((request.method for request in entry.parts), "step"), now - entry.started
+    if core.table.running is not None:
+        return core.table.running.method, now - core.table.running.started
+    if actor.calls.rows is None or not actor.calls.rows.is_in_flight():
+        return None, 0.0
+    if actor.calls.rows.running() is None:  # it was not begun yet
+        return "step", now - actor.calls.rows.posted_at
+    progress = core.process.page.progress()
     return "reset" if progress.method == METHOD_RESET else "step", now - progress.since
 
 

@@ -17,25 +17,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.batch_step import StepRequest
-from envactors.actor.requests import Answer, CallRequest, Request
-from envactors.arrays.slab import RESET, Slab
-from envactors.arrays.specs import unflatten
+from envactors.actor.requests import Answer, CallRequest
+from envactors.actor.slots import Slots
+from envactors.arrays.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
+from envactors.arrays.specs import reader, unflatten
 from envactors.errors import SerializationError
 from envactors.options import Deadlines
-from envactors.wire.info_codec import InfoReader
 from envactors.wire.messages import (
+    RECORDED_RESET,
     REQUESTS,
     Attach,
     Kind,
-    PickledItem,
+    Pickled,
     RecordedSteps,
     Replay,
-    Reset,
     Restore,
     Save,
     Set,
-    renewed_seed,
 )
 from envactors.wire.pickling import dumps, loads
 
@@ -55,14 +53,14 @@ class _StepColumns:
     def __len__(self) -> int:
         return len(self._ops)
 
-    def add(self, rows: Slab, env: int) -> None:
+    def add(self, rows: Slab, env: int, resets: bool) -> None:
         row = len(self._ops)
         for number, array in enumerate(rows.actions):
             column = self._columns[number]
             if row == len(column):
                 column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
             column[row] = array[env]
-        self._ops.append(rows.ops[env])
+        self._ops.append(RECORDED_RESET if resets else 0)
 
     @property
     def recorded(self) -> RecordedSteps:
@@ -87,15 +85,11 @@ class Journal:
 
     Attributes:
         whole: Whether it leads from a seeded reset, or a saved state, to where the env stands.
-        since: The incarnation in which it begins.
-        fresh: Whether the env was not reset yet in the present process: its first reset may have a seed of its own.
         length: How many steps and calls it has, or would have if it were whole.
     """
 
     def __init__(self, limit: int, save_every: int | None) -> None:
         self.whole = False
-        self.since = 0
-        self.fresh = True
         self.length = 0
         self._limit = limit
         self._save_every = save_every
@@ -111,64 +105,76 @@ class Journal:
         # The call id of the last request in it.
         self._last_call = 0
 
-    def record(self, answer: Answer, incarnation: int) -> bool:
-        """Record the end of a request; return False if it is a replay after which the env is not where it was."""
-        request = answer.request
-        if isinstance(request, StepRequest):
-            if not answer.failed:
-                self._record_transition(request, answer, incarnation)
-        elif isinstance(request, CallRequest):
-            if request.kind == Kind.REPLAY:
-                same = not answer.failed and bool(loads(answer.content))
-                if same and self.whole:
-                    self.fresh = False
-                else:
-                    self.forget()
-                return same
-            if request.kind in (Kind.SAVE, Kind.RESTORE):
-                self._record_state(request, answer, incarnation)
-            if request.kind == Kind.CALL or (request.kind == Kind.SET and not answer.failed):
-                self._record_message(request.kind, bytes(request.payload), request.call_id, self._check)
+    def record(self, answer: Answer) -> bool:
+        """Record the end of a call; return False if it is a replay after which the env is not where it was."""
+        call = answer.request
+        if call.kind == Kind.REPLAY:
+            same = not answer.failed and bool(loads(answer.content))
+            if not same or not self.whole:
+                self.forget()
+            return same
+        if call.kind in (Kind.SAVE, Kind.RESTORE):
+            self._record_state(call, answer)
+        if call.kind == Kind.CALL or (call.kind == Kind.SET and not answer.failed):
+            self._record_message(call.kind, bytes(call.payload), call.call_id, self._check)
         return True
 
-    def _record_transition(self, request: StepRequest, answer: Answer, incarnation: int) -> None:
-        """Record a step or reset in a frame, and the checksum after it; a seeded reset starts anew."""
-        message, item, seed = request.message, request.item, None
-        assert isinstance(item, PickledItem), "only processes are replayed"
-        payload = bytes(item.payload)
-        if isinstance(message, Reset):
-            seed = message.seed
-            if seed is None and self.fresh and incarnation > 0 and message.root_seed is not None:
-                seed = renewed_seed(message.root_seed, incarnation)
-                payload = bytes(dumps(tuple(message._replace(seed=seed))))
-            self.fresh = False
-        elif answer.reset_within and message.next_seed is not None:
-            seed = message.next_seed
-            payload = bytes(dumps(tuple(Reset(message.env, seed, None, None))))
-        if seed is None:
-            self._record_message(request.kind, payload, request.call_id, answer.check)
-        else:
-            self._start_anew(payload, request.call_id, answer.check, incarnation)
+    def record_row(self, slots: Slots, index: int, autoreset: bool) -> None:
+        """Record a step or reset whose result stands in its row; a seeded reset starts anew.
 
-    def _record_state(self, request: CallRequest, answer: Answer, incarnation: int) -> None:
+        Args:
+            slots: All envs.
+            index: The env.
+            autoreset: Whether an episode that ends is reset within the step.
+        """
+        slab, slot, bits = slots.slab, slots.of[index], slots.ops[index]
+        call_id = int(slots.numbers[index])
+        check = int(slab.checks[bits & HALF, index])
+        payload = slot.op.payload if slot.op is not None and bits & PAYLOAD else None
+        over = bool(slab.terminated[index]) or bool(slab.truncated[index])
+        within = autoreset and over and not bits & (NO_AUTORESET | RESET)
+        seed = slots.seed_posted(index)
+        if seed is not None and (within or bits & RESET):
+            options = None if within or payload is None else Pickled(payload)
+            self._start_anew(bytes(dumps((slot.position, seed, options))), call_id, check)
+        elif payload is not None:
+            message: tuple[Any, ...] = slot.position, None, Pickled(payload)
+            if not bits & RESET:
+                message = (slot.position, Pickled(payload), autoreset and not bits & NO_AUTORESET, None)
+            kind = Kind.RESET if bits & RESET else Kind.STEP
+            self._record_message(kind, bytes(dumps(message)), call_id, check)
+        else:
+            self.record_step(slab, index, call_id, check, resets=bool(bits & RESET))
+
+    def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
+        """Record a step or an autoreset without a seed, whose action stands in its row."""
+        if not self.whole:
+            self.length += 1  # an env that was never seeded is brought back once its state was saved
+            return
+        columns = self._entries[-1]
+        if not isinstance(columns, _StepColumns):
+            columns = _StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in slab.actions])
+            self._entries.append(columns)
+        columns.add(slab, index, resets)
+        self._grow(call_id, check, columns.row_size)
+
+    def _record_state(self, request: CallRequest, answer: Answer) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
         if request.kind == Kind.SAVE and not answer.failed:
             check, state = loads(answer.content)
             payload = bytes(dumps(tuple(Restore(Save(*loads(request.payload)).env, check, state))))
-            # What waits for an earlier process may run in one that is brought to the same point, as before.
-            self._start_anew(payload, request.call_id, check, self.since if self.whole else incarnation, Kind.RESTORE)
+            self._start_anew(payload, request.call_id, check, Kind.RESTORE)
         elif request.kind == Kind.RESTORE and answer.failed:
             self.forget()  # nobody knows the env's state
         elif request.kind == Kind.RESTORE:
             payload = bytes(request.payload)
             check = Restore(*loads(payload)).check
-            self._start_anew(payload, request.call_id, check, incarnation, Kind.RESTORE)
-            self.fresh = False
+            self._start_anew(payload, request.call_id, check, Kind.RESTORE)
 
-    def _start_anew(self, payload: bytes, call_id: int, check: int, incarnation: int, kind: Kind = Kind.RESET) -> None:
+    def _start_anew(self, payload: bytes, call_id: int, check: int, kind: Kind = Kind.RESET) -> None:
         """Begin with a seeded reset or a state: nothing before it is needed any more, but for attributes."""
         self.forget()
-        self.whole, self.since, self._entries = True, incarnation, [(kind, payload)]
+        self.whole, self._entries = True, [(kind, payload)]
         self._check, self._last_call = check, call_id
 
     def forget(self) -> None:
@@ -185,10 +191,10 @@ class Journal:
         """Return it as it goes to disk."""
         return SavedJournal(self.whole, self._attributes, self._recorded_entries(), self._check)
 
-    def load(self, saved: SavedJournal, incarnation: int) -> None:
+    def load(self, saved: SavedJournal) -> None:
         """Become one that was saved."""
         self.forget()
-        self.whole, self.since, self._check, self._attributes = saved.whole, incarnation, saved.check, saved.attributes
+        self.whole, self._check, self._attributes = saved.whole, saved.check, saved.attributes
         for entry in saved.entries:
             if isinstance(entry, RecordedSteps):
                 columns = _StepColumns(entry.actions, entry.ops)
@@ -210,30 +216,6 @@ class Journal:
         elif kind in (Kind.RESET, Kind.STEP):
             self.length += 1  # an env that was never seeded is brought back once its state was saved
 
-    def record_row(self, rows: Slab, env: int, call_id: int, reset: bytes | None, incarnation: int) -> None:
-        """Record a step in shared memory.
-
-        Args:
-            rows: The rows.
-            env: The env's index.
-            call_id: The number of the batch step.
-            reset: The pickled `Reset` that began an episode with a seed of its own; None if none began.
-            incarnation: The process that has run it.
-        """
-        if reset is None and not self.whole:
-            self.length += 1
-            return
-        check = int(rows.checks[rows.asked[env] & 1, env])
-        if reset is not None:
-            self._start_anew(reset, call_id, check, incarnation)
-            return
-        columns = self._entries[-1]
-        if not isinstance(columns, _StepColumns):
-            columns = _StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in rows.actions])
-            self._entries.append(columns)
-        columns.add(rows, env)
-        self._grow(call_id, check, columns.row_size)
-
     def _grow(self, call_id: int, check: int, size: int) -> None:
         self._last_call, self._check = call_id, check
         self._count(1, size)
@@ -252,17 +234,18 @@ class Journal:
     def _set_attribute(self, payload: bytes) -> None:
         self._attributes[Set(*loads(payload)).name] = payload
 
-    def can_retry(self, request: StepRequest, error: BaseException | None = None) -> bool:
+    def can_retry(self, slots: Slots, index: int, error: BaseException) -> bool:
         """Return whether what has failed may be tried once more: the same inputs are not tried a third time.
 
         Args:
-            request: What has failed; a seeded reset needs no journal.
-            error: What it raised, if it did.
+            slots: All envs.
+            index: The env whose step or reset has failed; a seeded reset needs no journal.
+            error: Its failure.
         """
-        if not (self.whole or request.is_seeded_reset) or self._failed_at == self._size:
+        if not (self.whole or _is_seeded_reset(slots, index)) or self._failed_at == self._size:
             return False
         # A result that cannot be read: the env has done the step, and would do it again.
-        return not (isinstance(error, SerializationError) and error.call_id == self._last_call)
+        return not (isinstance(error, SerializationError) and slots.numbers[index] == self._last_call)
 
     def count_failure(self) -> None:
         """Count a failure against what comes next."""
@@ -282,33 +265,49 @@ class Journal:
         first = self._entries[0] if self._entries else None
         return isinstance(first, tuple) and first[0] == Kind.RESET
 
-    def loses(self, request: Request, incarnation: int) -> bool:
-        """Return whether a request is lost with an incarnation: no other is brought to the point that it was for."""
-        bound = request.bound
-        return bound is not None and bound <= incarnation and not (self.whole and bound >= self.since)
-
-    def inputs(self, attach: Attach | None, last: StepRequest) -> list[tuple[Any, ...]] | None:
+    def inputs(self, attach: Attach | None, slots: Slots, index: int) -> list[tuple[Any, ...]] | None:
         """Return what reproduces a failure: all that was asked, and what was asked last; None if that is not known."""
-        if not (self.whole or last.is_seeded_reset):
+        if not (self.whole or _is_seeded_reset(slots, index)):
             return None
         asked = [_as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
         for entry in self._entries:
             if isinstance(entry, _StepColumns):
-                assert attach is not None, "steps in shared memory have a layout"
                 columns, ops = entry.recorded
                 for row, resets in enumerate(ops):
+                    if resets:
+                        asked.append(("reset", None, None))
+                        continue
+                    assert attach is not None, "rows have a layout"
+                    assert attach.layout.action is not None, "actions in rows have a spec"
                     action = unflatten(attach.layout.action, iter([column[row] for column in columns]))
-                    asked.append(("reset", None, None) if resets else ("step", action))
+                    asked.append(("step", action))
             else:
                 asked.append(_as_input(entry[0], REQUESTS[entry[0]](*loads(entry[1]))))
-        return [*asked, _as_input(last.kind, last.message)]
+        return [*asked, _last_input(slots, index)]
+
+
+def _is_seeded_reset(slots: Slots, index: int) -> bool:
+    return bool(slots.ops[index] & RESET) and slots.seed_posted(index) is not None
+
+
+def _last_input(slots: Slots, index: int) -> tuple[Any, ...]:
+    slot, bits, layout = slots.of[index], slots.ops[index], slots.slab.layout
+    payload = slot.op.payload if slot.op is not None and bits & PAYLOAD else None
+    content = None if payload is None else loads(payload)  # a reset has one for a large seed alone, too
+    if bits & RESET:
+        return "reset", slots.seed_posted(index), content
+    if content is not None or layout.action is None:
+        return "step", content
+    return "step", reader(layout.action, slots.slab.actions, index)()
 
 
 def _as_input(kind: int, message: Any) -> tuple[Any, ...]:
     if kind == Kind.RESET:
-        return "reset", message.seed, message.options
+        options = message.options
+        return "reset", message.seed, loads(options.content) if isinstance(options, Pickled) else options
     if kind == Kind.STEP:
-        return "step", message.action
+        action = message.action
+        return "step", loads(action.content) if isinstance(action, Pickled) else action
     return (Kind(kind).name.lower(), *message[1:])
 
 
@@ -335,57 +334,55 @@ class Journals:
         self.replays = limit is not None
         self.attach: Attach | None = None
         self._first_index = first_index
-        self._save = save
+        self._save = None if save_every is None else save
         self.journals = [Journal(limit or 0, save_every) for _ in range(count)]
 
     def journal(self, index: int) -> Journal:
         """Return the journal of an env, from its index."""
         return self.journals[index - self._first_index]
 
-    def load(self, saved: Sequence[SavedJournal], incarnation: int) -> None:
+    def load(self, saved: Sequence[SavedJournal]) -> None:
         """Have each journal become one that was saved."""
         for journal, one in zip(self.journals, saved, strict=True):
-            journal.load(one, incarnation)
+            journal.load(one)
 
-    def record(self, answer: Answer, incarnation: int) -> bool:
-        """Record the end of a request; see `Journal.record`."""
-        if not self.replays:
-            return True
+    def record(self, answer: Answer) -> bool:
+        """Record the end of a call; see `Journal.record`."""
         index = answer.request.index
         journal = self.journal(index)
-        before, same = journal.length, journal.record(answer, incarnation)
-        if journal.length != before and journal.is_due:
+        before = journal.length
+        same = journal.record(answer)
+        if self._save is not None and journal.length != before and journal.is_due:
             self._save(index)
         return same
 
-    def record_rows(self, rows: Slab, infos: InfoReader, envs: Sequence[int], call_id: int, incarnation: int) -> None:
-        """Record steps that have ended in shared memory, without those that have raised."""
-        for env in envs if self.replays else ():
-            if not infos.failed(env):
-                reset = self._seeded_reset(rows, env) if rows.layout.seeded else None
-                journal = self.journal(env)
-                journal.record_row(rows, env, call_id, reset, incarnation)
-                if journal.is_due:
-                    self._save(env)
+    def record_row(self, slots: Slots, index: int) -> None:
+        """Record the result that stands in a row; see `Journal.record_row`."""
+        journal = self.journal(index)
+        journal.record_row(slots, index, self.attach is not None and self.attach.autoreset)
+        if self._save is not None and journal.is_due:
+            self._save(index)
 
-    def _seeded_reset(self, rows: Slab, env: int) -> bytes | None:
-        """Return the pickled reset by which an env has begun an episode in its row; None if it has begun none."""
-        assert self.attach is not None, "rows are attached"
-        within = self.attach.autoreset and (rows.terminated[env] or rows.truncated[env])
-        if not within and rows.ops[env] != RESET:
-            return None
-        return bytes(dumps((env - self._first_index, int(rows.seeds[env]), None, None)))
+    def record_all(self, slots: Slots) -> bool:
+        """Record a plain step or an autoreset of each env; return False if they are to be recorded one by one."""
+        if self._save is not None:
+            return False
+        slab, checks = slots.slab, slots.slab.checks.data
+        for index, journal in enumerate(self.journals, self._first_index):
+            bits = slots.ops[index]
+            check = checks[bits & HALF, index]
+            journal.record_step(slab, index, slots.numbers_of[index], check, resets=bool(bits & RESET))
+        return True
 
     def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:
         """Return what a new process is asked first."""
         requests = []
         for position, journal in enumerate(self.journals):
-            journal.fresh = True
             message = journal.replay(position, self.attach)
             if message is not None:
                 # The worker says on its page what it is at; each part has its own deadline, this is that of the first.
                 resets = not message.attributes and journal.begins_with_reset
                 timeout = deadlines.of("reset" if resets else "call")
                 payload, index = dumps(tuple(message)), self._first_index + position
-                requests.append(CallRequest("replay", index, timeout, kind=Kind.REPLAY, payload=payload))
+                requests.append(CallRequest("replay", index, timeout=timeout, kind=Kind.REPLAY, payload=payload))
         return requests

@@ -11,24 +11,20 @@ What becomes of the requests of a process that has ended is in `envactors.actor.
 from __future__ import annotations
 
 import logging
-import sys
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 
-from envactors.actor.batch_step import StepRequest
+from envactors.actor import row_failures
 from envactors.actor.calls import Calls, what_runs
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
+from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
-from envactors.actor.requests import CallRequest, Request
-from envactors.actor.signal_deferral import is_on_stack
+from envactors.actor.requests import CallRequest, Group, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
 from envactors.backends.base import LaunchRefusedError, Worker
 from envactors.errors import ActorError, copy_error
-from envactors.system.polling import READABLE
 from envactors.wire.messages import Adopt, Frame, Kind
 from envactors.wire.pickling import loads
 
@@ -47,19 +43,18 @@ class Lifecycle:
 
     Attributes:
         calls: The actor's requests.
+        inline: Runs an in-line worker.
         tracker: The lost processes that count.
     """
 
     def __init__(self, core: ActorCore, launcher: Launcher, on_closed: Callable[[], None]) -> None:
         self.calls = Calls(core, self._on_start_reply)
+        core.discard = self._discard
         self.tracker = RestartTracker(core.config.restart)
         self._core = core
         self._launcher = launcher
         self._on_closed = on_closed
-        # Whether an in-line worker is to be started by the thread that leaves the lock.
-        self._launch_due = False
-        # Threads in `run_inline`. They come and go in any order: each takes out what it has put in, and nothing else.
-        self._inline_threads: dict[int, FrameType] = {}
+        self.inline = InlineTurns(core, self.launch, self.on_channel)
         # Of the present start: whether a standby is becoming this actor's, when it began (`time.monotonic`), how many
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
@@ -87,7 +82,7 @@ class Lifecycle:
             message = Adopt(config.name, config.first_index, len(config.start.factories), core.recovery.attach)
             spare.introduce(Kind.ADOPT, message, core.incarnation)
         elif config.backend.inline:
-            self._launch_due = True
+            self.inline.launch_due = True
         else:
             self._launcher.launch(self.launch, config.backend.max_starting)
 
@@ -166,38 +161,15 @@ class Lifecycle:
         core.phase, core.started = LIVE, True
         core.tell_start(self._launched)
         self._launcher.finish(self.launch)
-        renewals = [entry for entry in core.table.interrupt() if isinstance(entry, CallRequest)]
-        for renewal in renewals:
+        renewal = core.table.interrupt()
+        if renewal is not None:
             self.calls.answer(renewal, core.incarnation)
-        if renewals:
             for journal in core.recovery.journals:
                 journal.forget()  # a fresh process was asked for; attributes are set again all the same
+            self.calls.fail_lost()
         for request in reversed(core.recovery.replay_requests(core.config.deadlines)):
-            core.table.add(request, at_front=True)
+            core.add(request, at_front=True)
         self.calls.dispatch()
-
-    def run_inline(self) -> None:
-        """Run what in-line workers were asked, unless this thread is in here already, further out.
-
-        Called without the lock, since env code runs in here.
-        """
-        me = threading.get_ident()
-        if is_on_stack(self._inline_threads.get(me)):
-            return
-        try:
-            self._inline_threads[me] = sys._getframe()
-            if self._launch_due:
-                with self._core.lock:
-                    due, self._launch_due = self._launch_due, False
-                if due:
-                    self.launch()
-            while (process := self._core.process) is not None and process.worker.work():
-                self.on_channel(READABLE)
-        except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
-            self._core.kill_inconsistent()
-            raise
-        finally:
-            self._inline_threads.pop(me, None)
 
     # Ending ----------------------------------------------------------------------------------------------
 
@@ -209,7 +181,7 @@ class Lifecycle:
         core.phase, core.reason = ENDING, reason
         if process is not None:
             process.worker.kill()
-            if core.config.backend.kills or not core.table.running:
+            if core.config.backend.kills or not self.calls.is_busy:
                 return
             # It goes on until its call ends, and nobody waits for it.
             core.process = None
@@ -237,9 +209,13 @@ class Lifecycle:
         """
         core = self._core
         with core.change, core.lock:
-            if incarnation == core.incarnation and core.phase is LIVE:
-                self._discarded_for = core.errors.discarded(Request(method, index), core.incarnation, core.pid, error)
-                self.end(EndReason.DISCARDED)
+            self._discard(incarnation, Request(method, index), error)
+
+    def _discard(self, incarnation: int | None, request: Request, error: BaseException) -> None:
+        core = self._core
+        if incarnation == core.incarnation and core.phase is LIVE:
+            self._discarded_for = core.errors.discarded(request, core.incarnation, core.pid, error)
+            self.end(EndReason.DISCARDED)
 
     def on_channel(self, mask: int) -> None:
         """Read what has come."""
@@ -257,41 +233,52 @@ class Lifecycle:
                 self._after_exit(report, process)
 
     def _after_exit(self, report: ExitReport, process: ActorProcess | None = None) -> None:
-        core, reason, lost = self._core, self._core.reason, self._core.incarnation
+        core, reason = self._core, self._core.reason
         self._launcher.finish(self.launch)
         core.timers.cancel("call", "kill", "backoff")
-        running = self.calls.interrupt(process)
+        call, rows = self.calls.interrupt(process), self.calls.rows
+        ran = None
+        running: Request | None = call
+        if rows is not None and process is not None:
+            ran = row_failures.ran(rows, blames=reason in (EndReason.TIMEOUT, EndReason.ABORT))
+            running = call if ran is None else rows.request(ran)
+            rows.keep_complete()
+        if running is not None and running.started:
+            core.record_span(f"{running.method} (lost)", running.started)
+        decision = decide(self._facts(report, call))
         core.process, core.reason = None, None
         if process is not None and not process.worker.is_over:
             self._uncertain = worker = process.worker
             worker.when_over(lambda: core.reactor.post(lambda: self._on_certain_end(worker)))
-        facts = ExitFacts(
-            reason=reason,
-            closing=core.closing,
-            started=core.started,
-            adopting=self._adopting,
-            running=what_runs(running),
-            retries=0 if running is None else running.retries,
-            replays=core.recovery.replays,
-            can_retry=isinstance(running, StepRequest) and core.recovery.journal(running.index).can_retry(running),
-            refused=isinstance(report.refusal, LaunchRefusedError)
-            # It would raise again; later, when it has made an env before, it may be the machine's fault.
-            or (self._failure is not None and core.incarnation == 0),
-        )
-        decision = decide(facts)
         discarded_for, self._discarded_for = self._discarded_for, None
         error = discarded_for or self._exit_error(report, reason, running)
         if core.started:
             core.loss = error
         if decision.next is Next.CLOSED:
-            self._finish(running, report, aborted=decision.aborted)
+            self._finish(call, report, aborted=decision.aborted)
         else:
             core.tell_end(reason, error)
-            if running is not None:
-                blamed = error if discarded_for is None else self.calls.loss_error(running)
-                self.calls.settle_running(decision, running, blamed)
+            if call is not None:
+                self.calls.settle_running(decision, call, error if discarded_for is None else core.loss_of(call))
             self._go_on(decision.next, error)
-        self.calls.fail_bound(lost)
+        if rows is not None:
+            aborted = reason is EndReason.ABORT
+            row_failures.lose(rows, ran, error, was_aborted=aborted, is_innocent=discarded_for is not None)
+        self.calls.fail_lost()
+
+    def _facts(self, report: ExitReport, call: CallRequest | None) -> ExitFacts:
+        core = self._core
+        return ExitFacts(
+            reason=core.reason,
+            closing=core.closing,
+            started=core.started,
+            adopting=self._adopting,
+            running=what_runs(call),
+            retries=0 if call is None else call.retries,
+            refused=isinstance(report.refusal, LaunchRefusedError)
+            # It would raise again; later, when it has made an env before, it may be the machine's fault.
+            or (self._failure is not None and core.incarnation == 0),
+        )
 
     def _exit_error(self, report: ExitReport, reason: EndReason | None, running: Request | None) -> ActorError:
         """Return the error that says how the process ended."""
@@ -327,9 +314,8 @@ class Lifecycle:
     def _die(self) -> None:
         core, name, final = self._core, self._core.config.name, self._final_error()
         core.phase = DEAD
-        for entry in core.table.interrupt():
-            for request in entry.parts:
-                self.calls.fail(request, copy_error(final))
+        if (renewal := core.table.interrupt()) is not None:
+            self.calls.fail(renewal, copy_error(final))
         if core.config.is_standby:
             # A log handler may block, and this is no place for it.
             text = "%s is given up, what it was for goes on: %s"
@@ -339,27 +325,34 @@ class Lifecycle:
     def settle_dead(self) -> None:
         """Fail what waits for a dead actor, up to a renewal, which revives it."""
         core, final = self._core, self._final_error()
-        self.calls.separate_waiting_steps()
-        while core.phase is DEAD and core.table.queue:
-            entry = core.table.queue[0]
-            if isinstance(entry, CallRequest) and entry.kind is None:
-                core.table.start_next()
-                entry.started = time.monotonic()
+        while core.phase is DEAD and core.queue:
+            entry = core.queue[0]
+            if isinstance(entry, Group):
+                self.calls.fail_group(entry, lambda request: core.errors.after_all(final, request))
+                core.queue.popleft()
+            elif entry.kind is None:
+                core.table.start_call().started = time.monotonic()
                 self.relaunch()
             else:
-                for request in core.table.queue.popleft().parts:
-                    self.calls.fail(request, core.errors.after_all(final, request))
+                core.queue.popleft()
+                self.calls.fail(entry, core.errors.after_all(final, entry))
 
-    def _finish(self, running: Request | None, report: ExitReport, *, aborted: bool) -> None:
+    def _finish(self, running: CallRequest | None, report: ExitReport, *, aborted: bool) -> None:
         """End a closed actor: fail whatever is left, free everything."""
         core = self._core
-        self.calls.separate_waiting_steps()
-        left = [request for entry in core.table.withdraw_all(lambda _: True) for request in entry.parts]
+
+        def error(request: Request) -> ActorError:
+            return core.errors.death(report, core.incarnation, request, aborted=aborted)
+
+        left = core.table.withdraw_calls(lambda _: True)
         for request in left if running is None else [running, *left]:
-            if isinstance(request, CallRequest) and request.kind == Kind.CLOSE:
+            if request.kind == Kind.CLOSE:
                 self.calls.answer(request, None)
             else:
-                self.calls.fail(request, core.errors.death(report, core.incarnation, request, aborted=aborted))
+                self.calls.fail(request, error(request))
+        for group in core.table.groups():
+            self.calls.fail_group(group, error)
+        core.queue.clear()
         core.timers.cancel("close")
         core.phase = CLOSED
         core.deferred.waiting.append(self._on_closed)

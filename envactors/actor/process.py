@@ -160,9 +160,10 @@ class ActorProcess:
                     raise
             if not self._channel.backlog:
                 self._reactor.want_write(self._channel.fileno(), False)
-        return self._read() if mask & READABLE else None
+        return self.read() if mask & READABLE else None
 
-    def _read(self) -> list[Frame] | None:
+    def read(self) -> list[Frame] | None:
+        """Read once; return None if there was nothing, and no frames if none is complete or none will come."""
         frames: list[Frame] | None = None
         try:
             frames = self._channel.receive()
@@ -183,7 +184,7 @@ class ActorProcess:
         worker, reactor = self.worker, self._reactor
         self.watch_doorbell(None)
         frames: list[Frame] = []
-        while not self.at_end and (read := self._read()) is not None:
+        while not self.at_end and (read := self.read()) is not None:
             frames += read
         for output in self._outputs:
             output.finish()

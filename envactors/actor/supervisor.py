@@ -6,6 +6,7 @@ both share, `envactors.actor.core`.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -15,20 +16,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.actor import engine as engines
-from envactors.actor.batch_step import FrameBatchStep, StepRequest
 from envactors.actor.config import ActorConfig
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
 from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
-from envactors.actor.requests import CallRequest, Entry
+from envactors.actor.requests import CallRequest, Entry, Request, first_look
+from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.slots import Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
 from envactors.errors import ActorClosedError
-from envactors.system.cpus import spin_until_all
 from envactors.system.polling import LONGEST_WAIT, READABLE
-from envactors.wire.control_page import FINISHED
 from envactors.wire.messages import Attach, Kind
 from envactors.wire.pickling import dumps
 
@@ -59,13 +59,14 @@ class Supervisor:
         self._has_warned = False
         engines.join(self, self._assemble)
         if config.backend.inline:
-            self.core.run_inline = self.lifecycle.run_inline
+            self.core.run_inline = self.lifecycle.inline.run
         with self.core.change, self.core.lock:
             self.lifecycle.begin_launch()
 
     def _assemble(self, engine: engines.Engine) -> None:
         self._engine = engine
         self.reactor = engine.reactor
+        self._has_deadlines = first_look(self.config.deadlines) != float("inf")
         self.config.backend.retain(self.config.env_vars, engine.reactor)
         self.core = ActorCore(self.config, engine.reactor)
         self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
@@ -87,17 +88,16 @@ class Supervisor:
     def current_state(self) -> ActorState:
         """Return what it is doing; under the lock."""
         core = self.core
-        phase, running = core.phase, self.calls.steps.unfinished()
+        phase, call = core.phase, core.table.running
         if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
             return ActorState.CLOSED
         if phase is DEAD:
             return ActorState.DEAD
         if phase is LAUNCHING and core.incarnation == 0:
             return ActorState.STARTING
-        renews = any(isinstance(entry, CallRequest) and entry.kind is None for entry in running)
-        if phase in (LAUNCHING, BACKOFF) or renews:
+        if phase in (LAUNCHING, BACKOFF) or (call is not None and call.kind is None):
             return ActorState.RENEWING
-        return ActorState.BUSY if running else ActorState.IDLE
+        return ActorState.BUSY if self.calls.is_busy else ActorState.IDLE
 
     def check_owner(self) -> None:
         """Refuse to go on in a process that inherited the actor by a fork.
@@ -124,10 +124,12 @@ class Supervisor:
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.
         """
-        self.check_owner()
-        if request.timeout is None:
+        if engines.forks != self._forks:
+            self.check_owner()
+        if request.timeout is None and self._has_deadlines:
             request.timeout = self.config.deadlines.of(request.method)
-        self.warn_of_deadline(request.timeout)
+        if request.timeout is not None:
+            self.warn_of_deadline(request.timeout)
         with defer_signals:  # pickle takes what a handler raises for a value that cannot be pickled
             try:
                 request.payload = dumps(tuple(message))
@@ -136,35 +138,36 @@ class Supervisor:
                 request.settle(None, self.core.errors.unpicklable(request, incarnation, error), incarnation)
                 return
             if not self.config.backend.inline:
-                self._submit(request)
+                if not self.calls.send_at_once(request):
+                    self._submit(request)
                 return
         self._submit(request)  # in line env code runs in here, and Ctrl-C shall reach it
-
-    def submit_steps(self, requests: list[StepRequest], *, stream: bool, at_front: bool = False) -> None:
-        """Queue a batch step in a frame.
-
-        Args:
-            requests: What each env is asked, in the order in which they run.
-            stream: Whether each result is sent as soon as it is there; where processes may end it always is.
-            at_front: Whether it comes before all that waits.
-
-        Raises:
-            ActorClosedError: The actor was closed, or belongs to another process.
-        """
-        self.check_owner()
-        if not self.config.backend.kills:
-            for request in requests:
-                self.warn_of_deadline(self.config.deadlines.of(request.method))
-        self._submit(FrameBatchStep(requests, stream=stream), at_front=at_front)
 
     def renew(self, future: ActorFuture) -> None:
         """Queue the replacement of the process; the future gets the new incarnation."""
         self.check_owner()
-        self._submit(CallRequest("renew", self.config.first_index, future=future))
+        with self.core.change, self.core.lock:
+            self.queue_renewal(future)
 
-    def attach(self, attach: Attach) -> ActorFuture:
-        """Have the present process, and each one that follows it, step through the shared memory."""
-        self.core.recovery.attach = attach
+    def queue_renewal(self, future: ActorFuture) -> None:
+        """Queue the replacement of the process; under the lock."""
+        call = CallRequest("renew", self.config.first_index, future=future)
+        if self.core.closing:
+            raise self.core.errors.closed(call, self.core.incarnation)
+        self.queue(call)
+
+    def attach(self, attach: Attach, slots: Slots, waiter: object, read: Callable[[int], None]) -> ActorFuture:
+        """Have the present process, and each one that follows it, use the rows of its envs.
+
+        Args:
+            attach: What the worker is told.
+            slots: All envs of the vector.
+            waiter: What `Reactor.wake` is given when an outcome is there.
+            read: Reads an outcome that a future waits for, and settles the future.
+        """
+        core = self.core
+        core.recovery.attach = attach
+        self.calls.rows = ActorRows(core, slots, waiter, self.calls.receive, read)
         future = ActorFuture(self, None)
         # As often as it takes: what limits that is the restart policy.
         index, retries = self.config.first_index, sys.maxsize
@@ -173,59 +176,55 @@ class Supervisor:
 
     def journal(self, index: int) -> Journal:
         """Return what an env was asked, up to what has ended."""
-        with self.core.change, self.core.lock:
-            self.calls.steps.retire()
-            return self.core.recovery.journal(index)
+        core = self.core
+        with core.change, core.lock:
+            if self.calls.rows is not None:
+                self.calls.rows.arrive_for_others()
+            return core.recovery.journal(index)
 
     def bring_back(self, journals: Sequence[SavedJournal]) -> None:
         """Have the envs brought to where saved journals end, in this process and in those after it."""
         core = self.core
         with core.change, core.lock:
-            core.recovery.load(journals, core.incarnation)
+            core.recovery.load(journals)
             for request in core.recovery.replay_requests(core.config.deadlines):
-                core.table.add(request)
+                core.add(request)
             self.calls.dispatch()
 
-    def _submit(self, entry: Entry, *, at_front: bool = False) -> None:
+    def _submit(self, call: CallRequest) -> None:
         core = self.core
         with core.change, core.lock:
             if core.closing:
-                raise core.errors.closed(entry.parts[0], core.incarnation)
-            if core.table.running:
-                self.calls.steps.retire()
-            core.table.add(entry, at_front=at_front)
-            # The envs of one entry may be bound to different processes.
-            lost = core.incarnation if core.phase in (BACKOFF, DEAD) else core.incarnation - 1
-            if lost >= 0 and any(request.bound is not None and request.bound <= lost for request in entry.parts):
-                self.calls.fail_bound(lost)
-            if core.phase is DEAD:
-                self.lifecycle.settle_dead()
-            else:
-                self.calls.dispatch()
+                raise core.errors.closed(call, core.incarnation)
+            self.queue(call)
 
-    def may_retry(self, request: StepRequest, error: BaseException) -> bool:
-        """Return whether a step that has raised is worth another try in a process that is brought to the same point.
-
-        If it is not, the env is not brought back at all.
-        """
-        with self.core.lock:
-            journal = self.core.recovery.journal(request.index)
-            worth = journal.can_retry(request, error)
-            if worth:
-                journal.count_failure()
-            else:
-                journal.forget()
-            return worth
+    def queue(self, entry: Entry) -> None:
+        """Queue a call, or envs that are to be posted, and send what can be sent; under the lock."""
+        core = self.core
+        core.add(entry)
+        if core.incarnation > 0 or core.phase in (BACKOFF, DEAD):
+            self.calls.fail_lost()
+        if core.phase is DEAD:
+            self.lifecycle.settle_dead()
+        else:
+            self.calls.dispatch()
 
     # What futures ask ------------------------------------------------------------------------------------
 
     def cancel(self, future: ActorFuture) -> bool:
         self.check_owner()
-        with self.core.change, self.core.lock:
-            if self.core.table.withdraw(future) is not None:
+        core = self.core
+        with core.change, core.lock:
+            if not future.has_run and self._withdraw(future) is not None:
                 future.mark_cancelled()
                 self.reactor.wake(future)
         return future.cancelled()
+
+    def _withdraw(self, future: ActorFuture) -> Request | None:
+        """Take out what a future waits for, if it waits itself; under the lock."""
+        core = self.core
+        call = core.table.withdraw(future)
+        return call if call is not None or self.calls.rows is None else self.calls.rows.withdraw(future)
 
     def abort(self, future: ActorFuture) -> bool:
         if self.cancel(future):
@@ -234,13 +233,16 @@ class Supervisor:
         with core.change, core.lock:
             if future.settled():
                 return False
-            running = [part for entry in core.table.running for part in entry.parts if part.future is future]
-            if running:
+            call = core.table.running
+            runs_call = call is not None and call.future is future
+            if runs_call or (self.calls.rows is not None and self.calls.rows.is_posted(future)):
                 self._check_kills("abort a running call")
-                running[0].retries = 0
+                if call is not None:
+                    call.retries = 0
                 self.lifecycle.replace()
-            elif (waiting := core.table.withdraw(future, retry=True)) is not None:
-                self.calls.fail(waiting, core.errors.death(ExitReport(), core.incarnation, waiting, aborted=True))
+            elif (waiting := self._withdraw(future)) is not None:  # it waits to run again
+                error = core.errors.death(ExitReport(), core.incarnation, waiting, aborted=True)
+                core.deferred.waiting.append(functools.partial(future.settle, None, error, core.incarnation))
             else:
                 return False
         return True
@@ -248,7 +250,7 @@ class Supervisor:
     def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
         if engines.forks != self._forks or self.core.run_inline is not None or self.core.deferred.waiting:
             self.resume_inline()
-        if not (self._spin_for(future) and done()):
+        if not self.calls.spin_for(future):
             self.reactor.wait(done, future, deadline)
 
     def resume_inline(self) -> None:
@@ -259,22 +261,6 @@ class Supervisor:
         if self.core.run_inline is not None:
             self.lifecycle.on_channel(READABLE)  # on its way out it runs what was asked
 
-    def _spin_for(self, future: ActorFuture) -> bool:
-        """Spin until the running call has ended, and read its reply; return whether there was one."""
-        running, process = self.core.table.running, self.core.process
-        if process is None or not running or not self.calls.tuner.strategy.both_spin:
-            return False
-        entry = running[0]
-        if not isinstance(entry, CallRequest) or entry.future is not future:
-            return False
-        self.reactor.count_wait()
-        counters = process.page.counters
-        ended = counters[FINISHED]
-        if ended != entry.call_id and not spin_until_all([(counters, ended + 1)], FINISHED):
-            return False
-        self.lifecycle.on_channel(READABLE)
-        return True
-
     # Ending ----------------------------------------------------------------------------------------------
 
     def kill(self, restart: bool) -> None:
@@ -284,8 +270,7 @@ class Supervisor:
         with core.change, core.lock:
             if core.phase is CLOSED:
                 return
-            self.calls.steps.wake_waiters()
-            if core.table.running:
+            if self._is_busy():
                 self._check_kills("kill it in the middle of a call")
             if not restart:
                 core.closing = True
@@ -303,14 +288,13 @@ class Supervisor:
             if core.closing:
                 return
             core.closing = True
-            self.calls.steps.wake_waiters()
-            idle = not table.running and not table.queue
+            idle = not self._is_busy() and not table.queue
             waits = self.lifecycle.launch in self._engine.launcher.queued
             unneeded = self.config.is_standby and core.phase is LAUNCHING  # nobody waits for its process
             if unneeded or (idle and waits) or core.phase in (DEAD, BACKOFF):
                 self.lifecycle.end(EndReason.CLOSE)
                 return
-            table.add(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
+            core.add(CallRequest("close", self.config.first_index, kind=Kind.CLOSE))
             self.calls.dispatch()
 
     def wait_closed(self, timeout: float | None) -> None:
@@ -330,9 +314,17 @@ class Supervisor:
             self.reactor.post(lambda: self.begin_close(None))
 
     def _release(self) -> None:
+        with self.core.lock:
+            self.calls.rows = None  # with the memory of its vector
         self.config.backend.release(self.config.env_vars)
         self.closed.set()
         self._engine.release(self)
+
+    def _is_busy(self) -> bool:
+        """Return whether the worker is at anything, once what has come was taken into account; under the lock."""
+        if self.calls.rows is not None:
+            self.calls.rows.arrive_for_others()
+        return self.calls.is_busy
 
     def _check_kills(self, what: str) -> None:
         if not self.config.backend.kills:
@@ -359,7 +351,7 @@ class Supervisor:
         with core.change, core.lock:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
             self.calls.receive(READABLE)
-            self.calls.steps.wake_waiters()
+            self._is_busy()
             for timer in core.timers.pop_due(now):
                 if timer == "backoff":
                     core.restarts += 1
@@ -373,14 +365,14 @@ class Supervisor:
 
     def _on_call_timer(self, now: float) -> None:
         core, process = self.core, self.core.process
-        if core.phase is LIVE and not core.table.running:
+        if core.phase is LIVE and not self._is_busy():
             return  # an interrupt has kept it from being cancelled
         if core.phase is LIVE and process is not None:
             if untrue := process.page.find_untrue(len(self.config.start.factories)):
                 process.distrust(f"{untrue} on its control page cannot be true")
             if process.untrue:
                 return
-            later = core.table.running[0].next_look(process.page, self.config.deadlines, now)
+            later = self.calls.next_look(process.page, now)
             if later is not None:
                 core.timers.set("call", later)
                 return

@@ -105,7 +105,8 @@ class WaitTuner:
         before = self._estimates.get(tried, 0.0)
         self._trial_counts[tried] += 1
         self._estimates[tried] = before + (mean - before) * max(_TRUST, 1 / self._trial_counts[tried])
-        self._trials.remove(tried)
+        if tried in self._trials:  # not if an interrupt has kept the next one from being chosen
+            self._trials.remove(tried)
         self._choose_next(now)
 
     def _choose_next(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""The memory that a vector env shares with its workers: observations, actions and flags, one row per env.
+"""The memory that a vector env shares with its workers: observations, actions, and flags, one row per env.
 
-Each row of an array has one writer: the parent writes requests, the env's worker writes results. An env's observations
-are written into two rows in turn, so that the last complete one survives a writer that is killed in the middle of the
-next.
+Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations have two
+halves, and the parent chooses the one that a step writes to. So the last complete observation survives a worker that is
+killed while it writes the next one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ import numpy.typing as npt
 
 from envactors.arrays.specs import ArraySpec, Spec, leaves
 
-# The operations of `Slab.ops`.
-STEP: Final = 0
-RESET: Final = 1
+# The bits of `Slab.ops`.
+HALF: Final = 1  # which half the observation is written to
+RESET: Final = 2  # a reset; without this bit, a step
+SEED: Final = 4  # the seed in the row is that of the reset, or of a reset within the step
+PAYLOAD: Final = 8  # the action of the step, or the options of the reset, come as payload
+NO_AUTORESET: Final = 16  # an episode that ends is not reset within the step
+RING: Final = 32  # the worker rings for the result, whatever the caller waits for
 
+# The spec of a reward that is a float.
+PLAIN_REWARD: Final = ArraySpec((), np.dtype(np.float64))
 # Room per env for its info and object leaves, in bytes: most infos take a fraction of it.
 INLINE_INFO_ROOM: Final = 4096
 
@@ -32,17 +38,15 @@ class Layout(NamedTuple):
 
     Attributes:
         observation: One env's observation; leaves that cannot be batched are not in the slab.
-        action: One env's action, all of whose leaves can be batched.
-        reward: One env's reward.
+        action: One env's action, all of whose leaves can be batched; None if actions come as payload.
+        reward: One env's reward; None if rewards are objects.
         envs: The number of envs.
-        seeded: Whether each reset gets the seed that stands in the env's row.
     """
 
     observation: Spec
-    action: Spec
-    reward: ArraySpec
+    action: Spec | None
+    reward: ArraySpec | None
     envs: int
-    seeded: bool = False
 
     @property
     def size(self) -> int:
@@ -59,24 +63,21 @@ class Slab:
 
     Attributes:
         size: The size of all arrays, in bytes.
-        asked: int64, shape (n,): the caller's own copy of ``requested``, which no worker can overwrite.
-        requested: int64, shape (n,): the number of the last requested transition. Its last bit selects the one of the
-            env's two rows that the observation is written to.
-        completed: int64, shape (n,): the number of the last complete transition.
+        posted: int64, shape (n,): the call id of the last step or reset that the env was posted.
+        completed: int64, shape (n,): the call id of the last one whose result is complete.
         when: float64, shape (n,): when that was completed (`time.monotonic`); written only if results are streamed.
-        ops: uint8, shape (n,): `STEP` or `RESET`.
-        seeds: uint32, shape (n,): the seed of the next reset, also of one within a step; empty if resets have
-            none.
+        ops: uint8, shape (n,): what was posted, in the bits above.
+        seeds: uint64, shape (n,): the seed of a reset.
         info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for
             an empty info. The codes are those of `envactors.wire.info_codec`.
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
         inline_info_rooms: The rows of ``inline_infos``.
         inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.
-        checks: uint32, shape (2, n): the checksums over the envs' observations, in two rows as the observations. Used
-            only if the envs have a journal.
+        checks: uint32, shape (2, n): the checksums over the envs' observations, in two halves as the observations.
+            Used only if the envs have a journal.
         terminated: bool, shape (n,).
         truncated: bool, shape (n,).
-        rewards: float64, shape (n,) and the reward's.
+        rewards: float64, shape (n,) and the reward's; unused if rewards are objects.
         actions: An array of shape (n, ...) for each leaf of the action spec.
         observations: An array of shape (2, n, ...) for each leaf of the observation spec, None for a leaf that cannot
             be batched.
@@ -95,20 +96,21 @@ class Slab:
             array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, start)
             return array
 
-        self.asked: npt.NDArray[np.int64] = np.zeros(n, np.int64)
-        self.requested: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.posted: npt.NDArray[np.int64] = place((n,), np.int64)
         self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
         self.when: npt.NDArray[np.float64] = place((n,), np.float64)
         self.ops: npt.NDArray[np.uint8] = place((n,), np.uint8)
-        self.seeds: npt.NDArray[np.uint32] = place((n if layout.seeded else 0,), np.uint32)
+        self.seeds: npt.NDArray[np.uint64] = place((n,), np.uint64)
         self.info_encoding: npt.NDArray[np.uint8] = place((n,), np.uint8)
         self.inline_infos: npt.NDArray[np.uint8] = place((n, INLINE_INFO_ROOM), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((n,), np.uint32)
         self.checks: npt.NDArray[np.uint32] = place((2, n), np.uint32)
         self.terminated: npt.NDArray[np.bool_] = place((n,), np.bool_)
         self.truncated: npt.NDArray[np.bool_] = place((n,), np.bool_)
-        self.rewards: npt.NDArray[np.float64] = place((n, *layout.reward.shape), layout.reward.dtype)
-        self.actions: list[npt.NDArray[Any]] = [place((n, *leaf.shape), leaf.dtype) for leaf in leaves(layout.action)]
+        reward = layout.reward or PLAIN_REWARD
+        self.rewards: npt.NDArray[np.float64] = place((n, *reward.shape), reward.dtype)
+        actions = [] if layout.action is None else leaves(layout.action)
+        self.actions: list[npt.NDArray[Any]] = [place((n, *leaf.shape), leaf.dtype) for leaf in actions]
         self.observations: list[npt.NDArray[Any] | None] = [
             place((2, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]

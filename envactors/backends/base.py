@@ -170,8 +170,8 @@ class Backend(Protocol):
     pickles: bool
     max_starting: int | None
 
-    def make_memory(self) -> RowMemory | None:
-        """Return memory that workers can share with the parent, None if they cannot."""
+    def make_memory(self) -> RowMemory:
+        """Return memory for the rows of a vector, which workers share with the parent."""
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: Any, envs: int = 1) -> Worker:
         """Start a worker. Called in a thread that outlives all actors.

@@ -191,6 +191,8 @@ class InlineWorker(LocalWorker):
     def __init__(self, name: str, memory: LocalMemory | None, envs: int) -> None:
         del name
         super().__init__(memory, envs, rings=False)
+        # Who has posted runs it, and who runs it looks for results.
+        self.page.to_worker.ring_open = self.page.to_parent.ring_open = _no_ring
         self._run_lock = threading.Lock()
 
     def work(self) -> bool:
@@ -222,6 +224,10 @@ class InlineWorker(LocalWorker):
     def reap(self) -> ExitStatus:
         self.page.to_worker.close()
         return super().reap()
+
+
+def _no_ring() -> None:
+    """Stand for a ring that nobody hears."""
 
 
 class ThreadBackend(LocalBackend):

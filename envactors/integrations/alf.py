@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import DEFAULT, THREAD_CAPS, as_elsewhere
@@ -26,7 +27,6 @@ from envactors.integrations.alf_rotation import Rotation
 from envactors.integrations.alf_values import AlfEnvironment, Records, torch
 from envactors.integrations.env_adapters_alf import AlfEnvAdapter, StepType, TimeStep
 from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.failure_policy import OnFailure
 from envactors.vector.inputs import seeds_for
 from envactors.wire.factory import as_callable, as_factories
 

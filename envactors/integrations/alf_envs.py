@@ -12,6 +12,7 @@ from envactors.actor.handle import ActorView
 from envactors.errors import ActorError, SerializationError, SpaceMismatchError
 from envactors.integrations.alf_values import alf
 from envactors.integrations.env_adapters_alf import Described
+from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 
 _log = logging.getLogger("envactors")
@@ -112,7 +113,7 @@ class Envs(VectorEnv):
     """
 
     def _check_made(self) -> None:
-        first, *others = self.call("envactors_describe")
+        first, *others = results_of([handle.call("envactors_describe") for handle in self._handles])
         for env_id, other in enumerate(others, 1):
             for name in _AGREED:
                 ours, theirs = getattr(first, name), getattr(other, name)

@@ -14,8 +14,8 @@ from envactors.actor.states import ActorState
 from envactors.errors import ActorError, RemoteTraceback, SerializationError
 from envactors.integrations.env_adapters_ding import ResetInfo
 from envactors.vector.access import VectorAccess
+from envactors.vector.asking import EnvFuture
 from envactors.vector.facade import VectorEnv
-from envactors.vector.transitions import EnvFuture
 
 _log = logging.getLogger("envactors")
 

@@ -19,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from envactors.actor.handle import call_or_get
+from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import as_elsewhere
@@ -36,7 +37,6 @@ from envactors.integrations.gymnasium_spaces import agree, check_mode, check_sha
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.vector.failure_policy import OnFailure
 from envactors.wire.factory import Factory, as_factories
 
 _Flags: TypeAlias = npt.NDArray[np.bool_]

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.integrations.env_adapters import adapter_factories
@@ -24,7 +25,6 @@ from envactors.integrations.pettingzoo_batches import AgentBatch, AgentBatches
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.vector.inputs import check_env_ids
 from envactors.wire.factory import Factory
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorView
+from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import DEFAULT, as_elsewhere
@@ -26,7 +27,6 @@ from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapt
 from envactors.integrations.failures import first_failure, or_first_failure
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
-from envactors.vector.failure_policy import OnFailure
 from envactors.wire.factory import Factory, as_factories
 from envactors.wire.pickling import dumps_by_value
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.failures import or_first_failure
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
-from envactors.vector.failure_policy import OnFailure
 from envactors.wire.factory import Factory, as_factories
 
 try:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from envactors.remote import records
 from envactors.wire import bundle
 from envactors.wire.messages import Failure, Fault, Frame, Kind
+from envactors.wire.payloads import failed_payload
 from envactors.wire.pickling import dumps
-from envactors.wire.steps import failed_outcome
 
 # What a bundle needs besides its parts, in bytes: for itself, and at most for each part.
 _PER_BUNDLE, _PER_PART = 16, 32
@@ -22,17 +22,17 @@ def fit_request(frame: Frame) -> tuple[Frame | None, Frame | None]:
     """Return what can be sent of a request, and the reply to what cannot be; None where that is nothing."""
     if len(frame.payload) <= records.LONGEST:
         return frame, None
-    if frame.kind != Kind.STEPS:
+    if frame.kind != Kind.PAYLOADS:
         return None, _as_failed(frame, "its arguments have")
-    kept, refused, room = [], [], records.LONGEST - _PER_BUNDLE
+    parts: list[tuple[int, bytes | bytearray | memoryview]] = []
+    room = records.LONGEST - _PER_BUNDLE
     for number, part in bundle.unpack(frame.payload):
         if len(part) + _PER_PART <= room:
             room -= len(part) + _PER_PART
-            kept.append((number, part))
+            parts.append((number, part))
         else:
-            refused.append(failed_outcome(number, _failure("its arguments have", len(part))))
-    rest = frame._replace(payload=bundle.pack(kept)) if kept else None
-    return rest, frame._replace(kind=Kind.OUTCOMES, payload=bundle.pack(refused))
+            parts.append(failed_payload(number, _failure("its arguments have", len(part))))
+    return frame._replace(payload=bundle.pack(parts)), None
 
 
 def fit_reply(frame: Frame, mark_failed: Callable[[int], None]) -> Iterator[Frame]:
@@ -44,16 +44,12 @@ def fit_reply(frame: Frame, mark_failed: Callable[[int], None]) -> Iterator[Fram
     """
     if len(frame.payload) <= records.LONGEST:
         yield frame
-    elif frame.kind in (Kind.OUTCOMES, Kind.OVERFLOW):
+    elif frame.kind == Kind.OVERFLOW:
         for number, part in bundle.unpack(frame.payload):  # one by one: together they may be too much again
             piece: tuple[int, bytes | bytearray | memoryview] = number, part
             if len(part) + _PER_BUNDLE + _PER_PART > records.LONGEST:
-                failure = _failure("its result has", len(part))
-                if frame.kind == Kind.OUTCOMES:
-                    piece = failed_outcome(number, failure)
-                else:
-                    piece = number, dumps(tuple(failure))
-                    mark_failed(number)
+                piece = number, dumps(tuple(_failure("its result has", len(part))))
+                mark_failed(number)
             yield frame._replace(payload=bundle.pack([piece]))
     elif frame.kind != Kind.LOGGED:
         yield _as_failed(frame, "its result has")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
+from envactors.arrays.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room
 from envactors.wire.info_codec import INLINE_INFO, RECORDED, InfoReader
@@ -57,7 +57,8 @@ class MirroredRows:
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
-        self._requested, self._completed = slab.requested.data, slab.completed.data
+        self._posted, self._completed = slab.posted.data, slab.completed.data
+        self._ops = slab.ops.data
         self._encodings = slab.info_encoding.data
         self._sizes = slab.inline_info_sizes.data
         self._runs: dict[tuple[int, int], Run] = {}
@@ -77,11 +78,8 @@ class MirroredRows:
 
     def _make_run(self, rows: slice) -> Run:
         slab = self.slab
-        # The node's results that the caller has not had are forgotten with the next request: the caller says which is
-        # the last that counts.
-        request: list[npt.NDArray[Any]] = [slab.completed, slab.requested, slab.ops, *slab.actions]
-        if slab.layout.seeded:
-            request.append(slab.seeds)
+        # Numbers come last: from then on a worker may run the row.
+        request: list[npt.NDArray[Any]] = [slab.ops, slab.seeds, *slab.actions, slab.posted]
         flags: list[npt.NDArray[Any]] = [slab.info_encoding, slab.inline_info_sizes, slab.terminated, slab.truncated]
         stacked = [array for array in (slab.checks, *slab.observations) if array is not None]
         return Run(
@@ -122,12 +120,12 @@ class MirroredRows:
 
     def complete(self, rows: Sequence[int]) -> list[int]:
         """Return those of these envs whose results are complete."""
-        requested, completed = self._requested, self._completed
-        return [row for row in rows if completed[row] == requested[row]]
+        posted, completed = self._posted, self._completed
+        return [row for row in rows if completed[row] == posted[row]]
 
     def take_back(self, rows: Sequence[int]) -> None:
-        """Ask these envs nothing any more."""
-        self.slab.requested[rows] = self.slab.completed[rows]
+        """Ask these envs nothing any more: their worker has ended."""
+        self.slab.completed[rows] = self.slab.posted[rows]
 
     def split_results(self, rows: list[int]) -> list[list[int]]:
         """Divide envs, so that the results of each group fit into one record; at least one group, empty if all are."""
@@ -137,8 +135,8 @@ class MirroredRows:
     def pack_results(self, rows: Sequence[int]) -> bytes:
         """Return the results of these envs, which are complete."""
         parts: list[bytes | memoryview] = []
-        completed, encodings = self._completed, self._encodings
-        for first, count, half in self._split(rows, [completed[row] & 1 for row in rows]):
+        ops, encodings = self._ops, self._encodings
+        for first, count, half in self._split(rows, [ops[row] & HALF for row in rows]):
             run = self._run(first, count)
             parts += (_HEAD.pack(first, count, half), run.numbers, *run.result, *run.halves[half])
             for row in range(first, first + count):

@@ -1,4 +1,4 @@
-"""Cores: how many there are, giving them away, spinning on them, and sleeping on one of them."""
+"""Cores: how many there are, giving them away, and sleeping on one of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from envactors.system.choice import PORTABLE
 
 # Python has no memory barriers. If the processor keeps stores in order, a number that is written last is seen last.
 # Otherwise only the system calls of ringing and waking put stores in order, and no side may spin.
 STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
-
-# How long a spin lasts: in rounds of about a microsecond, and in seconds at most, for rounds that lose the core to
-# others each time.
-_SPIN_ROUNDS, _SPIN_SECONDS = 150, 1e-3
 
 # Lets other threads that wait for this core run first.
 yield_cpu: Callable[[], None] = getattr(os, "sched_yield", functools.partial(time.sleep, 0))
@@ -33,35 +29,6 @@ def usable_cores() -> int:
     import loky
 
     return int(loky.cpu_count())
-
-
-def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
-    """Spin until ``counters[index] >= number`` for all pairs (counters, number), and return whether that came true.
-
-    It spins for some tens of microseconds of this thread's own time. Each round gives the core away first, so that the
-    other side may use it, and calls no Python function, so that it is short. The counters may only grow: one that has
-    reached its number is not read again.
-    """
-    give_away, monotonic = yield_cpu, time.monotonic
-    end = monotonic() + _SPIN_SECONDS
-    reached, wanted = 0, len(pairs)  # the first `reached` of the pairs have come true
-    for _ in range(_SPIN_ROUNDS):
-        give_away()
-        while reached < wanted:
-            counters, number = pairs[reached]
-            if not (
-                counters[index] >= number
-                or counters[index] >= number
-                or counters[index] >= number
-                or counters[index] >= number
-            ):
-                break
-            reached += 1
-        else:
-            return True
-        if monotonic() > end:
-            break
-    return False
 
 
 @contextlib.contextmanager

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.slots import IDLE, Autoreset
 from envactors.options import deadline_after
+from envactors.vector.asking import Asker, EnvFuture, make_future
 from envactors.vector.facade import VectorEnv
-from envactors.vector.failure_policy import Autoreset
-from envactors.vector.pending import IDLE
 from envactors.vector.results import Batch
-from envactors.vector.transitions import EnvFuture, Transitions
+from envactors.wire.control_page import ASLEEP
 
 
 class VectorAccess:
@@ -39,26 +40,29 @@ class VectorAccess:
             ActorClosedError: The vector is closed, or belongs to another process.
         """
         self._envs._check_open()
-        return [env_id for env_id, state in enumerate(self._envs._pending.states) if state != IDLE]
+        return [env_id for env_id, state in enumerate(self._envs._slots.states) if state != IDLE]
 
     def let_envs_judge(self) -> None:
         """Let envs step that were never reset, or whose episode is over: they decide themselves what that means.
 
         For drop-ins of vector envs that check nothing else. An env that was lost needs a reset as ever.
         """
-        for env in self._envs._envs:
-            env.needs_reset = env.strict = False
+        slots = self._envs._slots
+        for slot in slots.of:
+            slot.needs_reset = False
+            slot.strict = False
+            slots.note_usual(slot.index)
 
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
         """Start resets; `gather` delivers their results."""
-        self._transitions().start_resets(env_ids, seeds, options)
+        self._asker().start_resets(env_ids, seeds, options)
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return a future of its result."""
-        future = EnvFuture(self._envs._envs[env_id], self._envs._pending)
-        self._transitions().start_resets([env_id], [seed], [options], [future])
+        future = make_future(self._envs._handles[env_id], env_id, self._envs._pending)
+        self._asker().start_resets([env_id], [seed], [options], [future])
         return future
 
     def start_steps(self, env_ids: list[int], actions: Any) -> None:
@@ -67,12 +71,14 @@ class VectorAccess:
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
         """Start steps whose actions, one per env, are neither checked nor converted; `gather` delivers the results."""
-        self._transitions().start_steps(env_ids, actions, None, stream=True)
+        asker = self._asker()
+        with defer_signals:
+            asker.start_steps(asker.select(env_ids), actions, stream=True, wait=ASLEEP)
 
-    def _transitions(self) -> Transitions:
-        transitions = self._envs._transitions
+    def _asker(self) -> Asker:
+        asker = self._envs._asker
         self._envs._check_open()
-        return transitions
+        return asker
 
     def gather(self, env_ids: list[int], timeout: float | None, what: str) -> Batch:
         """Wait for results and deliver them.

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
-from envactors.arrays.slab import Layout, Slab
-from envactors.arrays.specs import ArraySpec, batches_alike, leaves
+from envactors.actor.slots import Autoreset, OnFailure, Slot, Slots
+from envactors.arrays.slab import Layout
+from envactors.arrays.specs import OBJECT, ArraySpec, batches_alike, leaves
 from envactors.backends.base import RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError
-from envactors.vector.env_state import EnvHandle, EnvState
+from envactors.options import RecyclePolicy, Snapshot
+from envactors.vector.env_handles import EnvHandle
+from envactors.vector.pending import Pending
 from envactors.wire.factory import Factory
-from envactors.wire.info_codec import InfoReader
 from envactors.wire.messages import Attach, Describe, Description, Kind
+
+
+class Choices(NamedTuple):
+    """What a vector was made with, as far as it does not concern its actors; see `VectorEnv`."""
+
+    autoreset: Autoreset
+    on_failure: OnFailure
+    recycle: RecyclePolicy | None
+    copy: bool
+    seed_episodes: bool
+    snapshot: Snapshot | None
+    checkpoint_every: int | None
 
 
 @dataclasses.dataclass
@@ -26,16 +40,16 @@ class VectorActors:
 
     Attributes:
         launch_alike: Makes an actor with the options of the vector; see `envactors.actor.handle.launch`.
-        memory: The memory that their steps may go through; None without any.
+        memory: The memory of their rows.
         actors: One handle per process.
-        envs: One state per env.
+        handles: One handle per env.
         standbys: Actors that hold processes for the others.
     """
 
     launch_alike: Callable[..., ActorHandle]
-    memory: RowMemory | None
+    memory: RowMemory
     actors: list[ActorHandle] = dataclasses.field(default_factory=list)
-    envs: list[EnvState] = dataclasses.field(default_factory=list)
+    handles: list[ActorView] = dataclasses.field(default_factory=list)
     standbys: list[ActorHandle] = dataclasses.field(default_factory=list)
 
     def launch(
@@ -50,7 +64,7 @@ class VectorActors:
         givers: list[Callable[[float], ActorProcess | None]] = []
         shares, largest = len(groups[0]) > 1, groups[0]
         for group, variables in zip(groups, env_vars, strict=True):
-            first = len(self.envs)
+            first = len(self.handles)
             name = f"envs-{first}-{first + len(group) - 1}" if shares else f"env-{first}"
             actor = self.launch_alike(
                 group, name=name, first=first, env_vars=variables, standbys=givers, permits=permits
@@ -58,7 +72,7 @@ class VectorActors:
             self.actors.append(actor)
             for position in range(len(group)):
                 handle: ActorView = EnvHandle(actor._supervisor, actor._lifeline, position) if shares else actor
-                self.envs.append(EnvState(first + position, handle))
+                self.handles.append(handle)
         for number in range(standbys):
             name, first = f"standby-{number}", -len(largest)
             standby = self.launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)
@@ -71,19 +85,18 @@ class VectorActors:
         close_all(actors, timeout)
         if not all(actor._supervisor.closed.is_set() for actor in actors):
             return False
-        if self.memory is not None:
-            self.memory.close()  # until now another process may have been on its way that was to have it
+        self.memory.close()  # until now another process may have been on its way that was to have it
         return True
 
 
-def describe_envs(envs: Sequence[EnvState]) -> Description:
+def describe_envs(handles: Sequence[ActorView]) -> Description:
     """Return what the values of the envs look like.
 
     Raises:
         ActorStartError: An env could not be made.
         SpaceMismatchError: Their values do not go into one batch.
     """
-    futures = [env.handle._submit(Kind.DESCRIBE, Describe(env.position), "describe") for env in envs]
+    futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in handles]
     expected, *others = [Description(*value) for value in results_of(futures)]
     for env_id, other in enumerate(others, 1):
         for what in ("observation", "action", "reward"):
@@ -97,34 +110,50 @@ def describe_envs(envs: Sequence[EnvState]) -> Description:
 
 
 def share_rows(
-    built: VectorActors, description: Description, *, same_step: bool, seeded: bool
-) -> tuple[Slab, InfoReader] | None:
-    """Have actors step through shared memory, if they have some and the values of the envs are arrays of fixed shapes.
+    built: VectorActors, description: Description, autoreset: Autoreset, on_failure: OnFailure
+) -> tuple[Slots, Pending, Callable[[Callable[[int], None]], None]]:
+    """Make the rows of all envs, and their slots.
 
     Args:
         built: The actors.
         description: What the values look like.
-        same_step: Whether an episode that ends is reset within the step.
-        seeded: Whether each reset gets the seed that stands in the env's row.
+        autoreset: What happens at the end of an episode.
+        on_failure: What happens after a failure.
 
     Returns:
-        The rows of all envs and the reader of what comes beside them; None without.
+        The slots, what waits to be delivered, and a function that has the actors use the rows, given what reads
+        outcomes for futures.
+
+    Raises:
+        VectorEnvError: There is not enough memory.
     """
     observation, action, reward, _, _ = description
-    if built.memory is None or observation is None or action is None or not isinstance(reward, ArraySpec):
-        return None
-    if not all(leaf.batchable for leaf in leaves(action)) or not any(leaf.batchable for leaf in leaves(observation)):
-        return None
-    layout = Layout(observation, action, reward, len(built.envs), seeded)
+    is_plain = isinstance(reward, ArraySpec) and reward.batchable
+    has_actions = action is not None and all(leaf.batchable for leaf in leaves(action))
+    count = len(built.handles)
+    layout = Layout(
+        OBJECT if observation is None else observation,
+        action if has_actions else None,
+        reward if is_plain else None,
+        count,
+    )
     try:
-        shared = built.memory.create(layout)
+        slab, infos = built.memory.create(layout)
     except (OSError, ValueError, OverflowError) as error:
         raise VectorEnvError(
             f"{layout.size} bytes of shared memory for {layout.envs} envs could not be had ({error}): use fewer "
-            "envs, give the process more memory, or shared_memory=False"
+            "envs, or give the process more memory"
         ) from error
-    results_of([actor._supervisor.attach(Attach(layout, same_step)) for actor in built.actors])
-    return shared
+    pickles = built.actors[0]._supervisor.config.backend.pickles
+    of = [Slot(index, handle._env) for index, handle in enumerate(built.handles)]
+    slots = Slots(of, slab, infos, autoreset, on_failure, pickles=pickles)
+    pending = Pending(slots)
+    attach = Attach(layout, autoreset == "same_step")
+
+    def use(read: Callable[[int], None]) -> None:
+        results_of([actor._supervisor.attach(attach, slots, pending, read) for actor in built.actors])
+
+    return slots, pending, use
 
 
 def results_of(futures: Sequence[ActorFuture]) -> list[Any]:

@@ -6,20 +6,21 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from envactors.actor.handle import ActorHandle, bring_back, save_state
-from envactors.actor.journal import SavedJournal
+from envactors.actor.handle import ActorHandle, ActorView, bring_back, save_state
+from envactors.actor.journal import Journal, SavedJournal
+from envactors.actor.slots import NO_EPISODE, Slot
 from envactors.arrays.specs import Spec
 from envactors.errors import VectorEnvError
 from envactors.vector.build import results_of
 from envactors.vector.checkpoint_file import read_file, write_file
-from envactors.vector.env_state import EnvState
-from envactors.vector.results import EnvStep
-from envactors.vector.transitions import Transitions
+from envactors.vector.episodes import Episodes
+from envactors.vector.pending import Pending
+from envactors.vector.results import EnvStep, RowReader
 from envactors.wire.pickling import dumps, loads
 
 
 class SavedEnv(NamedTuple):
-    """Where an env stands, and how to bring it there; for the fields see `EnvState`, `Episodes` and `LastResults`."""
+    """Where an env stands, and how to bring it there; for the fields see `Slot`, `Episodes` and `RowReader`."""
 
     root_seed: int | None
     episode: int
@@ -67,7 +68,10 @@ class Checkpoints:
     """Writes a vector to a file, and brings it to where one on disk stood.
 
     Args:
-        transitions: The envs, and where they stand.
+        handles: The handle of each env.
+        pending: What waits to be delivered, and the slots.
+        episodes: The bookkeeper.
+        reader: Has the last results.
         options: The options that must be the same in a vector that goes on.
         action: One env's action.
         saves: Whether states of envs can be saved.
@@ -79,55 +83,80 @@ class Checkpoints:
     """
 
     def __init__(
-        self, transitions: Transitions, options: dict[str, Any], action: Spec | None, *, saves: bool, every: int | None
+        self,
+        handles: Sequence[ActorView],
+        pending: Pending,
+        episodes: Episodes,
+        reader: RowReader,
+        options: dict[str, Any],
+        action: Spec | None,
+        *,
+        saves: bool,
+        every: int | None,
     ) -> None:
-        self.saves, self.every = saves, every
-        self._transitions = transitions
+        self.saves = saves
+        self.every = every
+        self._handles = handles
+        self._pending = pending
+        self._slots = pending.slots
+        self._episodes = episodes
+        self._reader = reader
         self._options = options
         self._action = action
         # The file, and the steps of each env when it was written last.
         self._path: str | os.PathLike[str] | None = None
         self._steps: Any = 0
 
+    def check_can_save(self, env_ids: list[int]) -> None:
+        """Refuse to save the states of envs, or to put them back, where that cannot be done.
+
+        Raises:
+            VectorEnvError: The vector was made without ``snapshot``.
+            AlreadyPendingError: An env has a result pending.
+        """
+        if not self.saves:
+            raise VectorEnvError("this vector env was made without snapshot: expected VectorEnv(..., snapshot=...)")
+        self._pending.check_idle(env_ids)
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the vector; see `envactors.vector.facade.VectorEnv.checkpoint`."""
-        transitions = self._transitions
-        transitions.pending.check_idle(range(len(transitions.envs)))
-        if transitions.on_failure != "replay":
+        self._pending.check_idle(range(len(self._handles)))
+        if self._slots.on_failure != "replay":
             raise VectorEnvError("a checkpoint of this vector env: expected one with on_failure='replay'")
         lost = self._not_whole()
         if lost and self.saves:
-            results_of([save_state(env.handle) for env in lost])
+            results_of([save_state(self._handles[env_id]) for env_id in lost])
             lost = self._not_whole()
         if lost:
-            ids = [env.env_id for env in lost]
             raise VectorEnvError(
-                f"a checkpoint of envs {ids}, which cannot be brought back: seed their resets, or make the vector "
+                f"a checkpoint of envs {lost}, which cannot be brought back: seed their resets, or make the vector "
                 "with seed_episodes=True or a snapshot"
             )
-        steps = transitions.episodes.steps
-        envs = [self._describe(env, int(steps[env.env_id])) for env in transitions.envs]
+        steps = self._episodes.steps
+        envs = [self._describe(slot, int(steps[slot.index])) for slot in self._slots.of]
         write_file(path, dumps(tuple(SavedVector(self._options, self._action, envs))))
         self._path, self._steps = path, steps
 
     def write_if_due(self) -> None:
         """Write the file again after enough steps, if no result is pending."""
         path, every = self._path, self.every
-        if path is None or every is None or any(self._transitions.pending.states):
+        if path is None or every is None or any(self._slots.states):
             return
-        if (self._transitions.episodes.steps - self._steps).max() >= every:
+        if (self._episodes.steps - self._steps).max() >= every:
             self.write(path)
 
-    def _not_whole(self) -> list[EnvState]:
-        envs = self._transitions.envs
-        return [env for env in envs if not (env.needs_reset or env.supervisor.journal(env.env_id).whole)]
+    def _journal(self, env_id: int) -> Journal:
+        return self._handles[env_id]._supervisor.journal(env_id)
 
-    def _describe(self, env: EnvState, steps: int) -> SavedEnv:
-        number, episodes, last = env.env_id, self._transitions.episodes, self._transitions.last
-        counts = bool(episodes.ended[number]), steps, int(episodes.episodes[number])
-        journal = env.supervisor.journal(number).save()
-        newest = None if last is None else last.newest(number)
-        return SavedEnv(env.root_seed, env.episode, env.needs_reset, *counts, newest, journal)
+    def _not_whole(self) -> list[int]:
+        """Return the envs that cannot be brought back."""
+        return [slot.index for slot in self._slots.of if not (slot.needs_reset or self._journal(slot.index).whole)]
+
+    def _describe(self, slot: Slot, steps: int) -> SavedEnv:
+        index = slot.index
+        counts = bool(self._slots.ended[index]), steps, int(self._episodes.episodes[index])
+        journal = self._journal(index).save()
+        return SavedEnv(slot.root_seed, slot.episode, slot.needs_reset, *counts, self._reader.last(index), journal)
 
     def bring_back(self, path: str | os.PathLike[str], saved: SavedVector, actors: Sequence[ActorHandle]) -> None:
         """Bring the envs to where those on disk stood.
@@ -135,21 +164,24 @@ class Checkpoints:
         Raises:
             VectorEnvError: Their actions are others, or they do not return what those had returned.
         """
-        transitions = self._transitions
         if self._action != saved.action:
             raise VectorEnvError(f"the actions of {path!r} are {saved.action}: expected {self._action}")
         journals = iter([one.journal for one in saved.envs])
         groups = [[next(journals) for _ in actor._supervisor.config.start.factories] for actor in actors]
         results_of([bring_back(actor, group) for actor, group in zip(actors, groups, strict=True)])
-        for env, one in zip(transitions.envs, saved.envs, strict=True):
-            if one.journal.whole and not env.supervisor.journal(env.env_id).whole:
+        for slot, one in zip(self._slots.of, saved.envs, strict=True):
+            if one.journal.whole and not self._journal(slot.index).whole:
                 raise VectorEnvError(
-                    f"env {env.env_id} returned other observations than before the checkpoint: expected its old factory"
+                    f"env {slot.index} returned other observations than before the checkpoint: expected its old factory"
                 )
-            env.needs_reset, env.root_seed, env.episode = one.needs_reset, one.root_seed, one.episode
-            env.incarnation = None if one.needs_reset else env.supervisor.core.incarnation
-            transitions.episodes.restore(env, ended=one.ended)
-            transitions.episodes.resume(env, steps=one.steps, episodes=one.episodes)
-            if transitions.last is not None and one.last is not None:
-                transitions.last.keep_step(one.last)
-        self._path, self._steps = path, transitions.episodes.steps
+            incarnation = self._handles[slot.index].incarnation
+            slot.needs_reset = one.needs_reset
+            slot.holds = NO_EPISODE if one.needs_reset else incarnation
+            slot.fresh = one.needs_reset
+            slot.incarnation = incarnation
+            self._slots.restore(slot.index, one.root_seed, one.episode, ended=one.ended)
+            self._episodes.resume(slot, steps=one.steps, episodes=one.episodes)
+            if one.last is not None:
+                self._reader.keep(one.last)
+        self._path = path
+        self._steps = self._episodes.steps

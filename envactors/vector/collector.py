@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from envactors.actor.handle import ActorView
 from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.slots import ARRIVED, IDLE, POSTED, Slots
+from envactors.actor.supervisor import Supervisor
 from envactors.errors import (
     ActorClosedError,
     ActorError,
@@ -16,87 +19,171 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
-from envactors.vector.env_state import EnvState
-from envactors.vector.interrupts import Interrupts
-from envactors.vector.pending import IDLE, IN_FLIGHT, Pending, ReadyResult
-from envactors.vector.results import Batch, Batcher, EnvStep
-from envactors.vector.shm_step import SharedMemoryStepper
+from envactors.vector.asking import Asker
+from envactors.vector.outcomes import Outcomes
+from envactors.vector.pending import Pending, ReadyResult
+from envactors.vector.results import Batch, Batcher, EnvStep, RowReader
+from envactors.vector.stepper import Stepper
+from envactors.wire.control_page import FINISHED, ControlPage, spin_until_all
 
 
 class Collector:
     """Waits for results and delivers them.
 
     Args:
-        envs: All envs.
+        handles: The handle of each env.
+        slots: All envs.
         pending: Where their results are.
         batcher: Makes batches of them.
-        stepper: Steps through shared memory; None without any.
-
-    Attributes:
-        interrupts: Brings the vector in order after an exception in the middle of a request.
+        reader: Reads results out of rows.
+        outcomes: Reads what has arrived.
+        stepper: Has the doorbells.
+        asker: Knows how long posting took.
     """
-
-    interrupts: Interrupts
 
     def __init__(
         self,
-        envs: Sequence[EnvState],
+        handles: Sequence[ActorView],
+        slots: Slots,
         pending: Pending,
         batcher: Batcher,
-        stepper: SharedMemoryStepper | None,
+        reader: RowReader,
+        outcomes: Outcomes,
+        stepper: Stepper,
+        asker: Asker,
     ) -> None:
-        self._envs = envs
+        self._handles = handles
+        self._slots = slots
         self._pending = pending
         self._batcher = batcher
-        self._single = None if stepper is None else stepper.single
-        self._supervisors = list(dict.fromkeys(env.supervisor for env in envs))
+        self._reader = reader
+        self._outcomes = outcomes
+        self._stepper = stepper
+        self._asker = asker
+        self._supervisors: list[Supervisor] = list(dict.fromkeys(handle._supervisor for handle in handles))
         self._reactor = self._supervisors[0].reactor
-        self._wait_set = None if stepper is None else stepper.wait_set
+        # The control pages whose workers ring for streamed results.
+        self._rung: dict[int, ControlPage] = {}
 
     def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> bool:
         """Wait until ``done()`` or the deadline (`time.monotonic`); return whether ``done()``.
 
-        Unless an env fails, or results are taken meanwhile, it needs at least ``count`` results.
+        What arrives meanwhile is read between two waits: that may take long, and other threads read replies then.
+
+        Args:
+            done: Says whether enough results are ready.
+            count: How many results it takes at least, unless one fails.
+            deadline: Until when to wait.
 
         Raises:
             ActorClosedError: The vector was closed meanwhile, and nothing comes any more.
         """
         for supervisor in self._supervisors:
             supervisor.resume_inline()
-        pending, single, me = self._pending, self._single, threading.get_ident()
-        inbox = pending.inboxes.setdefault(me, deque())
-        # Whether nothing could be read that seemed to be there: then the wait goes on in the usual way.
-        is_stuck = False
+        ready = self._pending.ready
 
         def is_there() -> bool:
-            # What takes long to unpickle is read out of the wait: meanwhile other threads read the replies.
-            if inbox or (single is not None and not is_stuck and single.has_unread()):
-                return True
+            self._stepper.listen()
             ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
-            if single is not None:
-                with defer_signals:
-                    single.collect(count - len(pending.ready))
-            if done():
+            self._arrive()
+            arrived = self._count_arrived()
+            if done() or (arrived and len(ready) + arrived >= count) or self._has_failed():
                 return True
-            if ended:
+            if ended and not arrived:
                 raise ActorClosedError("this vector env is closed: make another")
-            return False
+            if not self._ring_at(count - len(ready) - arrived):
+                return bool(arrived)
+            self._arrive()
+            arrived = self._count_arrived()
+            return bool(arrived) and (len(ready) + arrived >= count or self._has_failed())
 
-        try:
-            while self._reactor.wait(is_there, pending, deadline, self._wait_set):
-                if done():
-                    return True
-                with defer_signals:
-                    was_empty = not inbox
-                    pending.read_inbox(inbox)
-                    is_stuck = (single is None or not single.collect(count - len(pending.ready))) and was_empty
-                if done():
-                    return True
+        while not done():
+            if not self._reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set):
+                self.read()
+                return done()
+            self.read()
+        return True
+
+    def read(self) -> None:
+        """Read what has arrived."""
+        with defer_signals:
+            self._arrive()
+            self._outcomes.read_arrived()
+
+    def _arrive(self) -> None:
+        states = self._slots.states
+        for supervisor in self._supervisors:
+            core = supervisor.core
+            rows = supervisor.calls.rows
+            if rows is not None and POSTED in states[rows.first : rows.stop]:
+                with core.change, core.lock:
+                    rows.arrive()
+
+    def _count_arrived(self) -> int:
+        slots = self._slots
+        return sum(
+            slots.states[slot.index] == ARRIVED and (slot.op is None or slot.op.future is None) for slot in slots.of
+        )
+
+    def _has_failed(self) -> bool:
+        """Return whether something that has arrived may be a failure, which is told at once."""
+        slots = self._slots
+        return any(
+            slots.states[slot.index] == ARRIVED
+            and (slot.op is None or slot.op.future is None)
+            and (slot.index in slots.outcomes or slots.infos.failed(slot.index))
+            for slot in slots.of
+        )
+
+    def _ring_at(self, expected: int) -> bool:
+        """Have workers ring when so many more results are there; return whether there are any to expect.
+
+        Results that came before have to be looked for after this.
+        """
+        states = self._slots.states
+        missing = states.count(POSTED)
+        if not missing:
             return False
-        finally:
-            pending.inboxes.pop(me, None)
-            for settle in inbox:
-                self._reactor.callbacks.submit(settle)
+        # A row is complete also while its env is not asked anything.
+        count = len(states) - missing + min(max(1, expected), missing)
+        for supervisor in self._supervisors:
+            process = supervisor.core.process
+            if process is not None:
+                self._rung[id(process.page)] = process.page
+        for page in self._rung.values():
+            page.ring_at(count)
+        return True
+
+    def collect_at_once(self) -> None:
+        """Read what is complete now, or within the spin window if spinning pays; called with signals deferred."""
+        if self._stepper.stream_tuner.strategy.both_spin:
+            pairs = []
+            for supervisor in self._supervisors:
+                process, rows = supervisor.core.process, supervisor.calls.rows
+                if process is not None and rows is not None and rows.is_in_flight():
+                    pairs.append((process.page.counters, rows.last))
+            if pairs:
+                spin_until_all(pairs, FINISHED)
+        self._arrive()
+        self._outcomes.read_arrived()
+
+    def _record_wait(self, started: float, count: int) -> None:
+        """Record when the waiting for so many results began that have been delivered now."""
+        now = time.monotonic()
+        seconds = now - started + self._asker.posting
+        self._stepper.stream_tuner.record(seconds * len(self._handles) / count, now)
+        self._asker.posting = 0.0
+        for page in self._rung.values():
+            page.ring_at(0)
+        self._rung = {}
+
+    def discard(self, env_ids: Sequence[int], deadline: float | None) -> None:
+        """Wait for what an interrupted request has asked of envs that are to be reset, and drop the results."""
+        pending = self._pending
+        if pending.was_disturbed:
+            self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
+            with defer_signals:
+                pending.take([env_id for env_id in env_ids if env_id in pending.ready])
 
     def gather(self, env_ids: list[int], timeout: float | None, deadline: float | None, what: str) -> Batch:
         """Wait for the results of envs and deliver them.
@@ -122,7 +209,7 @@ class Collector:
                 env_ids=late,
                 timeout=timeout,
             )
-        gone = [env_id for env_id in env_ids if pending.states[env_id] == IDLE]
+        gone = [env_id for env_id in env_ids if self._slots.states[env_id] == IDLE]
         if gone:
             raise NothingPendingError(
                 f"{what} waited for the results of the envs {gone}, which were handed out to a signal handler or "
@@ -132,22 +219,21 @@ class Collector:
 
     def receive(self, min_envs: int | None, max_envs: int | None, deadline: float | None) -> Batch:
         """Wait for results and deliver them in the order of their completion; see `VectorEnv.recv`."""
-        pending, ready = self._pending, self._pending.ready
+        ready = self._pending.ready
 
         def enough() -> bool:
             if min_envs is not None and len(ready) >= min_envs:
                 return True
             # Counted anew on every wake-up: a signal handler or another thread may take results meanwhile.
-            return IN_FLIGHT not in pending.states or any(result.error for result in tuple(ready.values()))
+            return self._pending.receivable == len(ready) or any(result.error for result in tuple(ready.values()))
 
         started = time.monotonic()
-        if self._single is not None:
-            with defer_signals:  # once for both: deferring takes a system call per signal, there and back
-                self._single.collect_at_once()
-                if enough():
-                    return self._deliver_ready(max_envs, started)
-        wanted = pending.receivable if min_envs is None else min(min_envs, pending.receivable)
-        self.wait_for(enough, wanted, deadline)
+        with defer_signals:  # once for both: deferring takes a system call per signal, there and back
+            self.collect_at_once()
+            if enough():
+                return self._deliver_ready(max_envs, started)
+        receivable = self._pending.receivable
+        self.wait_for(enough, receivable if min_envs is None else min(min_envs, receivable), deadline)
         return self._deliver_ready(max_envs, started)
 
     def _deliver_ready(self, max_envs: int | None, started: float) -> Batch:
@@ -160,8 +246,8 @@ class Collector:
         failed = [result.env_id for result in results if result.error is not None]
         fine = [result.env_id for result in results if result.error is None][:max_envs]
         batch = self.deliver([*fine, *failed], "recv")
-        if self._single is not None and fine:
-            self._single.record_wait(started, len(fine))
+        if fine:
+            self._record_wait(started, len(fine))
         return batch
 
     def deliver(self, env_ids: list[int], what: str) -> Batch:
@@ -172,9 +258,8 @@ class Collector:
         """
         with defer_signals:  # what is delivered is also taken into account
             results = self._pending.look_at(env_ids)
-            in_rows = [result for result in results if result.is_in_rows]
-            if in_rows and self._single is not None and len(in_rows) == len(results):
-                batch = self._single.take_batch(env_ids)
+            if all(result.is_in_rows for result in results) and not self._batcher.learns:
+                batch = self._take_batch(env_ids)
                 self._pending.take(env_ids)
                 self._reactor.wake(self._pending)  # another thread may wait for the same ones
                 return batch
@@ -196,17 +281,32 @@ class Collector:
             ) from first_error
         return batch
 
+    def _take_batch(self, env_ids: list[int]) -> Batch:
+        """Return results that stand in the rows."""
+        index = np.array(env_ids, np.int64)
+        rows, reader, slots = self._slots.slab, self._reader, self._slots
+        contents = [reader.contents[env_id] for env_id in env_ids]
+        return Batch(
+            index,
+            reader.observations(env_ids, contents, all_envs=False),
+            reader.rewards(index, contents),
+            rows.terminated[index],
+            rows.truncated[index],
+            [content[0] for content in contents],
+            np.array([slots.of[env_id].incarnation for env_id in env_ids], np.int64),
+        )
+
     def _steps(self, results: Sequence[ReadyResult]) -> list[EnvStep]:
         """Return the results that are no failures, in order."""
-        in_rows = [result.env_id for result in results if result.is_in_rows]
-        taken: dict[int, EnvStep] = {}
-        if in_rows:
-            assert self._single is not None, "only it leaves results in rows"
-            taken = {step.env_id: step for step in self._single.take(in_rows)}
-        steps = [result.step or taken.get(result.env_id) for result in results]
-        return [step for step in steps if step is not None]
+        steps = []
+        for result in results:
+            if result.step is not None:
+                steps.append(result.step)
+            elif result.error is None:
+                steps.append(self._reader.step(result.env_id, self._slots.of[result.env_id].incarnation))
+        return steps
 
     def _whereabouts(self, env_id: int) -> str:
         """Return which actor an env is in, for errors."""
-        handle = self._envs[env_id].handle
+        handle = self._handles[env_id]
         return f"actor {handle.name!r}, pid {handle.pid}, incarnation {handle.incarnation}"

@@ -9,16 +9,15 @@ from typing import Any
 from envactors.actor.handle import ActorView
 from envactors.vector import inputs
 from envactors.vector.build import results_of
-from envactors.vector.env_state import EnvState
 
 
 class EnvCalls:
     """Calls methods of envs side by side, and reads and writes their attributes; the base of `VectorEnv`."""
 
-    _envs: list[EnvState]
+    _handles: list[ActorView]
 
     def __len__(self) -> int:
-        return len(self._envs)
+        return len(self._handles)
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
         """Return the ids of some envs, None for all, once it is known that the vector is open."""
@@ -26,7 +25,7 @@ class EnvCalls:
 
     def __getitem__(self, env_id: int) -> ActorView:
         """Return the handle of an env."""
-        return self._envs[operator.index(env_id)].handle
+        return self._handles[operator.index(env_id)]
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method of envs side by side.

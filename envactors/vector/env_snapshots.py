@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from envactors.actor.handle import ActorHandle, restore_state, save_state
-from envactors.errors import NothingPendingError, VectorEnvError, VectorInputError
+from envactors.actor.slots import Slots
+from envactors.errors import NothingPendingError, VectorInputError
+from envactors.vector.asking import Asker
 from envactors.vector.build import results_of
 from envactors.vector.checkpoints import Checkpoints, read_checkpoint
 from envactors.vector.env_calls import EnvCalls
-from envactors.vector.env_state import EnvState, check_steppable
-from envactors.vector.results import Batch, Batcher, EnvStep
-from envactors.vector.transitions import Transitions
+from envactors.vector.results import Batch, Batcher, EnvStep, RowReader
 from envactors.wire.factory import Factory
 
 T = TypeVar("T", bound="EnvSnapshots")
@@ -47,9 +47,11 @@ class EnvSnapshots(EnvCalls):
     """States of envs, in memory and on disk: how they are taken and put back; a base of `VectorEnv`."""
 
     actors: list[ActorHandle]
+    _asker: Asker
     _batcher: Batcher
-    _transitions: Transitions
     _checkpoints: Checkpoints
+    _reader: RowReader
+    _slots: Slots
 
     def snapshot(self, env_ids: Iterable[int] | None = None) -> list[EnvSnapshot]:
         """Take the state of envs, wrappers and random generators, as the ``snapshot`` of the vector does it.
@@ -66,15 +68,16 @@ class EnvSnapshots(EnvCalls):
             VectorInputError: An env needs a reset first, or wrong ids.
             Exception: What ``snapshot.get`` raised.
         """
-        envs = self._idle_envs(self._select(env_ids))
-        check_steppable(envs)
-        states = results_of([save_state(env.handle) for env in envs])
-        return [self._describe(env, *state) for env, state in zip(envs, states, strict=True)]
+        ids = self._select(env_ids)
+        self._checkpoints.check_can_save(ids)
+        self._asker.check_steppable(ids)
+        states = results_of([save_state(self._handles[env_id]) for env_id in ids])
+        return [self._describe(env_id, *state) for env_id, state in zip(ids, states, strict=True)]
 
-    def _describe(self, env: EnvState, check: int, state: bytes) -> EnvSnapshot:
-        last, ended = self._transitions.last, bool(self._transitions.episodes.ended[env.env_id])
-        newest = None if last is None else last.newest(env.env_id)
-        return EnvSnapshot(env.env_id, state, check, env.root_seed, env.episode, ended, newest)
+    def _describe(self, env_id: int, check: int, state: bytes) -> EnvSnapshot:
+        slot, ended = self._slots.of[env_id], bool(self._slots.ended[env_id])
+        last = self._reader.last_kept(env_id)
+        return EnvSnapshot(env_id, state, check, slot.root_seed, slot.episode, ended, last)
 
     def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
         """Put envs into states that `snapshot` has returned, of this vector or of one like it.
@@ -95,22 +98,16 @@ class EnvSnapshots(EnvCalls):
         ids = self._select([one.env_id for one in snapshots] if env_ids is None else env_ids)
         if len(ids) != len(snapshots):
             raise VectorInputError(f"{len(ids)} env_ids for {len(snapshots)} snapshots: expected one each")
-        envs, last = self._idle_envs(ids), self._transitions.last
-        futures = [restore_state(env.handle, one.check, one.state) for env, one in zip(envs, snapshots, strict=True)]
-        for env, future, one in zip(envs, futures, snapshots, strict=True):
+        self._checkpoints.check_can_save(ids)
+        handles = [self._handles[env_id] for env_id in ids]
+        futures = [restore_state(one, each.check, each.state) for one, each in zip(handles, snapshots, strict=True)]
+        for env_id, future, one in zip(ids, futures, snapshots, strict=True):
             failed = future.exception() is not None
-            env.needs_reset, env.incarnation = failed, None if failed else future.incarnation
-            env.root_seed, env.episode = one.root_seed, one.episode
-            self._transitions.episodes.restore(env, ended=one.ended and not failed)
-            if last is not None and one.last is not None and not failed:
-                last.keep_step(one.last._replace(env_id=env.env_id))
+            self._slots.put_back(env_id, None if failed else future.incarnation)
+            self._slots.restore(env_id, one.root_seed, one.episode, ended=one.ended and not failed)
+            if one.last is not None and not failed:
+                self._reader.keep(one.last._replace(env_id=env_id))
         results_of(futures)
-
-    def _idle_envs(self, ids: list[int]) -> list[EnvState]:
-        if not self._checkpoints.saves:
-            raise VectorEnvError("this vector env was made without snapshot: expected VectorEnv(..., snapshot=...)")
-        self._transitions.pending.check_idle(ids)
-        return [self._envs[env_id] for env_id in ids]
 
     def last_batch(self) -> Batch:
         """Return the last result of each env again, with reward 0 after a reset; for ``on_failure`` other than "raise".
@@ -118,8 +115,7 @@ class EnvSnapshots(EnvCalls):
         Raises:
             NothingPendingError: An env has none yet.
         """
-        ids, last = self._select(None), self._transitions.last
-        steps = [None if last is None else last.newest(env_id) for env_id in ids]
+        steps = [self._reader.last_kept(env_id) for env_id in self._select(None)]
         if None in steps:
             raise NothingPendingError("last_batch of envs that have not been reset: reset them first")
         return self._batcher.batch([step for step in steps if step is not None])

@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from envactors import backends
 from envactors.actor import engine
 from envactors.actor.handle import launch
 from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.slots import Autoreset, OnFailure
 from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot, check_timeout, deadline_after
 from envactors.vector import inputs
-from envactors.vector.build import VectorActors, describe_envs, share_rows
+from envactors.vector.asking import Asker, EnvFuture, Selection, make_future
+from envactors.vector.build import Choices, VectorActors, describe_envs, share_rows
 from envactors.vector.checkpoints import Checkpoints
 from envactors.vector.collector import Collector
 from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
-from envactors.vector.failure_policy import Autoreset, OnFailure
-from envactors.vector.interrupts import Interrupts, notes_interrupts
-from envactors.vector.pending import Pending
-from envactors.vector.prepared import PreparedStep
-from envactors.vector.results import Batch, Batcher, LastResults, RowReader
-from envactors.vector.shm_step import SharedMemoryStepper
+from envactors.vector.interrupts import notes_interrupts
+from envactors.vector.outcomes import Outcomes
+from envactors.vector.results import Batch, Batcher, RowReader
 from envactors.vector.statistics import VectorStatistics, VectorStats
-from envactors.vector.transitions import EnvFuture, Transitions
+from envactors.vector.stepper import Stepper
+from envactors.wire.control_page import ASLEEP
 from envactors.wire.factory import Factory, as_factories
-
-
-class Choices(NamedTuple):
-    """What a vector was made with, as far as it does not concern its actors; see `VectorEnv`."""
-
-    autoreset: Autoreset
-    on_failure: OnFailure
-    recycle: RecyclePolicy | None
-    copy: bool
-    seed_episodes: bool
-    snapshot: Snapshot | None
-    checkpoint_every: int | None
 
 
 @notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
@@ -84,8 +72,8 @@ class VectorEnv(EnvSnapshots):
             standby that cannot be made as often as ``restart`` allows is given up, with a warning in the log.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one per actor.
         backend: Where the actors live.
-        shared_memory: Whether observations, actions, rewards and flags travel through memory that is shared with the
-            workers, if the specs are fixed arrays; otherwise they are sent.
+        shared_memory: Has no effect any more: what is of fixed size travels through memory that is shared with the
+            workers, everything else beside it.
         copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
             possible, valid until that env's next step.
         max_running: How many envs may step or reset at once, also in resets and replays that the vector does by itself;
@@ -145,12 +133,12 @@ class VectorEnv(EnvSnapshots):
         inputs.check_recycling(recycle, groups, backend)
         inputs.check_standbys(standbys, factories, variables, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
-        memory = backend.make_memory() if shared_memory else None
+        memory = backend.make_memory()
         kept = max_journal if on_failure == "replay" and backend.kills else None  # nothing else can be lost
         alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
         alike = functools.partial(alike, max_journal=kept, seed_episodes=seed_episodes, snapshot=snapshot)
         self._built = VectorActors(alike, memory)
-        self.actors, self._envs = self._built.actors, self._built.envs
+        self.actors, self._handles = self._built.actors, self._built.handles
         try:
             self._built.launch(groups, variables, standbys, inputs.limit_running(max_running, len(groups), backend))
             self._assemble(Choices(autoreset, on_failure, recycle, copy, seed_episodes, snapshot, checkpoint_every))
@@ -160,34 +148,37 @@ class VectorEnv(EnvSnapshots):
 
     def _assemble(self, choices: Choices) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
-        envs, self.num_envs = self._envs, len(self._envs)
+        handles, self.num_envs = self._handles, len(self._handles)
         autoreset, on_failure, recycle, copy, seed_episodes, snapshot, every = choices
-        self._all_ids = list(range(self.num_envs))
-        self._started: PreparedStep | None = None  # by `step_async`
-        self._pending = pending = Pending(len(envs))
+        self._started: Selection | None = None  # by `step_async`
         self._check_made()
-        description = describe_envs(envs)
-        self.metadata, self.render_mode = description.metadata, description.render_mode
-        self.action_spec, self.reward_spec = description.action, description.reward
-        self._episodes = episodes = Episodes(envs, autoreset, recycle)
+        described = describe_envs(handles)
+        self.metadata, self.render_mode = described.metadata, described.render_mode
+        self.action_spec, self.reward_spec = described.action, described.reward
+        self._slots, self._pending, use_rows = share_rows(self._built, described, autoreset, on_failure)
+        slots, pending = self._slots, self._pending
+        supervisors = [handle._supervisor for handle in handles]
+        self._episodes = episodes = Episodes(slots, supervisors, recycle)
         self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
-        self._batcher = Batcher(description.observation, description.reward)
-        shared = share_rows(self._built, description, same_step=autoreset == "same_step", seeded=seed_episodes)
+        self._batcher = batcher = Batcher(described.observation, described.reward)
+        self._reader = reader = RowReader(slots, described.reward, copy=copy)
+        outcomes = Outcomes(slots, supervisors, reader, pending, episodes)
+        use_rows(outcomes.read_for_future)
         if seed_episodes:
-            episodes.seed_episodes(None if shared is None else shared[0])
-        reader = None if shared is None else RowReader(shared[0], copy=copy)
-        last = None if on_failure == "raise" else LastResults(len(envs), reader)
-        self._transitions = transitions = Transitions(envs, pending, episodes, last, on_failure)
-        self._stepper: SharedMemoryStepper | None = None
-        if shared is not None and reader is not None:
-            self._stepper = SharedMemoryStepper(reader, shared[1], envs, pending, episodes, transitions, last)
-        self._collector = Collector(envs, pending, self._batcher, self._stepper)
-        self._collector.interrupts = Interrupts(transitions, self._stepper)
+            episodes.seed_episodes()
+        self._asker = asker = Asker(slots, supervisors, pending)
+        self._all_ids = asker.all.env_ids
+        action = described.action
+        self._stepper = stepper = Stepper(
+            slots, supervisors, asker, reader, pending, episodes, action, learns=batcher.learns
+        )
+        self._collector = Collector(handles, slots, pending, batcher, reader, outcomes, stepper, asker)
         same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
-        self._checkpoints = Checkpoints(transitions, same, description.action, saves=snapshot is not None, every=every)
+        saves = snapshot is not None
+        self._checkpoints = Checkpoints(handles, pending, episodes, reader, same, action, saves=saves, every=every)
 
     def _check_made(self) -> None:
-        """Check the envs before their specs are compared; for subclasses, which can `call` methods of the envs."""
+        """Check the envs before their specs are compared; for subclasses, which can call methods of the handles."""
 
     @property
     def observation_spec(self) -> Spec | None:
@@ -223,12 +214,12 @@ class VectorEnv(EnvSnapshots):
             AlreadyPendingError: An env has a result pending.
             VectorInputError: Wrong ids or seeds, or another number of options.
         """
-        transitions, collector = self._transitions, self._collector
+        asker, collector = self._asker, self._collector
         ids = self._select(env_ids)
         deadline = deadline_after(timeout, "reset(timeout=...)")
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
-        collector.interrupts.discard(ids, lambda done: collector.wait_for(done, len(ids), deadline))
-        transitions.start_resets(ids, seeds, each)
+        collector.discard(ids, deadline)
+        asker.start_resets(ids, seeds, each)
         clock, wait = self._statistics.clock, functools.partial(collector.gather, ids, timeout, deadline, "reset")
         batch = wait() if clock is None else clock.time("reset", wait)
         return batch.obs, batch.infos
@@ -254,20 +245,17 @@ class VectorEnv(EnvSnapshots):
             VectorInputError: Wrong ids or actions, or an env that needs a reset first.
         """
         # Read before the check, here as everywhere: another thread may close the vector at any time.
-        transitions, stepper, collector = self._transitions, self._stepper, self._collector
-        pending, clock, before = self._pending, None, bytes(self._pending.states)
+        stepper, collector, pending, slots, clock = self._stepper, self._collector, self._pending, self._slots, None
+        if self._is_closed or engine.forks != self._forks or pending.is_disturbed or pending.was_disturbed:
+            self._check_open()
+        before = bytes(slots.states)
         try:
-            if self._is_closed or engine.forks != self._forks or pending.is_disturbed or pending.was_disturbed:
-                self._check_open()
             if self._checkpoints.every is not None:
                 self._checkpoints.write_if_due()
             ids = self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)
             deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
             if (clock := self._statistics.clock) is not None:
                 clock.enter()
-            if stepper is None:
-                transitions.start_steps(ids, actions, self.action_spec, stream=False)
-                return collector.gather(ids, timeout, deadline, "step")[1:6]
             with defer_signals:  # once for both: deferring takes a system call per signal, there and back
                 started = stepper.start(ids, actions, stream=False)
                 result = stepper.finish_at_once(started)
@@ -301,7 +289,7 @@ class VectorEnv(EnvSnapshots):
         started, self._started = self._started, None
 
         def wait() -> Any:
-            result = None if started is None or stepper is None else stepper.finish(started, deadline)
+            result = None if started is None else stepper.finish(started, deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
         return wait() if (clock := self._statistics.clock) is None else clock.time("step", wait, batches=1)
@@ -318,10 +306,14 @@ class VectorEnv(EnvSnapshots):
         Returns:
             Futures of `EnvStep`, in the order of ``env_ids``, made for ``as_completed``.
         """
-        transitions = self._transitions
+        asker, pending = self._asker, self._pending
         ids = self._select(env_ids)
-        futures = [EnvFuture(self._envs[env_id], self._pending) for env_id in ids]
-        transitions.start_steps(ids, actions, self.action_spec, stream=True, futures=futures)
+        futures = [make_future(self._handles[env_id], env_id, pending) for env_id in ids]
+        asked = asker.select(ids)
+        with defer_signals:
+            asker.start_steps(asked, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
+        if self._inline:
+            self._stepper.run_inline()
         return futures
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
@@ -356,9 +348,8 @@ class VectorEnv(EnvSnapshots):
         self._is_closed, self._started = True, None
         if self._built.close(timeout):
             # What refers to the memory; a thread that still waits holds what it needs.
-            if hasattr(self, "_episodes"):
-                self._episodes.seeds = None
-            self._stepper = self._transitions = self._collector = self._checkpoints = None  # type: ignore[assignment]
+            self._stepper = self._asker = self._collector = self._checkpoints = None  # type: ignore[assignment]
+            self._slots = self._pending = self._reader = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -375,17 +366,15 @@ class VectorEnv(EnvSnapshots):
             raise ActorClosedError("this vector env is closed: make another")
         if engine.forks != self._forks:
             self.actors[0]._supervisor.check_owner()
-        self._pending.settle()
+        if self._pending.is_disturbed or self._pending.was_disturbed:
+            self._asker.settle_interrupted()
 
-    def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> PreparedStep | None:
-        """Start steps; return what was started through shared memory, None if nothing was."""
-        transitions, stepper = self._transitions, self._stepper
+    def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> Selection:
+        """Start steps; return what was started."""
+        stepper = self._stepper
         self._check_open()
         if self._checkpoints.every is not None:
             self._checkpoints.write_if_due()
-        if stepper is None:
-            transitions.start_steps(env_ids, actions, self.action_spec, stream=stream)
-            return None
         with defer_signals:
             started = stepper.start(env_ids, actions, stream=stream)
         if self._inline:

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from envactors.actor.permits import Permits
+from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
 from envactors.options import RecyclePolicy
-from envactors.vector.failure_policy import Autoreset, OnFailure
 from envactors.wire.factory import Factory
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None

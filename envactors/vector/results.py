@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import Slab
+from envactors.actor.slots import Slots
 from envactors.arrays.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
 from envactors.errors import SpaceMismatchError
 
@@ -64,26 +64,32 @@ NO_CONTENT: Content = ({}, [])
 
 
 class RowReader:
-    """Reads results of envs, one by one or batched.
+    """Reads results of envs out of their rows, one by one or batched.
 
     Args:
-        rows: The rows of all envs.
+        slots: All envs.
+        reward_spec: One env's reward.
         copy: Whether batches of all envs are copied out of the rows.
 
     Attributes:
         contents: What came beside the rows of each env's last result.
+        copies_objects: Whether copies are kept of what passes as objects: a last result may stand in, and users may
+            change what they got.
     """
 
-    def __init__(self, rows: Slab, *, copy: bool) -> None:
-        self.rows = rows
-        self.contents: list[Content] = [NO_CONTENT] * len(rows.requested)
+    def __init__(self, slots: Slots, reward_spec: Spec, *, copy: bool) -> None:
+        self._slots = slots
+        self._reward_spec = reward_spec
+        self.rows = rows = slots.slab
+        self.contents: list[Content] = [NO_CONTENT] * rows.layout.envs
         self._copy = copy
-        # The last bytes of the rows' numbers: most often they are all equal, which bytes tell in a tenth of the time
-        # that a reduction takes.
-        numbers = rows.asked.view(np.uint8).reshape(-1, 8)
-        self._low_bytes = numbers[:, 0 if sys.byteorder == "little" else 7]
         # The one array of observations, if there is only one.
-        self._only = rows.observations[0] if isinstance(rows.layout.observation, ArraySpec) else None
+        is_array = isinstance(rows.layout.observation, ArraySpec)
+        self._only = rows.observations[0] if is_array and rows.layout.reward is not None else None
+        # The last complete result of each env that stands in no row, for those that were brought to where they are.
+        self._restored: dict[int, EnvStep] = {}
+        self._copies: dict[int, list[Any]] = {}
+        self.copies_objects = slots.on_failure != "raise" and any(array is None for array in rows.observations)
 
     def observations(self, env_ids: Sequence[int], contents: Sequence[Content] | None, *, all_envs: bool) -> Any:
         """Return the observations of some envs, batched per leaf.
@@ -93,13 +99,13 @@ class RowReader:
             contents: What came beside their rows; None if nothing did.
             all_envs: Whether these are all envs in order; then ``copy=False`` returns views.
         """
-        low = self._low_bytes.tobytes()
-        half, in_one_piece = low[0] & 1, all_envs and low.count(low[0]) == len(low)
+        all_halves = self._slots.halves
+        half = all_halves[0]
+        in_one_piece = all_envs and all_halves.count(half) == len(all_halves)
         if in_one_piece and self._only is not None:
             return self._only[half].copy() if self._copy else self._only[half]
         ids = np.array(env_ids, np.int64)
-        halves = self.rows.asked[ids] & 1
-        in_one_piece = all_envs and bool((halves == half).all())
+        halves = np.frombuffer(all_halves, np.uint8)[ids]
 
         def batches() -> Iterator[Any]:
             number = 0
@@ -114,27 +120,86 @@ class RowReader:
 
         return unflatten(self.rows.layout.observation, batches())
 
-    def step(self, env_id: int, incarnation: int, number: int | None = None) -> EnvStep:
-        """Return an env's result.
+    def rewards(self, index: Any, contents: Sequence[Content] | None) -> Any:
+        """Return the rewards of some envs, batched per leaf.
+
+        Args:
+            index: What selects their rows.
+            contents: What came beside them; None if nothing did.
+        """
+        if self.rows.layout.reward is None:
+            return stack(self._reward_spec, [content[1][-1] for content in contents or ()])
+        return self.rows.rewards[index].copy() if isinstance(index, slice) else self.rows.rewards[index]
+
+    def step(self, env_id: int, incarnation: int, *, before: bool = False, objects: list[Any] | None = None) -> EnvStep:
+        """Return an env's last complete result.
 
         Args:
             env_id: The env.
             incarnation: The process that the result comes from.
-            number: The number of the result, for that of its observation; None for the last request's.
+            before: Whether to return the observation before that, whose info was not read over yet.
+            objects: What passes as objects; None for what came beside its row.
         """
-        rows, others = self.rows, iter(self.contents[env_id][1])
-        half = int(rows.asked[env_id] if number is None else number) & 1
-        reward: npt.NDArray[Any] = rows.rewards[env_id]
+        rows = self.rows
+        objects = self.contents[env_id][1] if objects is None else objects
+        others = iter(objects)
+        half = self._slots.halves[env_id] ^ before
+        reward: Any = objects[-1] if rows.layout.reward is None else rows.rewards[env_id]
+        if isinstance(reward, np.ndarray):
+            reward = reward.copy()
+        elif rows.layout.reward is not None:
+            reward = float(reward)
         leaves = (next(others) if array is None else array[half, env_id, ...].copy()[()] for array in rows.observations)
         return EnvStep(
             env_id,
             unflatten(rows.layout.observation, leaves),
-            reward.copy() if reward.shape else float(reward),
+            reward,
             bool(rows.terminated[env_id]),
             bool(rows.truncated[env_id]),
-            self.contents[env_id][0],
+            self.contents[env_id][0] or {},  # not the one that many results share
             incarnation,
         )
+
+    def keep(self, step: EnvStep) -> None:
+        """Keep a result that stands in no row as an env's last one, until it has another."""
+        self._restored[step.env_id] = step
+        self._slots.has_last[step.env_id] = True
+
+    def last(self, env_id: int, *, before: bool = False) -> EnvStep | None:
+        """Return the last complete result of an env, None if it has none; its info may be changed.
+
+        Args:
+            env_id: The env.
+            before: Whether to return the one before that, since it is not read yet.
+        """
+        if not self._slots.has_last[env_id]:
+            return None
+        step = self._restored.get(env_id) or self.step(env_id, 0, before=before, objects=self._copies.get(env_id))
+        return step._replace(info=dict(step.info))
+
+    def last_kept(self, env_id: int) -> EnvStep | None:
+        """Return what `last` does, None if failures are raised: users may have changed its info then."""
+        return None if self._slots.on_failure == "raise" else self.last(env_id)
+
+    def keep_all(self, contents: list[Content] | None) -> None:
+        """Note that all envs have results, and what came beside their rows."""
+        self.contents = contents or [NO_CONTENT] * len(self.contents)
+        if self._restored:
+            self._restored.clear()
+        if self._copies:
+            self._copies.clear()
+
+    def accept(self, env_id: int, content: Content) -> None:
+        """Note that an env has another result, and what came beside its row.
+
+        Raises:
+            BaseException: What passes as an object cannot be copied.
+        """
+        copies = copy.deepcopy(content[1]) if self.copies_objects else None
+        self.contents[env_id] = content
+        self._restored.pop(env_id, None)
+        if copies is not None:
+            self._copies[env_id] = copies
 
 
 class Batcher:
@@ -146,12 +211,14 @@ class Batcher:
 
     Attributes:
         observation_spec: The spec of one env's observation; None until one is known.
+        learns: Whether it is learnt.
+        reward_spec: The spec of one env's reward.
     """
 
     def __init__(self, observation: Spec | None, reward: Spec) -> None:
         self.observation_spec = observation
-        self._learns = observation is None
-        self._reward_spec = reward
+        self.learns = observation is None
+        self.reward_spec = reward
 
     def conform_all(self, steps: Sequence[EnvStep]) -> tuple[list[EnvStep], dict[int, BaseException]]:
         """Check observations against those of other envs; a worker knows no more than its own env.
@@ -159,7 +226,7 @@ class Batcher:
         Returns:
             The results that conform, and the errors of the others by env.
         """
-        if not self._learns:
+        if not self.learns:
             return list(steps), {}
         conforming: list[EnvStep] = []
         errors: dict[int, BaseException] = {}
@@ -180,42 +247,9 @@ class Batcher:
         return Batch(
             np.array([step.env_id for step in steps], np.int64),
             observations if spec is None else stack(spec, observations),
-            stack(self._reward_spec, [step.reward for step in steps]),
+            stack(self.reward_spec, [step.reward for step in steps]),
             np.array([step.terminated for step in steps], np.bool_),
             np.array([step.truncated for step in steps], np.bool_),
             [step.info for step in steps],
             np.array([step.incarnation for step in steps], np.int64),
         )
-
-
-class LastResults:
-    """The last complete result of each env, for results that stand in for a lost one.
-
-    Args:
-        count: How many envs there are.
-        reader: Reads results out of the rows of shared memory; None without any.
-    """
-
-    def __init__(self, count: int, reader: RowReader | None) -> None:
-        # The last result that came in a frame.
-        self._steps: list[EnvStep | None] = [None] * count
-        # The number of a later one that stands in the rows; 0 for none.
-        self._numbers = np.zeros(count, np.int64)
-        self._reader = reader
-
-    def keep_step(self, step: EnvStep) -> None:
-        """Keep a result that came in a frame."""
-        self._steps[step.env_id] = step
-        self._numbers[step.env_id] = 0
-
-    def keep_rows(self, index: Any, numbers: npt.NDArray[np.int64]) -> None:
-        """Note that the last results of envs stand in the rows under these numbers."""
-        self._numbers[index] = numbers
-
-    def newest(self, env_id: int) -> EnvStep | None:
-        """Return the last complete result of an env, None if it has none."""
-        number = int(self._numbers[env_id])
-        if number == 0 or self._reader is None:
-            return self._steps[env_id]
-        step = self._reader.step(env_id, 0, number)
-        return step._replace(info=dict(step.info))

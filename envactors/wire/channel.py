@@ -82,12 +82,19 @@ class Channel:
         """
         kind, incarnation, call_id, payload = frame
         header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id)
-        if len(payload) < _CHUNK:
-            self._outbox.append(memoryview(header + payload))
-        else:
+        if len(payload) >= _CHUNK:
             self._outbox.append(memoryview(header))
             self._outbox.append(memoryview(payload))
-        self.flush()
+            self.flush()
+            return
+        whole, sent = header + payload, 0
+        if not self._outbox:
+            try:
+                sent = self.socket.send(whole, SEND_FLAGS)
+            except BlockingIOError:
+                sent = 0
+        if sent != len(whole):
+            self._outbox.append(memoryview(whole)[sent:])
 
     def flush(self) -> None:
         """Write as much of the backlog as fits.

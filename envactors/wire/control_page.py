@@ -29,6 +29,10 @@ from envactors.wire.spans import SpanRing, measured_size
 
 PAGE: Final = mmap.PAGESIZE
 
+# How long a spin lasts: in rounds of about a microsecond, and in seconds at most, for rounds that lose the core to
+# others each time.
+_SPIN_ROUNDS, _SPIN_SECONDS = 150, 1e-3
+
 # Written by the parent.
 # How many requests have been posted, frames and batch steps; the only counter that an idle worker watches.
 POSTED: Final = 0
@@ -51,7 +55,7 @@ LEASE: Final = 7
 TIMED: Final = 8
 
 # Written by the worker, in cache lines of its own.
-# The call id of the request that runs, or ran last; written before any code of the env runs.
+# The call id of the request that runs, or ran last: of a frame, or of a row; written before any code of the env runs.
 BEGUN: Final = 32
 # The call id of the last finished request; a frame is finished once its reply was sent. Call ids only grow, so a step
 # is finished if this is not less than its own.
@@ -86,6 +90,35 @@ def wait_cpu(wait: int) -> int | None:
 def page_size(envs: int) -> int:
     """Return the size of a page for so many envs and what follows it, in bytes."""
     return PAGE + measured_size(envs)
+
+
+def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
+    """Spin until ``counters[index] >= number`` for all pairs (counters, number), and return whether that came true.
+
+    It spins for some tens of microseconds of this thread's own time. Each round gives the core away first, so that the
+    other side may use it, and calls no Python function, so that it is short. The counters may only grow: one that has
+    reached its number is not read again.
+    """
+    give_away, monotonic = yield_cpu, time.monotonic
+    end = monotonic() + _SPIN_SECONDS
+    reached, wanted = 0, len(pairs)  # the first `reached` of the pairs have come true
+    for _ in range(_SPIN_ROUNDS):
+        give_away()
+        while reached < wanted:
+            counters, number = pairs[reached]
+            if not (
+                counters[index] >= number
+                or counters[index] >= number
+                or counters[index] >= number
+                or counters[index] >= number
+            ):
+                break
+            reached += 1
+        else:
+            return True
+        if monotonic() > end:
+            break
+    return False
 
 
 class PagePlace(NamedTuple):
@@ -201,7 +234,7 @@ class ControlPage:
         counters = self.counters
         for _ in range(_MOST_READS):  # until the time was the same before and after, so that the others belong to it
             stamp, since = counters[SINCE], self.times[SINCE]
-            begun, ended = counters[BEGUN], counters[FINISHED] == counters[BEGUN]
+            begun, ended = counters[BEGUN], counters[FINISHED] >= counters[BEGUN]
             position, method = counters[ENV_INDEX], counters[METHOD]
             if counters[SINCE] == stamp:  # not as times, of which one may be NaN
                 break
@@ -262,12 +295,17 @@ class ControlPage:
                 return
         self.to_parent.ring_open()
 
-    def ring_for_result(self, complete: Callable[[], int]) -> None:
-        """Ring for a result that was written, if the caller waits for no more of them than ``complete()`` returns."""
+    def ring_for_result(self, complete: Callable[[], int], *, always: bool) -> None:
+        """Ring for a result that was written, if the caller waits for no more of them than ``complete()`` returns.
+
+        Args:
+            complete: Returns how many there are.
+            always: Whether to ring whatever the caller waits for.
+        """
         with self._barrier:
             pass
         wanted = self.counters[RING_AT]
-        if wanted and complete() >= wanted:
+        if always or (wanted and complete() >= wanted):
             self.to_parent.ring_open()
 
     def finish_frame(self, call_id: int) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from envactors.arrays.slab import Slab
 from envactors.wire.messages import Failure
-from envactors.wire.pickling import copy_value, dumps, loads
+from envactors.wire.pickling import dumps, loads
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
@@ -50,9 +50,13 @@ class InfoWriter:
         slab: The rows.
         contents: If caller and worker are in one process, a list with one entry per env: the (info, object leaves) of
             its result, or its failure.
+
+    Attributes:
+        passes_objects: Whether they are objects, which have to be copies.
     """
 
     def __init__(self, slab: Slab, contents: list[Any] | None = None) -> None:
+        self.passes_objects = contents is not None
         self._rooms = slab.inline_info_rooms
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
@@ -75,10 +79,10 @@ class InfoWriter:
             The part to send as overflow; None if everything fits into the env's room.
 
         Raises:
-            Exception: They do not pickle, or cannot be copied.
+            Exception: They do not pickle.
         """
         if self._contents is not None:
-            self._contents[index] = copy_value(info), copy_value(object_leaves)
+            self._contents[index] = info, object_leaves
             self._encodings[index] = INLINE_INFO
             return None
         room, encoding = self._rooms[index], RECORDED
@@ -122,13 +126,17 @@ class InfoReader:
         """Return whether a part of an env's result was sent as overflow."""
         return self._encodings[index] >= OVERFLOW and self._contents is None
 
+    def is_plain(self, index: int) -> bool:
+        """Return whether an env has an empty info and no object leaves."""
+        return self._encodings[index] == PLAIN
+
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
         return self._encodings[index] == FAILED
 
-    def mark_failed(self, index: int) -> None:
-        """Record an env's result as a failure, because it could not be read."""
-        self._encodings[index] = FAILED
+    def any_failed(self, first: int, stop: int) -> bool:
+        """Return whether any of these envs has failed."""
+        return FAILED in self._encodings[first:stop].tobytes()
 
     def decode(self, index: int, overflow: bytes | memoryview | None) -> tuple[Any, list[Any]]:
         """Return an env's (info, object leaves).

@@ -1,19 +1,18 @@
 """The messages between an actor and its worker.
 
-Each request is a frame, and so is its reply. If the values of the envs are arrays of known shapes, steps go through
-shared memory instead (`envactors.arrays.slab`), and only what does not fit there is sent, as `Kind.OVERFLOW`.
+Each request is a frame, and so is its reply. Steps and resets go through rows of shared memory instead
+(`envactors.arrays.slab`), and only what does not fit there is sent, as `Kind.PAYLOADS` and `Kind.OVERFLOW`.
 
 A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the named
 tuples below. The header is readable without the payload, so that a payload that cannot be unpickled fails its own call
-and no other. For the same reason steps and their outcomes are packed env by env; if caller and worker are in one
-process, they are passed as objects (`envactors.wire.steps`).
+and no other. For the same reason payloads and overflows are packed env by env; if caller and worker are in one
+process, they are passed as objects.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,22 +29,21 @@ class Kind(enum.IntEnum):
     GET = 3
     SET = 4
     DESCRIBE = 5
-    # The kinds of `Reset` and `Step` where a `Replay` repeats them; requests come as `STEPS`.
+    # The kinds of `Reset` and `Step` where a `Replay` repeats them; requests come in rows.
     RESET = 6
     STEP = 7
     CLOSE = 8
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
-    STEPS = 12
+    # What goes with rows that are posted after it, with the same call id; packed by `envactors.wire.payloads`.
+    PAYLOADS = 12
     SAVE = 13
     RESTORE = 14
 
     RESULT = 16
     FAILED = 17
-    # The reply to STEPS: outcomes of envs, each with its position; packed by `envactors.wire.steps`.
-    OUTCOMES = 18
-    # Sent during a step in shared memory: what does not fit into its rows. A `envactors.wire.bundle` of parts by the
+    # Sent while rows run: what does not fit into its rows. A `envactors.wire.bundle` of parts by the
     # envs' indices in the vector, read by `envactors.wire.info_codec`.
     OVERFLOW = 19
     # Sent during START while there are more envs to make: how many are made, and so whose factory runs.
@@ -55,7 +53,7 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
-    """One message. The payload is pickled, except that steps and outcomes are objects within one process."""
+    """One message. The payload is pickled, except that `Kind.PAYLOADS` has objects within one process."""
 
     kind: int
     incarnation: int
@@ -131,12 +129,12 @@ class Describe(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Reset an env; without ``seed``, a new incarnation's first reset derives its seed from ``root_seed``."""
+    """Reset an env; the last field is not used any more, and stands in journals on disk."""
 
     env: int
     seed: int | None
     options: dict[str, Any] | None
-    root_seed: int | None
+    root_seed: None = None
 
 
 class Step(NamedTuple):
@@ -148,18 +146,14 @@ class Step(NamedTuple):
     next_seed: int | None
 
 
-class PickledItem(NamedTuple):
-    """The fields of a `Step` or a `Reset`, pickled; the number says which, and of which env; see `wire.steps`."""
+class Pickled(NamedTuple):
+    """A value inside of a message that stays pickled until it is used."""
 
-    number: int
-    payload: bytes | bytearray
+    content: bytes
 
 
-class Steps(NamedTuple):
-    """Step and reset envs, in this order; with ``stream`` each outcome is sent as soon as it is ready."""
-
-    items: Sequence[Step | Reset | PickledItem]
-    stream: bool
+# The operation of a `RecordedSteps` that is a reset; steps are 0.
+RECORDED_RESET: Final = 1
 
 
 class RecordedSteps(NamedTuple):

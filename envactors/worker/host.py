@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from envactors.arrays.slab import RESET
-from envactors.arrays.specs import OBJECT, ArraySpec, Spec, conform, reader, spec_of_space, spec_of_value
+from envactors.arrays.slab import PLAIN_REWARD
+from envactors.arrays.specs import OBJECT, Spec, conform, reader, spec_of_space, spec_of_value
 from envactors.wire import messages, registry
 from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.wire.pickling import dumps, loads
@@ -24,8 +24,6 @@ from envactors.worker.context import ActorContext
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
-
-_PLAIN_REWARD = ArraySpec((), np.dtype(np.float64))
 
 
 class HostedEnv:
@@ -42,7 +40,6 @@ class HostedEnv:
     Attributes:
         context: The context of its actor.
         index: Its index in the vector.
-        was_reset: Whether it was reset in this process.
         check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
     """
 
@@ -54,13 +51,12 @@ class HostedEnv:
         self.journal = journal
         self.identify(context)
         self._set_spec(_space_spec(env, "observation_space"))
-        self.reward_spec = _space_spec(env, "reward_space") or _PLAIN_REWARD
-        self.was_reset = False
+        self.reward_spec = _space_spec(env, "reward_space") or PLAIN_REWARD
         self.check = 0
         self._page = page
         self._reports_seeds = reports_seeds
         # Whether rewards are plain floats.
-        self._plain_reward = self.reward_spec == _PLAIN_REWARD
+        self._plain_reward = self.reward_spec == PLAIN_REWARD
         # The parameters without defaults of its `reset`.
         self._needed_by_reset = _needed_by_reset(env)
 
@@ -97,26 +93,22 @@ class HostedEnv:
             if self._page.is_timing:
                 self._page.record_span()
             self._page.record_env(METHOD_RESET, self.position)
-            obs, _, _, _, reset_info = self.reset(next_seed, None, None)
+            obs, _, _, _, reset_info = self.reset(next_seed, None)
             info = {**reset_info, "final_obs": last, "final_info": info}
         return obs, reward, terminated, truncated, info
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None, root_seed: int | None) -> Fields:
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
         """Reset the env; check and convert the values that it returns.
 
         Args:
-            seed: The seed. If None, the env chooses, except that the first reset of a renewed env is seeded.
+            seed: The seed; None lets the env choose.
             options: The options, None for none.
-            root_seed: The seed that the seed of such a reset is derived from; None if the env was never seeded.
         """
-        if seed is None and root_seed is not None and self.context.incarnation > 0 and not self.was_reset:
-            seed = messages.renewed_seed(root_seed, self.context.incarnation)
         given = {"seed": seed, "options": options}
         kwargs = {name: value for name, value in given.items() if value is not None or name in self._needed_by_reset}
         result = self.env.reset(**kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._refuse("reset", result, "(obs, info)")
-        self.was_reset = True
         obs = self._conform(result[0])
         if self.journal:
             self.check = checksum(obs, 0 if seed is not None else self.check)
@@ -259,7 +251,7 @@ class Host:
         assert self._snapshot is not None, "the parent checks"
         hosted = self._begin_call(message.env)
         self._snapshot[1](hosted.env, loads(message.state))
-        hosted.check, hosted.was_reset = message.check, True
+        hosted.check = message.check
 
     def replay(self, message: messages.Replay) -> bool:
         """Repeat the journal of an env whose process was lost; return whether it has returned the same observations.
@@ -273,17 +265,18 @@ class Host:
             return True
         for request in _entries(message):
             self._repeat(hosted, request)
-        # If they differ, the env counts as new, so that its next reset is seeded as after a renewal.
-        hosted.was_reset = hosted.check == message.check
-        return hosted.was_reset
+        return hosted.check == message.check
 
     def _repeat(self, hosted: HostedEnv, request: Any) -> None:
         if isinstance(request, messages.Reset):
             self._page.record_env(METHOD_RESET, hosted.position)
-            hosted.reset(request.seed, request.options, request.root_seed)
+            options = request.options
+            hosted.reset(request.seed, loads(options.content) if isinstance(options, messages.Pickled) else options)
         elif isinstance(request, messages.Step):
             self._page.record_env(METHOD_STEP, hosted.position)
-            hosted.step(request.action, request.autoreset, request.next_seed)
+            action = request.action
+            action = loads(action.content) if isinstance(action, messages.Pickled) else action
+            hosted.step(action, request.autoreset, request.next_seed)
         elif isinstance(request, messages.Set):
             self.set(request)
         elif isinstance(request, messages.Restore):
@@ -315,11 +308,11 @@ def _entries(message: messages.Replay) -> Iterator[Any]:
             # It may have been at another position, in the vector that a checkpoint was written of.
             yield messages.REQUESTS[kind](*loads(payload))._replace(env=message.env)
             continue
-        assert message.action is not None, "steps in shared memory have actions of a known spec"
         for row, operation in enumerate(entry.ops):
-            if operation == RESET:
-                yield messages.Reset(message.env, None, None, None)
+            if operation == messages.RECORDED_RESET:
+                yield messages.Reset(message.env, None, None)
             else:
+                assert message.action is not None, "steps in shared memory have actions of a known spec"
                 action = reader(message.action, entry.actions, row)()
                 yield messages.Step(message.env, action, message.autoreset, None)
 

@@ -9,14 +9,24 @@ from typing import Any, TypeAlias
 
 from envactors.arrays.slab import Layout, Slab
 from envactors.system.clocks import boot_clock
-from envactors.system.cpus import pinned_while_sleeping, spin_until_all
+from envactors.system.cpus import pinned_while_sleeping
 from envactors.system.polling import Poller
 from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import FRAMES, LEASE, METHOD_CALL, POSTED, SPINNING, STEP, WAIT, ControlPage, wait_cpu
+from envactors.wire.control_page import (
+    FRAMES,
+    LEASE,
+    METHOD_CALL,
+    POSTED,
+    SPINNING,
+    STEP,
+    WAIT,
+    ControlPage,
+    spin_until_all,
+    wait_cpu,
+)
 from envactors.wire.info_codec import InfoWriter
-from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start, Steps
+from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start
 from envactors.wire.pickling import dumps, loads, pack_failure
-from envactors.wire.steps import OutcomePacker, unpack_steps
 from envactors.worker import context
 from envactors.worker.host import Host
 from envactors.worker.log_records import set_levels
@@ -28,7 +38,7 @@ OpenRows: TypeAlias = Callable[[Layout], tuple[Slab, InfoWriter]]
 _ANYWHERE = contextlib.nullcontext()
 # A worker that spins on a CPU of its own is moved there again after this many spins.
 _SPINS_PER_PINNING = 50
-_STEPS = Kind.STEPS
+_PAYLOADS = Kind.PAYLOADS
 
 
 class Server:
@@ -117,11 +127,8 @@ class Server:
         counters = self._counters
         posted = counters[POSTED]
         nothing, self.handled = posted == self.handled, posted
+        # Before the frames are counted: payloads come before the step that they belong to.
         step = counters[STEP]
-        if step != self._last_step:
-            self._check_lease()
-            self._last_step = self._call_id = step
-            self._runner.run_rows(step)
         # A frame may be read before it is counted.
         while (nothing or counters[FRAMES] > self._frames_read) and not self.closed:
             nothing = False
@@ -132,17 +139,20 @@ class Server:
             for frame in frames:
                 self._frames_read += 1
                 self._run_frame(frame)
+        if step != self._last_step and not self.closed:
+            if counters[LEASE]:
+                self._check_lease()
+            self._last_step = self._call_id = step
+            self._runner.run_rows(step)
 
     def _run_frame(self, frame: Frame) -> None:
+        if frame.kind == _PAYLOADS:
+            self._runner.take_payloads(frame.call_id, frame.payload)
+            return
         self._check_lease()
         self._incarnation, self._call_id = frame.incarnation, frame.call_id
         self._page.start_request(frame.call_id, METHOD_CALL, 0)
-        if frame.kind == _STEPS:
-            stream, items = unpack_steps(frame.payload)
-            packer = OutcomePacker(pickles=not isinstance(frame.payload, Steps))
-            self._runner.run_items(frame.call_id, items, packer, stream)
-        else:
-            self._reply(*self._execute(frame))
+        self._reply(*self._execute(frame))
         self._page.finish_frame(frame.call_id)
         self.closed = frame.kind == Kind.CLOSE
 

@@ -33,10 +33,10 @@ from chaos.plan import plan_faults
 from chaos.process_watch import CHILD_PATIENCE
 from chaos.report import ChaosReport, ReportBuilder
 from chaos.runner import ChaosRunner
+from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.remote import LocalNodes
 from envactors.testing.leaks import Inventory, describe, inventory, settled_inventory
-from envactors.vector.failure_policy import OnFailure
 
 STALL_MARGIN = 2.0  # seconds that a result may take beyond its deadline
 _MAX_RESTARTS = 1_000_000

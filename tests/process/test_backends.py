@@ -437,6 +437,7 @@ def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing
 
     class Process:
         turns = 0
+        on_ring = None
 
         @property
         def worker(self):

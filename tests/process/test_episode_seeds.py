@@ -20,8 +20,6 @@ from storms import checksum_of_run
 
 import envactors as ea
 from envactors.remote import LocalNodes
-from envactors.wire import steps as wire_steps
-from envactors.wire.messages import Step, Steps
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Seeding = functools.partial(ea.VectorEnv, seed_episodes=True, restart=ALWAYS)
@@ -247,8 +245,6 @@ def test_without_it_nothing_is_added(shared_memory):
         infos = [envs.step([0])[4] for _ in range(10)]
         assert [{"given": None}] in infos
         assert not any("episode_seed" in info for (info,) in infos)
-        if shared_memory:
-            assert envs._stepper.rows.seeds.size == 0
 
 
 @pytest.mark.parametrize("option", [None, 1, "yes"])
@@ -377,18 +373,6 @@ def test_a_journal_that_was_given_up_begins_again_with_the_next_episode():
             track.step([1])
             tried += 1
         assert track.failures == []
-
-
-@pytest.mark.parametrize("pickles", [True, False])
-def test_a_frame_says_which_steps_have_reset(pickles):
-    packer = wire_steps.OutcomePacker(pickles)
-    for env in range(3):
-        packer.add_transition(env, 9, (env, 0.0, env > 0, False, {}), reset_within=env > 1)
-    outcomes = dict(wire_steps.unpack_outcomes(packer.take_payload()))
-    assert [outcome.reset_within for outcome in outcomes.values()] == [False, False, True]
-    assert {(outcome.check, outcome.failed) for outcome in outcomes.values()} == {(9, False)}
-    payload = wire_steps.pack_steps(Steps([wire_steps.pack_item(Step(0, 1, True, 44))], True), pickles=True)
-    assert wire_steps.unpack_steps(payload) == (True, [(0, Step(0, 1, True, 44))])
 
 
 # Renewals -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from helpers import FORK_SERVER, SOON, UP, Counter, is_gone, promised, wait_for_path, wait_until
 
 import envactors as ea
+from envactors.testing import EchoEnv
 
 MANY = ea.RestartPolicy(max_restarts=20, backoff=0.0)
 NEVER = ea.RestartPolicy(max_restarts=0)
@@ -423,6 +424,44 @@ def test_big_arguments_to_a_worker_that_does_not_read_block_nobody():
         with pytest.raises(ea.ActorTimeoutError):
             future.result(SOON)
         assert actor.echo(bytes(50_000_000)).result(SOON) == bytes(50_000_000)
+
+
+class Sleeper(EchoEnv):
+    """An env with a method that hangs."""
+
+    def hang(self):
+        time.sleep(60)
+
+
+def test_a_call_behind_a_step_whose_result_nobody_took_has_its_deadline():
+    with ea.VectorEnv([Sleeper], deadlines=0.5) as envs:
+        envs.reset()
+        envs.send([1])
+        time.sleep(0.2)
+        with pytest.raises(ea.ActorTimeoutError):
+            envs[0].hang().result(SOON)
+
+
+class LateOrLarge(EchoEnv):
+    """Env 0 is somewhat late; env 1 has an info that has no place in its row."""
+
+    def step(self, action):
+        if self.env_id == 0:
+            time.sleep(0.55)
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, {"large": os.urandom(100_000)} if self.env_id else {}
+
+
+def test_a_large_result_of_a_process_that_is_about_to_be_killed_counts():
+    with ea.VectorEnv(
+        [lambda i=i: LateOrLarge(i) for i in range(2)], envs_per_actor=2, deadlines=ea.Deadlines(step=0.5)
+    ) as envs:
+        envs.reset()
+        with pytest.raises(ea.VectorStepError) as caught:
+            envs.step([1, 2], timeout=SOON)
+        assert list(caught.value.failures) == [0]
+        assert isinstance(caught.value.failures[0], ea.ActorTimeoutError)
+        assert caught.value.batch.env_ids.tolist() == [1]
 
 
 @pytest.mark.parametrize("state", ["healthy", "hung", "hung in C", "stopped", "dead", "unread", "starting"])

@@ -93,3 +93,32 @@ def test_a_step_that_begins_after_the_deadline_of_the_one_before_is_lost_with_it
         batch = envs.recv(timeout=SOON)
         assert sorted(batch.env_ids.tolist()) == [0, 1]
         assert batch.truncated.all()
+
+
+class Slow(EchoEnv):
+    """An env whose steps take a while."""
+
+    def step(self, action):
+        time.sleep(action / 10)
+        return super().step(action)
+
+
+def test_a_step_ends_also_if_a_signal_handler_sends_another_env_of_its_actor_when_it_is_done():
+    with ea.VectorEnv([lambda i=i: Slow(i) for i in range(3)], envs_per_actor=2) as envs:
+        envs.reset()
+        envs.send([50], env_ids=[2])  # its actor is another one
+        began = time.monotonic()
+
+        def handle(*_):
+            time.sleep(0.4)  # until the step that is waited for has ended
+            envs.send([3], env_ids=[1])
+
+        before = signal.signal(signal.SIGALRM, handle)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            obs, *_ = envs.step([2], env_ids=[0], timeout=SOON)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert obs[0, 1] == 1
+        assert time.monotonic() - began < promised(2.0)
+        assert sorted(envs.recv(timeout=SOON).env_ids.tolist()) == [1, 2]

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.testing import FAULTS
+from envactors.testing import FAULTS, EchoEnv, expected_checksum
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 # Through channels among the long runs only, where the planes do not differ in what is tested.
@@ -269,6 +269,98 @@ def test_other_observations_than_before_are_told_as_with_renew(shared_memory):
         seed = int(np.random.SeedSequence(1, spawn_key=(1,)).generate_state(1)[0])
         assert obs[1].tolist() == Walk().reset(seed=seed)[0].tolist()
         assert "failure" not in infos[1]
+
+
+def test_a_step_after_a_renewal_right_after_a_seeded_reset_tells_of_it():
+    with Replaying([EchoEnv]) as envs:
+        first, _ = envs.reset(seed=7)
+        envs.actors[0].renew().result(SOON)
+        obs, _, _, truncated, infos = envs.step([1], timeout=SOON)
+        assert obs.tolist() == first.tolist()
+        assert truncated[0]
+        assert isinstance(infos[0]["failure"], ea.ActorDiedError)
+        obs, *_ = envs.step([2], timeout=SOON)
+        assert obs[0, 1] == 0
+
+
+class WithoutSpec(EchoEnv):
+    """An env whose actions have no place in shared memory; one of them ends the process."""
+
+    action_space = None
+
+    def step(self, action):
+        if action == -1:
+            os._exit(3)
+        return super().step(action)
+
+
+def test_autoresets_are_replayed_also_if_actions_have_no_spec():
+    with Replaying([lambda: WithoutSpec(episode_length=2)]) as envs:
+        envs.reset(seed=7)
+        for action in range(4):
+            envs.step([action], timeout=SOON)
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        obs, *_, infos = envs.step([4], timeout=SOON)
+        assert "failure" not in infos[0]
+        assert obs.tolist() == [[0, 2, 4, expected_checksum(None, [3, 4])]]
+        envs.step([5], timeout=SOON)
+        *_, infos = envs.step([-1], timeout=SOON)
+        inputs = infos[0]["failure"].inputs
+        assert inputs[-2:] == [("reset", None, None), ("step", -1)]
+
+
+class DiesInReset(EchoEnv):
+    """An env that dies whenever it is reset with a certain seed."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed == 1 << 64:
+            os._exit(3)
+        return super().reset(seed=seed, options=options)
+
+
+def test_inputs_of_a_reset_with_a_large_seed_are_told():
+    with Replaying([DiesInReset]) as envs:
+        _, infos = envs.reset(seed=1 << 64, timeout=SOON)
+        assert infos[0]["failure"].inputs == [("reset", 1 << 64, None)]
+
+
+def get_state(env):
+    return env.steps, env.last_action, env.checksum
+
+
+def set_state(env, state):
+    env.steps, env.last_action, env.checksum = state
+
+
+def test_a_state_that_is_saved_after_a_renewal_does_not_hide_it():
+    with Replaying([EchoEnv], snapshot=ea.Snapshot(get_state, set_state, every=1)) as envs:
+        envs.reset(seed=7)
+        envs.send([1])
+        time.sleep(0.2)  # it is complete, and is looked at once the renewal is queued
+        envs.actors[0].renew().result(SOON)
+        envs.recv(timeout=SOON)
+        envs[0].echo(0).result(SOON)
+        *_, truncated, infos = envs.step([2], timeout=SOON)
+        assert truncated[0]
+        assert isinstance(infos[0]["failure"], ea.ActorDiedError)
+
+
+class AnySeed(EchoEnv):
+    """An env that takes seeds of any size."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if seed is None else seed % 1000, options=options)
+
+
+def test_an_autoreset_within_a_step_does_not_count_as_one_with_the_large_seed_of_a_reset_before():
+    snapshot = ea.Snapshot(get_state, set_state)
+    with Replaying([lambda: AnySeed(episode_length=2)], autoreset="same_step", snapshot=snapshot) as envs:
+        envs.reset(seed=1 << 64)
+        for action in range(3):
+            envs.step([action], timeout=SOON)
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        *_, infos = envs.step([3], timeout=SOON)
+        assert "failure" not in infos[0]
 
 
 def test_an_env_that_was_never_seeded_is_renewed():

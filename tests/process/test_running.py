@@ -9,6 +9,7 @@ import random
 import signal
 import statistics
 import time
+from collections import deque
 from concurrent.futures import CancelledError, as_completed
 from pathlib import Path
 
@@ -20,12 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.actor.batch_step import FrameBatchStep, StepRequest
-from envactors.actor.permits import LimitedTable, Permits
-from envactors.actor.requests import CallRequest
+from envactors.actor.permits import Permits
+from envactors.actor.requests import CallRequest, Group
 from envactors.arrays.specs import ArraySpec
 from envactors.remote import LocalNodes
-from envactors.wire.messages import Kind, Step
+from envactors.wire.messages import Kind
 
 PLENTY = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 WORKS, DIES, WAITS = 0, 1, 2  # what an action asks for
@@ -328,41 +328,46 @@ def test_a_call_whose_process_is_replaced_keeps_its_place(log):
 OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "call", "front", "end", "lose"]), st.integers(0, 4)))
 
 
+class Holding:
+    """Stands in for an actor that needs permits: runs what heads its queue, one at a time."""
+
+    def __init__(self, permits, started):
+        self.permits, self.started = permits, started
+        self.queue, self.running = deque(), None
+
+    def dispatch(self):
+        while self.queue and self.running is None:
+            head = self.queue[0]
+            if head.needs_permit and not self.permits.acquire(self, head.age):
+                return
+            self.running = self.queue.popleft()
+            self.started.append(self.running)
+
+
 @given(count=st.integers(1, 3), operations=OPERATIONS)
 @settings(max_examples=examples(200))
 def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, operations):
-    permits = Permits(count)
-    tables = [LimitedTable(permits) for _ in range(5)]
-    started = []
-
-    def dispatch(table):
-        while (entry := table.start_next()) is not None:
-            started.append(entry)
-
-    for table in tables:
-        table.dispatch = lambda table=table: dispatch(table)
+    permits, started = Permits(count), []
+    actors = [Holding(permits, started) for _ in range(5)]
     for operation, index in operations:
-        table, before = tables[index], len(started)
-        if operation in ("add", "front"):
-            request = StepRequest(Step(0, None, False, 0), index, print, None, pickled=False)
-            table.add(FrameBatchStep([request], stream=True), at_front=operation == "front")
+        actor, before = actors[index], len(started)
+        if operation == "front":
+            actor.queue.appendleft(Group([index], stream=True, age=0))
+        elif operation == "add":
+            actor.queue.append(Group([index], stream=True, age=permits.next_age()))
         elif operation == "call":
-            table.add(CallRequest("render", index, kind=Kind.CALL))
-        elif table.running:
-            if operation == "lose":
-                table.interrupt()
-            else:
-                del table.running[0]
-                table.end_running()
-        table.dispatch()
-        running = [entry for table in tables for entry in table.running if entry.needs_permit]
-        ready = [table.queue[0] for table in tables if table.queue and not table.running]
-        assert all(len(table.running) <= 1 for table in tables)
+            actor.queue.append(CallRequest("render", index, kind=Kind.CALL, age=permits.next_age()))
+        elif actor.running is not None:
+            actor.running = None
+            (permits.withdraw if operation == "lose" else permits.release)(actor)
+        actor.dispatch()
+        running = [actor.running for actor in actors if actor.running is not None and actor.running.needs_permit]
+        ready = [actor.queue[0] for actor in actors if actor.queue and actor.running is None]
         assert len(running) <= count
         assert len(running) == count or not ready
         if operation == "end":
-            begun = [entry.number for entry in started[before:] if entry.needs_permit]
-            assert all(number <= entry.number for number in begun[-1:] for entry in ready)
+            begun = [entry.age for entry in started[before:] if entry.needs_permit]
+            assert all(age <= entry.age for age in begun[-1:] for entry in ready)
 
 
 # No turn is lost -----------------------------------------------------------------------------------------
@@ -458,13 +463,13 @@ def test_an_actor_that_is_ended_while_it_waits_leaves_its_place_to_the_next(log)
 
 
 def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
-    def send(*_):
+    def post(*_):
         raise MemoryError
 
     with log.make(3, max_running=1, shared_memory=False) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.step_async([WAITS, WORKS, WORKS])
-        envs[1]._supervisor.core.process.send = send
+        envs[1]._supervisor.core.process.page.post_step = post
         log.go()
         with pytest.raises(ea.VectorStepError) as raised:
             envs.step_wait(timeout=SOON)
@@ -527,8 +532,8 @@ def test_what_is_no_number_of_envs_is_refused(log, wrong):
 )
 def test_a_limit_that_limits_nothing_is_none(log, options, limited):
     with log.make(4, **options) as envs:
-        tables = [actor._supervisor.core.table for actor in envs.actors]
-        assert [isinstance(table, LimitedTable) for table in tables] == [limited] * len(tables)
+        permits = [actor._supervisor.core.permits for actor in envs.actors]
+        assert [one is not None for one in permits] == [limited] * len(permits)
 
 
 # For long ------------------------------------------------------------------------------------------------

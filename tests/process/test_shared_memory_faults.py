@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-import types
 import zlib
 
 import gymnasium
@@ -17,7 +16,7 @@ from gymnasium import spaces
 from helpers import FORK_SERVER, SOON, wait_always, wait_for_path, wait_until
 
 import envactors as ea
-from envactors.actor.shm_batch_step import SharedMemoryBatchStep
+from envactors.actor import row_failures
 from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP
 from envactors.testing import EchoEnv, FaultyEnv
 from envactors.wire.control_page import FINISHED, SINCE, ControlPage
@@ -122,23 +121,26 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
         assert isinstance(caught.value.failures[1], ea.ActorDiedError)
 
 
+@pytest.mark.parametrize("moment", ["as actions are written", "as it is posted"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
-def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure):
+def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment):
     """That one's result stands in the slab, and was handed out, when its process is found dead."""
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], on_failure=on_failure, restart=ALWAYS) as envs:
         envs.reset(seed=0)
         envs.step([1, 1])
         actor = envs.actors[1]
-        calls = actor._supervisor.calls
-        start_step = calls.steps.start
+        owner, name = (
+            (envs._asker, "write_actions") if moment == "as actions are written" else (envs._stepper, "_corked")
+        )
+        usual = getattr(owner, name)
 
         def dies_first(*args):
-            calls.steps.start = start_step
+            setattr(owner, name, usual)
             os.kill(actor.pid, signal.SIGKILL)
-            wait_until(lambda: actor.incarnation == 1)
-            return start_step(*args)
+            wait_until(lambda: actor.incarnation == 1 and actor.state is ea.ActorState.IDLE)
+            return usual(*args)
 
-        calls.steps.start = dies_first
+        setattr(owner, name, dies_first)
         if on_failure == "raise":
             with pytest.raises(ea.VectorStepError) as caught:
                 envs.step([2, 2])
@@ -155,49 +157,6 @@ def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         assert obs[-1, :3].tolist() == [1, 0, -1]
         for turn in range(1, 4):
             assert envs.step([turn] * 2)[0][1, :3].tolist() == [1, turn, turn]
-
-
-class ReplacedMeanwhile:
-    """Stands in for an actor's core: its process is replaced just before, or just after, somebody reads which it is."""
-
-    def __init__(self, actor, when):
-        self._actor = actor
-        self._core = actor._supervisor.core
-        self._when = when
-
-    def __getattr__(self, name):
-        return getattr(self._core, name)
-
-    @property
-    def process(self):
-        if self._when == "before":
-            self._replace()
-        process = self._core.process
-        if self._when == "after":
-            self._replace()
-        return process
-
-    def _replace(self):
-        actor, self._when = self._actor, None
-        os.kill(actor.pid, signal.SIGKILL)
-        wait_until(lambda: actor.incarnation == 1 and actor.state is ea.ActorState.IDLE)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_no_process_steps_an_env_whose_episode_another_one_held(when):
-    """One that took its place while the step was prepared was stepped without a reset."""
-    with ea.VectorEnv([EchoEnv] * 2, restart=ALWAYS) as envs:
-        envs.reset(seed=0)
-        group = envs._stepper._actors[0]
-        supervisor, core = group.supervisor, ReplacedMeanwhile(envs.actors[0], when)
-        group.supervisor = types.SimpleNamespace(
-            core=core, calls=supervisor.calls, config=supervisor.config, warn_of_deadline=supervisor.warn_of_deadline
-        )
-        with pytest.raises(ea.VectorStepError) as caught:
-            envs.step([2, 2])
-        assert core._when is None, "it was replaced"
-        assert list(caught.value.failures) == [0]
-        assert core.incarnation == 1
 
 
 class Late(EchoEnv):
@@ -223,16 +182,16 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
     path = tmp_path / "late"
     with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
-        stepper, end = envs._stepper, envs._stepper._transitions.on_end
+        outcomes, slots = envs._collector._outcomes, envs._slots
+        fail = outcomes._fail
 
-        def end_late(request, *outcome):
-            stepper._transitions.on_end = end
-            ((_, step),) = stepper.single.running
+        def fail_late(*args):
+            outcomes._fail = fail
             path.touch()
-            wait_until(lambda: step.finished)
-            end(request, *outcome)
+            wait_until(lambda: slots.slab.completed[1] == slots.numbers[1])
+            return fail(*args)
 
-        stepper._transitions.on_end = end_late
+        outcomes._fail = fail_late
         envs.send([1, 7])
         infos, observations = {}, {}
         while len(infos) < 2:
@@ -254,29 +213,29 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
         [lambda: Late(tmp_path / "late")] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS
     ) as envs:
         envs.reset(seed=0)
-        core = envs.actors[0]._supervisor.core
-        set_timer, next_look = core.timers.set, SharedMemoryBatchStep.next_look
+        core, slots = envs.actors[0]._supervisor.core, envs._slots
+        set_timer, next_look = core.timers.set, row_failures.next_look
 
-        def end_step(step):
+        def end_step():
             (tmp_path / "late").touch()
-            wait_until(lambda: step.finished)
+            wait_until(lambda: slots.slab.completed[0] == slots.numbers[0])
 
         def ends_before_the_kill(timer, when):
             if timer == "kill":
                 core.timers.set = set_timer
-                end_step(*core.table.running)
+                end_step()
             set_timer(timer, when)
 
-        def ends_as_it_is_looked_at(step, page, deadlines, now):
-            if now >= page.times[SINCE] + deadlines.step:
-                monkeypatch.setattr(SharedMemoryBatchStep, "next_look", next_look)
-                end_step(step)
-            return next_look(step, page, deadlines, now)
+        def ends_as_it_is_looked_at(rows, now):
+            if now >= core.process.page.times[SINCE] + 1.0:
+                monkeypatch.setattr(row_failures, "next_look", next_look)
+                end_step()
+            return next_look(rows, now)
 
         if moment == "before the kill":
             core.timers.set = ends_before_the_kill
         else:
-            monkeypatch.setattr(SharedMemoryBatchStep, "next_look", ends_as_it_is_looked_at)
+            monkeypatch.setattr(row_failures, "next_look", ends_as_it_is_looked_at)
         failures = {}
         if call == "send":
             envs.send([7, 1])

@@ -58,15 +58,10 @@ class Sampling(gymnasium.Env):
         return self.observation_space.sample(), self.steps / 4, self.steps >= self.length, self.steps == 3, info
 
 
-def record(observation_space, action_space, autoreset, envs_per_actor, shared_memory):
+def record(observation_space, action_space, autoreset, envs_per_actor, backend):
     factories = [functools.partial(Sampling, observation_space, action_space)] * 3
     seen = []
-    with ea.VectorEnv(
-        factories, envs_per_actor=envs_per_actor, autoreset=autoreset, shared_memory=shared_memory, backend=FORK_SERVER
-    ) as envs:
-        assert (envs._stepper is not None) is (
-            shared_memory and not isinstance(observation_space, (spaces.Text, spaces.Sequence))
-        )
+    with ea.VectorEnv(factories, envs_per_actor=envs_per_actor, autoreset=autoreset, backend=backend) as envs:
         action_space.seed(5)
         seen.append(frozen(envs.reset(seed=3)))
         for turn in range(12):
@@ -87,11 +82,11 @@ def record(observation_space, action_space, autoreset, envs_per_actor, shared_me
     ("kind", "autoreset"),
     [*((kind, "next_step") for kind in SPACES), *((kind, "same_step") for kind in ("array", "nested", "partly text"))],
 )
-def test_results_are_the_same_as_in_frames(kind, autoreset):
+def test_results_are_the_same_as_in_one_process(kind, autoreset):
     action = SPACES["nested"] if kind in ("nested", "image") else SPACES["scalar"]
-    expected = record(SPACES[kind], action, autoreset, 1, shared_memory=False)
+    expected = record(SPACES[kind], action, autoreset, 1, "inline")
     for envs_per_actor in (1, 3):
-        assert record(SPACES[kind], action, autoreset, envs_per_actor, shared_memory=True) == expected
+        assert record(SPACES[kind], action, autoreset, envs_per_actor, FORK_SERVER) == expected
 
 
 def test_what_was_returned_never_changes():
@@ -110,7 +105,7 @@ def test_views_hold_until_the_next_step():
         for turn in range(4):
             obs = envs.step([turn] * 4)[0]
             assert obs[:, :3].tolist() == [[i, turn + 1, turn] for i in range(4)]
-            assert np.shares_memory(obs, envs._stepper.rows.observations[0]), "a contiguous batch costs no copy"
+            assert np.shares_memory(obs, envs._slots.slab.observations[0]), "a contiguous batch costs no copy"
             views.append(obs)
         assert np.shares_memory(views[0], views[2])
         assert views[2][:, 1].tolist() == [3] * 4, "still the last but one"
@@ -158,11 +153,11 @@ def test_results_come_in_the_order_of_completion(tmp_path):
     with ea.VectorEnv([lambda i=i: Waits(i) for i in range(4)]) as envs:
         envs.reset(seed=0)
         envs.send([5] * 4)
-        rows = envs._stepper.rows
+        rows = envs._slots.slab
 
         def let(env_id):
             (tmp_path / str(env_id)).touch()
-            wait_until(lambda: rows.completed[env_id] == rows.requested[env_id])
+            wait_until(lambda: rows.completed[env_id] == rows.posted[env_id])
 
         let(1)
         assert envs.recv(min_envs=1).env_ids.tolist() == [1]

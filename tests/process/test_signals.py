@@ -65,8 +65,8 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
             envs.step([1, 1])
             wait_always(envs, SLEEP)
             if closes:
-                rows = envs._stepper.rows
-                first = int(rows.requested[0])
+                rows = envs._slots.slab
+                first = int(rows.posted[0])
 
                 def watch():
                     wait_until(lambda: rows.completed[0] == first + 1)

@@ -17,7 +17,7 @@ import envactors as ea
 from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
-from envactors.vector.shm_step import SharedMemoryStepper
+from envactors.vector.stepper import Stepper
 
 
 @pytest.mark.parametrize("spin", [True, False])
@@ -124,7 +124,7 @@ def dozing():
 @pytest.fixture
 def long_pauses(monkeypatch):
     """However long the pause between two steps, the caller expects its workers to spin through it."""
-    monkeypatch.setattr("envactors.vector.shm_step.SHORT_PAUSE", 1e9)
+    monkeypatch.setattr("envactors.vector.stepper.SHORT_PAUSE", 1e9)
 
 
 @pytest.mark.usefixtures("long_pauses")
@@ -141,7 +141,8 @@ def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
         for turn in range(20):
             fall_asleep(envs)
             envs.step_async(np.full(4, turn))
-            wait_until(lambda: all(step.finished for _, step, _ in envs._started.parts))
+            slab = envs._slots.slab
+            wait_until(lambda slab=slab: (slab.completed == slab.posted).all())
             assert envs.step_wait()[0][:, 2].tolist() == [turn] * 4
 
 
@@ -158,7 +159,7 @@ def test_a_step_is_made_whose_caller_is_interrupted_before_it_waits(then, monkey
         for turn in range(5):
             fall_asleep(envs)
             with monkeypatch.context() as patch:
-                patch.setattr(SharedMemoryStepper, "finish_at_once", BrokenOffError.raised)
+                patch.setattr(Stepper, "finish_at_once", BrokenOffError.raised)
                 with pytest.raises(BrokenOffError):
                     envs.step([turn] * 4)
             if then == "call":
@@ -172,5 +173,5 @@ def test_a_caller_that_is_held_up_before_it_waits_loses_no_env(monkeypatch):
     with ea.VectorEnv([EchoEnv] * 2, deadlines=ea.Deadlines(step=1.0)) as envs:
         envs.reset(seed=0)
         fall_asleep(envs)
-        monkeypatch.setattr("envactors.vector.shm_step.spin_until_all", lambda *_: time.sleep(2.0))
+        monkeypatch.setattr("envactors.vector.stepper.spin_until_all", lambda *_: time.sleep(2.0))
         assert envs.step([3, 4])[0][:, 2].tolist() == [3, 4]

@@ -9,7 +9,7 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
+from envactors.arrays.slab import HALF, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
 from envactors.arrays.specs import ArraySpec
 from envactors.remote.rows import MirroredRows
 from envactors.wire.info_codec import InfoReader, InfoWriter
@@ -26,7 +26,7 @@ def make_slab():
 
 
 def contents(slab, rows):
-    halves = slab.completed[rows] & 1
+    halves = slab.ops[rows] & HALF
     arrays = [slab.completed, slab.terminated, slab.truncated, slab.rewards]
     observations = [array[halves, rows] for array in (slab.checks, *slab.observations)]
     infos = InfoReader(slab)
@@ -42,20 +42,22 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
     near, far = MirroredRows(caller), MirroredRows(node)
     writer = InfoWriter(node)
     rng = np.random.default_rng(random.randrange(1 << 32))
-    for rows, infos in turns:
-        caller.requested[rows] += 1
-        caller.ops[rows] = rng.integers(0, 2, len(rows))
+    for number, (rows, infos) in enumerate(turns, 1):
+        caller.posted[rows] = number
+        caller.ops[rows] = rng.choice([0, HALF, RESET, RESET | SEED | HALF], len(rows))
+        caller.seeds[rows] = rng.integers(0, 1 << 64, len(rows), np.uint64)
         caller.actions[0][rows] = rng.random((len(rows), 2))
         assert far.apply_requests(near.pack_requests(rows)) == rows
         for ours, theirs in (
-            (caller.requested, node.requested),
+            (caller.posted, node.posted),
             (caller.ops, node.ops),
+            (caller.seeds, node.seeds),
             (caller.actions[0], node.actions[0]),
         ):
             np.testing.assert_array_equal(ours[rows], theirs[rows])
-        assert (node.completed[rows] == node.requested[rows] - 1).all()
+        assert far.complete(rows) == []
         for row in rows:  # as a worker does
-            half = int(node.requested[row]) & 1
+            half = node.ops[row] & HALF
             for array in (node.checks, *node.observations):
                 array[half, row] = rng.integers(0, 200, array.shape[2:])
             node.rewards[row], node.terminated[row], node.truncated[row] = rng.random(3) > 0.5
@@ -63,21 +65,50 @@ def test_requests_and_results_are_those_of_the_other_side(turns, random):
                 assert writer.encode(row, infos[row], []) is None
             else:
                 writer.plain_marker(row)()
-            node.completed[row] = node.requested[row]
+            node.completed[row] = node.posted[row]
+        assert far.complete(rows) == rows
         untouched = [row for row in range(ENVS) if row not in rows]
         before = contents(caller, untouched)
         near.apply_results(far.pack_results(rows))
         np.testing.assert_equal(contents(caller, rows), contents(node, rows))
         np.testing.assert_equal(contents(caller, untouched), before)
-        assert (caller.completed[rows] == caller.requested[rows]).all()
+        assert (caller.completed[rows] == number).all()
+
+
+def test_results_leave_the_other_half_of_the_observation_untouched():
+    caller, node = make_slab(), make_slab()
+    near, far = MirroredRows(caller), MirroredRows(node)
+    for array in (caller.checks, *caller.observations):
+        array[:] = 7
+    caller.posted[:3] = 1
+    caller.ops[:3] = HALF, 0, HALF
+    far.apply_requests(near.pack_requests([0, 1, 2]))
+    node.completed[:3] = 1
+    near.apply_results(far.pack_results([0, 1, 2]))
+    for array in (caller.checks, *caller.observations):
+        for row, half in enumerate([1, 0, 1]):
+            assert (array[half, row] == 0).all()
+            assert (array[1 - half, row] == 7).all()
 
 
 def test_a_result_that_the_caller_never_had_does_not_answer_the_next_request():
     caller, node = make_slab(), make_slab()
     near, far = MirroredRows(caller), MirroredRows(node)
-    caller.requested[:] = 1
+    caller.posted[:] = 1
     far.apply_requests(near.pack_requests([0, 1]))
     node.completed[:2] = 1
-    # The worker is lost, the caller takes its requests back and asks another one.
+    # The worker is lost before its results are sent, and the next one is asked.
+    caller.completed[:] = 1
+    caller.posted[:] = 2
     assert far.apply_requests(near.pack_requests([0, 1])) == [0, 1]
-    assert node.completed[:2].tolist() == [0, 0]
+    assert far.complete([0, 1]) == []
+
+
+def test_the_requests_of_an_ended_worker_are_not_posted_any_more():
+    caller, node = make_slab(), make_slab()
+    near, far = MirroredRows(caller), MirroredRows(node)
+    caller.posted[:] = 1
+    far.apply_requests(near.pack_requests([0, 1, 2]))
+    node.completed[1] = 1
+    far.take_back([0, 2])
+    assert (node.posted == node.completed).all()

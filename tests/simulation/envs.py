@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import envactors as ea
+from envactors.arrays.slab import INLINE_INFO_ROOM
 from envactors.testing import EchoEnv
-from simulation.world import Violation, World
+from envactors.testing.envs import expected_checksum
+from simulation.world import Killed, Violation, World
+
+_LARGEST_SEED = (1 << 63) - 1
+# A process that dies while it writes a result makes at most so many stores before.
+_MOST_LAST_STORES = 6
 
 
 class EnvFailedError(Exception):
     """What an env raises."""
+
+
+class Large:
+    """Has no place in a row."""
+
+    def __init__(self) -> None:
+        self.content = bytes(INLINE_INFO_ROOM)
 
 
 class SimulatedEnv(EchoEnv):
@@ -26,9 +41,16 @@ class SimulatedEnv(EchoEnv):
     poison: ClassVar[int] = 0
     # The most envs that may run at a time; None for any number.
     limit: ClassVar[int | None] = None
+    # Whether the process of an env that has raised in a step or reset must not be used any more.
+    discards: ClassVar[bool] = False
+    # The most episodes that end in a process before it is replaced; None if it never is.
+    most_episodes: ClassVar[int | None] = None
 
     def __init__(self) -> None:
-        super().__init__(episode_length=4)
+        super().__init__(episode_length=3)
+        self._is_fresh, self._has_raised = True, False
+        # How many episodes have ended here, without those too short for the process to be replaced.
+        self._episodes = 0
         self._process = next(process for process in self.world.processes if process.fiber is self.world.fiber)
         self._misbehave()
 
@@ -46,38 +68,60 @@ class SimulatedEnv(EchoEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.world.log.append((self.env_id, None, self._process.number))
         with self._counted():
-            self._misbehave()
-        return super().reset(seed=seed, options=options)
+            try:
+                self._misbehave()
+            except (EnvFailedError, Killed):
+                if seed is not None and not self._process.is_being_killed:
+                    self.world.failed_seeds.add((self.env_id, seed))
+                raise
+        if self.most_episodes is not None and self._episodes >= self.most_episodes:
+            self.world.errors.append(Violation(f"env {self.env_id} is reset in a process that is too old"))
+        # The checksum has no place for larger ones.
+        obs, info = super().reset(seed=None if seed is None else seed % _LARGEST_SEED, options=options)
+        actor = ea.current_actor()
+        assert actor is not None, "its code runs in workers"
+        is_renewed, self._is_fresh = self._is_fresh and actor.incarnation > 0, False
+        return obs, {**info, "seed": seed, "is_renewed": is_renewed}
 
     def step(self, action: Any) -> Any:
         self.world.log.append((self.env_id, int(action), self._process.number))
-        with self._counted():
+        with self._counted(int(action)):
             self._misbehave()
             if self.poison and int(action) % self.poison == 0:
                 self.world.troubles += 1
                 self._process.crash()
         obs, reward, terminated, truncated, info = super().step(action)
+        self._episodes += terminated
         if self.world.chance(0.2):
             info = {"token": int(action)}
+            if self.world.chance(0.3):
+                info["large"] = Large()  # it has no place in the row
         return obs, reward, terminated, truncated, info
 
     def note(self, token: int) -> int:
         """Return the token."""
         self.world.note(f"env {self.env_id} in process {self._process.number} notes {token}")
         self.world.log.append((self.env_id, token, self._process.number))
+        self.checksum = zlib.crc32(struct.pack("<q", token), self.checksum)
         self._misbehave()
         return token
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count it among the envs that run."""
+    def _counted(self, token: int = 0) -> Iterator[None]:
+        """Count it among the envs that run a step with this token, or a reset."""
         world = self.world
+        if self._has_raised and self.discards:
+            world.errors.append(Violation(f"env {self.env_id} has raised, and runs in the same process"))
         world.running += 1
         try:
-            world.pause_in_env()
+            world.pause_worker()
             if self.limit is not None and world.running > self.limit:
                 world.errors.append(Violation(f"{world.running} envs run at a time"))
             yield
+        except EnvFailedError:
+            self._has_raised = True
+            world.raised.add(token)
+            raise
         finally:
             world.running -= 1
 
@@ -85,14 +129,35 @@ class SimulatedEnv(EchoEnv):
         world = self.world
         if not world.chance(self.trouble):
             return
-        kind = world.random.choice(("crash", "raise", "nap", "hang" if self.may_hang else "nap"))
+        kinds = ("crash", "die", "raise", "nap", *(("hang", "late") if self.may_hang else ("nap",)))
+        kind = world.random.choice(kinds)
         world.note(f"env {self.env_id} in process {self._process.number}: {kind}")
         world.troubles += kind != "nap"
         if kind == "crash":
             self._process.crash()
+        elif kind == "die":
+            self._process.fiber.stores_left = world.random.randint(1, _MOST_LAST_STORES)
         elif kind == "raise":
             raise EnvFailedError(f"env {self.env_id} has failed")
         elif kind == "nap":
-            self._process.sleep(world.random.choice((0.001, 0.1)))
+            self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
         else:
-            self._process.sleep(None)
+            world.hung.add((self._process.number, self.env_id))
+            self._process.sleep(None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1)))
+
+
+def checksum_of(seed: int | None) -> int:
+    """Return the checksum of an env that was just reset with a seed."""
+    return expected_checksum(None if seed is None else seed % _LARGEST_SEED, ())
+
+
+def get_state(env: SimulatedEnv) -> tuple[int, int, int]:
+    """Return the state of an env, for a snapshot."""
+    env.world.note(f"the state of env {env.env_id} is saved")
+    return env.steps, env.last_action, env.checksum
+
+
+def set_state(env: SimulatedEnv, state: tuple[int, int, int]) -> None:
+    """Put an env into the state of a snapshot."""
+    env._is_fresh = False
+    env.steps, env.last_action, env.checksum = state

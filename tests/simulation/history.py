@@ -17,16 +17,22 @@ import numpy as np
 import envactors as ea
 from envactors.actor import engine as engines
 from envactors.actor.supervisor import Supervisor
+from envactors.testing import EchoEnv
+from envactors.wire.control_page import BEGUN
+from envactors.wire.messages import episode_seed
 from envactors.worker import main as worker
-from simulation.envs import EnvFailedError, SimulatedEnv
+from simulation.envs import EnvFailedError, SimulatedEnv, checksum_of, get_state, set_state
+from simulation.invariants import Invariants
 from simulation.loop import Engine
-from simulation.processes import End, Poller, SimulatedBackend
+from simulation.processes import FIRST_PID, End, Poller, SimulatedBackend
 from simulation.world import Interrupted, Violation, World
 
 # The most that a user does in one history.
-_MOST_ACTIONS = 30
+_MOST_ACTIONS = 24
 # How much longer than its deadline a close may take, in seconds.
 _CLOSE_GRACE = 1.0
+# The most episodes of an env one after the other that fail to begin.
+_MOST_FAILURES = 100
 
 
 @dataclasses.dataclass
@@ -39,6 +45,16 @@ class Model:
         needs_reset: Whether only a reset will do.
         token: The action of the step under way, None for a reset; nothing is under way if ``is_pending`` is False.
         is_pending: Whether a step or reset is under way.
+        seed: The seed of the reset under way, if the user gave one.
+        options: Its options.
+        root_seed: The seed of the last reset that the user gave one.
+        episode: The number of the last episode since then, if each has a seed of its own.
+        notes: What the env was given since its last result, or since what is under way was asked.
+        notes_before: What it was given before that.
+        is_uncertain: Whether it may have been lost since its last result.
+        posted: The call id of its last post when it was asked.
+        must_reset: Whether its episode was lost.
+        may_skip: Whether an episode may have failed to begin since the last one.
     """
 
     last: Any = None
@@ -46,6 +62,16 @@ class Model:
     needs_reset: bool = True
     token: int | None = None
     is_pending: bool = False
+    seed: int | None = None
+    options: Any = None
+    root_seed: int | None = None
+    episode: int = -1
+    notes: list[int] = dataclasses.field(default_factory=list)
+    notes_before: list[int] = dataclasses.field(default_factory=list)
+    is_uncertain: bool = False
+    posted: int = 0
+    must_reset: bool = False
+    may_skip: bool = False
 
 
 class History:
@@ -63,10 +89,16 @@ class History:
         self.models = [Model() for _ in range(self.num_envs)]
         self.autoreset = self.random.choice(("next_step", "same_step", "disabled"))
         self.on_failure = self.random.choice(("raise", "renew", "replay"))
+        self.seeds_episodes = self.random.random() < 0.2
+        # Whether all that happens are crashes, of which a replay is to leave no trace.
+        self.is_hidden = self.on_failure == "replay" and self.random.random() < 0.4
+        self._may_kill = True
         self.futures: dict[int, Any] = {}
         self._tokens = iter(range(1, 1_000_000))
         # How many more times calls may run than once, by their tokens.
         self._retries: collections.Counter[int] = collections.Counter()
+        # The tokens of calls that nobody knows of whether they have run.
+        self._uncertain: set[int] = set()
 
     def run(self) -> None:
         """Live through it.
@@ -114,20 +146,29 @@ class History:
     # What the user does ----------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        hangs = self.random.random() < 0.5
+        hangs = self.random.random() < 0.5 and not self.is_hidden
         SimulatedEnv.may_hang = hangs
         SimulatedEnv.trouble = 0.0
         deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0) if hangs else ea.Deadlines()
-        policy = ea.RestartPolicy(max_restarts=self.random.choice((1000, 1000, 2)), backoff=0.01)
-        SimulatedEnv.poison = self.random.choice((0, 7))
+        most = 1000 if self.is_hidden else self.random.choice((1000, 1000, 2))
+        policy = ea.RestartPolicy(max_restarts=most, backoff=0.01)
+        SimulatedEnv.poison = 0 if self.is_hidden else self.random.choice((0, 7))
+        SimulatedEnv.discards = self.on_failure == "renew"
         max_running = self.random.choice((None, None, None, 1))
         SimulatedEnv.limit = max_running
         standbys = self.random.choice((0, 0, 1))
         backend = SimulatedBackend(self.world, max_starting=self.random.choice((None, 1)))
         per_actor = self.random.choice((1, 1, 2, 3))
+        recycle = ea.RecyclePolicy(max_steps=2) if per_actor == 1 and self.random.random() < 0.2 else None
+        snapshot = ea.Snapshot(get_state, set_state, every=3) if self.random.random() < 0.2 else None
+        SimulatedEnv.most_episodes = None
+        if recycle is not None and self.on_failure != "replay":
+            SimulatedEnv.most_episodes = 1 + (self.autoreset == "same_step")
+        SimulatedEnv.action_space = EchoEnv.action_space if self.random.random() < 0.7 else None
         self.world.note(
             f"{self.num_envs} envs, {per_actor} an actor, {self.on_failure}, {self.autoreset}, hangs {hangs}, "
-            f"{standbys} standbys, {max_running} running"
+            f"{standbys} standbys, {max_running} running, {recycle}, snapshots {snapshot is not None}, "
+            f"seeds {self.seeds_episodes}, {SimulatedEnv.action_space}, hidden {self.is_hidden}"
         )
         envs = ea.VectorEnv(
             [SimulatedEnv] * self.num_envs,
@@ -139,19 +180,33 @@ class History:
             on_failure=self.on_failure,
             standbys=standbys,
             max_running=max_running,
+            max_journal=1000 if self.is_hidden else self.random.choice((1000, 6)),
+            recycle=recycle,
+            snapshot=snapshot,
+            seed_episodes=self.seeds_episodes,
         )
-        SimulatedEnv.trouble = self.random.choice((0.0, 0.05, 0.2))
-        self.world.interrupts = self.random.random() < 0.3
+        self._numbers = envs._slots.numbers
+        invariants = Invariants(envs)
+        self.world.check = invariants.check
+        SimulatedEnv.trouble = 0.0 if self.is_hidden else self.random.choice((0.0, 0.05, 0.2))
+        self.world.interrupts = self.random.random() < 0.3 and not self.is_hidden
+        self.world.on_signal = lambda: self._handle_signal(envs)
         try:
             self._reset(envs, list(range(self.num_envs)), seed=7)
             actions = [self._step, self._step, self._send, self._receive, self._submit, self._take_future, self._call]
-            actions += [self._kill, self._step_impatiently, self._reset_some]
+            actions += [self._kill, self._step_impatiently, self._reset_some, self._step_all]
+            actions += [self._kill] if self.is_hidden else [self._renew]
             for _ in range(self.random.randrange(_MOST_ACTIONS)):
                 self.random.choice(actions)(envs)
+                invariants.check()
+            if self.random.random() < 0.5:
+                self._take_all(envs)
+                invariants.check_idle()
         finally:
             SimulatedEnv.trouble = 0.0
             self.world.interrupts = False
             envs.close()
+            self.world.check = lambda: None
         while self.world.step():
             pass
         for env_id, future in self.futures.items():
@@ -169,35 +224,100 @@ class History:
     def _ready(self, envs: ea.VectorEnv) -> list[int]:
         """Return some idle envs that can step."""
         ids = self._idle()
+        lost = next((env_id for env_id in ids if self.models[env_id].must_reset), None)
+        if lost is not None and self.world.chance(0.1):
+            with contextlib.suppress(ea.VectorInputError):
+                envs.step([0], env_ids=[lost])
+                raise Violation(f"env {lost}, whose episode was lost, steps")
         if any(self.models[env_id].needs_reset for env_id in ids):
             self._reset(envs, [env_id for env_id in ids if self.models[env_id].needs_reset])
         return [env_id for env_id in ids if not self.models[env_id].needs_reset and not self.models[env_id].is_pending]
 
+    def _take_all(self, envs: ea.VectorEnv) -> None:
+        """Take all results that are to come."""
+        self.world.interrupts = False
+        while self.futures:
+            self._take_future(envs)
+        while any(model.is_pending for model in self.models):
+            self._receive(envs)
+        while self.world.step():
+            pass
+
+    def _handle_signal(self, envs: ea.VectorEnv) -> None:
+        """Do what a handler may do while the user waits for something else."""
+        ids = [env_id for env_id in self._idle() if not self.models[env_id].needs_reset]
+        if ids and self.world.chance(0.7):
+            envs.send(self._begin(ids), env_ids=ids)
+        else:
+            # Nobody knows whether a reset that the user waits for was asked yet.
+            self._uncertain.add(self._call(envs))
+
     def _begin(self, ids: list[int], *, resets: bool = False) -> np.ndarray:
         for env_id in ids:
-            self.models[env_id].token = None if resets else next(self._tokens)
-            self.models[env_id].is_pending = True
+            model = self.models[env_id]
+            model.may_skip |= model.is_pending
+            model.token = None if resets else next(self._tokens)
+            model.is_pending = True
+            model.seed = model.options = None
+            model.posted = int(self._numbers[env_id])
+            model.notes_before += model.notes
+            model.notes = []
         self.world.note(f"the user asks {[(env_id, self.models[env_id].token) for env_id in ids]}")
         return np.array([self.models[env_id].token or 0 for env_id in ids], np.int64)
 
     def _reset_some(self, envs: ea.VectorEnv) -> None:
         if ids := self._idle():
-            self._reset(envs, ids, seed=self.random.choice((None, 3)))
+            seed = self.random.choice((None, 3, 1 << 64))
+            self._reset(envs, ids, seed, self.random.choice((None, {"token": next(self._tokens)})))
 
-    def _reset(self, envs: ea.VectorEnv, ids: list[int], seed: int | None = None) -> None:
+    def _reset(self, envs: ea.VectorEnv, ids: list[int], seed: int | None = None, options: Any = None) -> None:
         self._begin(ids, resets=True)
+        for env_id in ids:
+            model = self.models[env_id]
+            model.options = options
+            if seed is not None:
+                self.world.failed_seeds = {failed for failed in self.world.failed_seeds if failed[0] != env_id}
+                model.seed = model.root_seed = seed + env_id
+                model.episode = -1
 
         def reset() -> list[Any]:
-            obs, infos = envs.reset(seed=seed, env_ids=ids)
+            obs, infos = envs.reset(seed=seed, options=options, env_ids=ids)
             return [(obs[row], 0.0, False, False, infos[row]) for row in range(len(ids))]
 
         while True:
             with contextlib.suppress(Interrupted):
                 return self._take(ids, reset)
+            for env_id in ids:
+                self.models[env_id].may_skip = True  # it may have been reset, and is once more
+
+    def _step_all(self, envs: ea.VectorEnv) -> None:
+        """Step all envs at once, a few times."""
+        ids = list(range(self.num_envs))
+        for _ in range(self.random.randint(1, 3)):
+            if any(model.is_pending for model in self.models):
+                return
+            if needing := [env_id for env_id in ids if self.models[env_id].needs_reset]:
+                self._reset(envs, needing)
+            if any(model.is_pending or model.needs_reset for model in self.models):
+                return
+            actions = self._begin(ids)
+            timeout = self.random.choice((None, None, None, 1e-4))
+            try:
+                self._take(ids, lambda: list(zip(*envs.step(actions, timeout=timeout), strict=True)))  # noqa: B023
+            except Interrupted:
+                self._reset(envs, ids)
+
+    def _renew(self, envs: ea.VectorEnv) -> None:
+        actor = self.random.choice(envs.actors)
+        self.world.note(f"the user renews {actor.name}")
+        self.world.troubles += 1
+        with contextlib.suppress(ea.ActorError, Interrupted):
+            actor.renew().result()
 
     def _step(self, envs: ea.VectorEnv, timeout: float | None = None) -> None:
         if ids := self._ready(envs):
             actions = self._begin(ids)
+            self.world.signal_is_due = self.world.chance(0.3)
             try:
                 self._take(ids, lambda: list(zip(*envs.step(actions, env_ids=ids, timeout=timeout), strict=True)))
             except Interrupted:
@@ -233,22 +353,40 @@ class History:
         model = self.models[env_id]
         if not model.is_pending:
             raise Violation(f"env {env_id} fails twice: {failure!r}") from failure
-        if not isinstance(failure, (ea.ActorError, EnvFailedError)):
-            raise Violation(f"env {env_id} fails with {failure!r}") from failure
-        self._check_cause(failure)
+        self._check_cause(env_id, failure)
+        model.must_reset = self.on_failure == "raise" and isinstance(failure, ea.ActorError)
         model.is_pending = False
-        model.needs_reset = True
+        model.needs_reset = model.is_uncertain = model.may_skip = True
 
-    def _check_cause(self, failure: object) -> None:
-        if not self.world.troubles:
-            raise Violation(f"nothing has happened, and {failure!r}")
+    def _check_cause(self, env_id: int, failure: BaseException) -> None:
+        if not self.world.troubles or self.is_hidden:
+            raise Violation(f"nothing has happened, or what is to leave no trace, and {failure!r}")
+        if not isinstance(failure, (ea.ActorError, EnvFailedError)) or isinstance(failure, ea.SerializationError):
+            raise Violation(f"env {env_id} fails with {failure!r}") from failure
+        is_blamed = isinstance(failure, ea.ActorTimeoutError) and failure.method and failure.pid is not None
+        if is_blamed and (failure.pid - FIRST_PID, failure.index) not in self.world.hung:
+            raise Violation(f"it does not hang, and {failure!r}")
+        model = self.models[env_id]
+        is_blamed = isinstance(failure, ea.ActorDiedError) and failure.method == "step" and failure.__cause__ is None
+        is_blamed = is_blamed and not failure.aborted and failure.index == env_id and failure.pid is not None
+        if is_blamed and failure.call_id > model.posted:
+            page = self.world.processes[failure.pid - FIRST_PID].page
+            if page.counters[BEGUN] < failure.call_id:
+                raise Violation(f"it had not begun, and {failure!r}")
+        # What was not posted when its process ended has the number of the request before.
+        is_lost = isinstance(failure, ea.ActorDiedError) and failure.index is not None and failure.call_id is not None
+        is_lost = is_lost and failure.call_id > self.models[failure.index].posted and failure.pid is not None
+        is_lost = is_lost and not any(env == failure.index for _, env in self.world.hung)  # too late does not count
+        if is_lost and (failure.index, failure.call_id) in self.world.completed:
+            raise Violation(f"its result was complete, and {failure!r}")
 
     def _settle(self, env_id: int, row: Any) -> None:
         """Check one result."""
         model = self.models[env_id]
-        obs, _, terminated, truncated, info = row
+        obs, reward, terminated, truncated, info = row
         obs = np.array(obs)
-        what = f"env {env_id}, asked {model.token}, answers {obs.tolist()}, {info}; before {model.last}"
+        before = None if model.last is None else model.last.tolist()
+        what = f"env {env_id}, asked {model.token}, answers {obs.tolist()}, {info}; before {before}"
         self.world.note(what)
         if not model.is_pending:
             raise Violation(f"two results of one request: {what}")
@@ -258,18 +396,32 @@ class History:
         if failure is not None and self.on_failure == "raise":
             raise Violation(f"a failure that is not raised: {what}")
         if failure is not None:
-            self._check_cause(failure)
+            self._check_cause(env_id, failure)
+            model.may_skip = True
         final = np.array(info["final_obs"]) if "final_obs" in info else None
         shown = obs if final is None else final
-        if failure is not None and truncated and self.autoreset != "same_step" and model.token is not None:
+        is_step = failure is None and model.token is not None and not model.ended
+        if reward != (model.token if is_step else 0):
+            raise Violation(f"another reward, {reward}: {what}")
+        stands_in = failure is not None and truncated and self.autoreset != "same_step" and model.token is not None
+        if stands_in:
             if not np.array_equal(obs, model.last):
                 raise Violation(f"not the last observation: {what}")
-        elif failure is None and model.token is not None and not model.ended:
+        elif is_step:
+            if terminated and final is None and self.autoreset == "same_step":
+                raise Violation(f"an episode has ended, and no other has begun: {what}")
             self._check_step(model, shown, what)
-        elif obs[1] != 0 or obs[2] != -1:
-            raise Violation(f"no reset: {what}")
+            if (info if final is None else info["final_info"]).get("token", model.token) != model.token:
+                raise Violation(f"another action's info: {what}")
+        elif final is not None and not np.array_equal(final, model.last) and final[2] != model.token:
+            raise Violation(f"not the last observation: {what}")
+        if final is not None or not (is_step or stands_in):
+            self._check_reset(env_id, obs, info, what)
         model.last = obs
         model.is_pending = False
+        model.is_uncertain, model.must_reset = failure is not None or model.token in self.world.raised, False
+        model.notes_before = []
+        self._may_kill |= not any(model.is_pending for model in self.models)
         model.needs_reset = self.autoreset == "disabled" and bool(terminated or truncated)
         model.ended = self.autoreset == "next_step" and bool(terminated or truncated)
 
@@ -279,9 +431,42 @@ class History:
             raise Violation(f"another action's result: {what}")
         if model.last is None:
             return
-        wanted = zlib.crc32(struct.pack("<q", model.token), int(model.last[3]))
-        if obs[1] != model.last[1] + 1 or obs[3] != wanted:
-            raise Violation(f"a step that was repeated or skipped: {what}")
+        wanted = int(model.last[3])
+        for token in (*model.notes_before, model.token):
+            wanted = zlib.crc32(struct.pack("<q", token), wanted)
+        # A call may have run between a step that has raised and the same step after a replay.
+        is_uncertain = model.is_uncertain or model.token in self.world.raised
+        is_uncertain |= not self._uncertain.isdisjoint(model.notes_before)
+        if obs[1] != model.last[1] + 1 or (obs[3] != wanted and not is_uncertain):
+            raise Violation(f"a step or call that was repeated or skipped: {what}")
+
+    def _check_reset(self, env_id: int, obs: Any, info: dict[str, Any], what: str) -> None:
+        model = self.models[env_id]
+        seed, failure = info["seed"], info.get("failure")
+        if obs[1] != 0 or obs[2] != -1 or obs[3] != checksum_of(seed):
+            raise Violation(f"no reset: {what}")
+        if info["options"] != (model.options if model.token is None else None):
+            raise Violation(f"other options: {what}")
+        if model.token is None and model.seed not in (None, seed) and failure is None:
+            raise Violation(f"another seed: {what}")
+        if seed is None and info["is_renewed"]:
+            raise Violation(f"no seed after the end of a process: {what}")
+        was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self.seeds_episodes
+        if seed is not None and not was_given and self.on_failure != "replay":
+            raise Violation(f"a seed that nobody gave: {what}")
+        # A reset within a step is no attempt of its own.
+        counts_attempts = self.on_failure != "replay" and self.autoreset != "same_step"
+        if counts_attempts and model.token is not None and (env_id, seed) in self.world.failed_seeds:
+            raise Violation(f"the seed of a reset that has failed: {what}")
+        if self.seeds_episodes:
+            root = model.root_seed
+            assert root is not None, "the first reset has a seed"
+            later = range(model.episode + 1, model.episode + (_MOST_FAILURES if model.may_skip else 2))
+            model.may_skip = False
+            of_episode = ((number, episode_seed(root, number) if number else root) for number in later)
+            model.episode = next((number for number, wanted in of_episode if wanted == seed), -1)
+            if model.episode < 0:
+                raise Violation(f"the seed of no episode, or of one before: {what}")
 
     def _send(self, envs: ea.VectorEnv) -> None:
         if ids := self._ready(envs):
@@ -322,8 +507,14 @@ class History:
             self.models[env_id].is_pending = False
             self.models[env_id].needs_reset = True
             return
+        if self.world.chance(0.0 if self.is_hidden else 0.1) and future.abort():
+            self.world.note(f"the user aborts what env {env_id} was asked")
+            self.world.troubles += 1
         try:
             step = future.result()
+        except concurrent.futures.CancelledError:
+            self.models[env_id].is_pending = False
+            self.models[env_id].needs_reset = True
         except Interrupted:
             self.futures[env_id] = future
         except (ea.ActorError, EnvFailedError) as error:
@@ -331,30 +522,40 @@ class History:
         else:
             self._settle(env_id, step[1:6])
 
-    def _call(self, envs: ea.VectorEnv) -> None:
+    def _call(self, envs: ea.VectorEnv) -> int:
         env_id = self.random.randrange(self.num_envs)
         token = next(self._tokens)
         retries = self._retries[token] = self.random.choice((0, 0, 1))
         self.world.note(f"the user calls env {env_id} with {token}, {retries} retries")
+        model = self.models[env_id]
         future = envs[env_id].options(retries=retries).note(token)
-        if self.world.chance(0.1) and future.abort():
+        model.notes.append(token)
+        if self.world.chance(0.0 if self.is_hidden else 0.1) and future.abort():
             self.world.troubles += 1  # it may have ended the process, which other envs are in
-        elif self.world.chance(0.1):
-            future.cancel()
+        elif self.world.chance(0.1) and future.cancel():
+            (model.notes if token in model.notes else model.notes_before).remove(token)
+            return token
         try:
             answer = future.result()
-        except (concurrent.futures.CancelledError, EnvFailedError, Interrupted):
-            return
+        except EnvFailedError:
+            return token
+        except (concurrent.futures.CancelledError, Interrupted):
+            self._uncertain.add(token)
+            return token
         except ea.ActorError as error:
-            self._check_cause(error)
-            return
+            self._uncertain.add(token)
+            if not self.world.troubles:
+                self._check_cause(env_id, error)
+            return token
         if answer != token:
             raise Violation(f"a call with {token} returns {answer}")
+        return token
 
     def _kill(self, envs: ea.VectorEnv) -> None:
         del envs
         alive = [process for process in self.world.processes if not process.has_ended]
-        if alive:
+        if alive and self._may_kill:
+            self._may_kill = not self.is_hidden  # the same inputs are not tried a third time
             process = self.random.choice(alive)
             self.world.note(f"process {process.number} is killed from outside")
             self.world.troubles += 1
@@ -370,7 +571,8 @@ class History:
             if count > 1 + self._retries[token] and self.on_failure != "replay":
                 raise Violation(f"env {env_id} ran {token} {count} times")
             is_fatal = SimulatedEnv.poison and token % SimulatedEnv.poison == 0 and token not in self._retries
-            if is_fatal and count > 2:
+            # It may have ended a process that was being ended for another env, which had raised: that is not counted.
+            if is_fatal and count > 2 + len(self.world.raised):
                 raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
         for (env_id, token, process), count in each.items():
             if count > 1:

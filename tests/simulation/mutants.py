@@ -43,65 +43,213 @@ class Mutant(NamedTuple):
         flags = annotations.compiler_flag
         namespace: dict[str, Any] = {}
         exec(compile(source.replace(self.old, self.new), module.__file__ or "", "exec", flags), vars(module), namespace)
-        setattr(holder, name, namespace[name])
+        bug, code = namespace[name], real.__code__
+        if code.co_freevars:
+            setattr(holder, name, bug)
+        else:
+            real.__code__ = bug.__code__  # other modules may have imported the function
         try:
             yield
         finally:
             setattr(holder, name, real)
+            real.__code__ = code
 
 
 HANGS = "nothing hangs"
 MIXES = "no result is mixed up"
 ONCE = "nothing uncertain runs twice"
+LAST = "the last complete observation is kept"
+REPLAYS = "a replay reaches the same point"
+BLAMES = "who hangs is blamed"
+STATES = "an env has one state"
+LOSSES = "a lost episode is told of"
+LIMIT = "no more run than may"
 
 PAGE = "wire.control_page:ControlPage."
 RUNNER = "worker.step_runner:"
+SLOTS = "actor.slots:Slots."
+ROWS = "actor.rows:ActorRows."
+FAILURES = "actor.row_failures:"
 CALLS = "actor.calls:Calls."
+REQUESTS = "actor.requests:"
 LIFECYCLE = "actor.lifecycle:Lifecycle."
-STEPS = "actor.shm_batch_step:"
+DECIDE = "actor.decide:decide"
+PERMITS = "actor.permits:Permits."
+JOURNAL = "actor.journal:Journal."
+ASKER = "vector.asking:Asker."
+STEPPER = "vector.stepper:Stepper."
+OUTCOMES = "vector.outcomes:Outcomes."
+PENDING = "vector.pending:Pending."
 
 MUTANTS = [
+    # The control page.
     Mutant(PAGE + "post_step", "self.to_worker.ring_open()", "pass", HANGS),
     Mutant(PAGE + "finish_step", "self.to_parent.ring_open()", "pass", HANGS),
     Mutant(PAGE + "ring_for_result", "complete() >= wanted", "complete() > wanted", HANGS),
     Mutant(PAGE + "ring_at", "self.counters[RING_AT] = count", "pass", HANGS),
     Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
-    Mutant(RUNNER + "EnvRow.write", "number & 1", "0", "the last complete observation is kept"),
+    Mutant(PAGE + "set_wait", "self.last_call = max(self.last_call, call_id)", "pass", ONCE),
+    # The worker.
     Mutant(RUNNER + "StepRunner.run_rows", "if number != completed[index]:", "if True:", ONCE),
+    Mutant(RUNNER + "StepRunner.run_rows", "not op & PAYLOAD or row.payload[0] == number", "True", MIXES),
+    Mutant(RUNNER + "StepRunner._announce", "row.failed or row.op & RING", "row.failed", HANGS),
+    Mutant(RUNNER + "StepRunner._send_overflow", "self._page.counters[OVERFLOWS] += 1", "pass", HANGS),
+    Mutant(RUNNER + "EnvRow.write", "self.op & HALF", "0", LAST),
+    Mutant(RUNNER + "EnvRow._write_result", "self.op & HALF", "0", LAST),
     Mutant(
         RUNNER + "EnvRow.write",
-        "half, fault, overflow = number & 1, _RAISED, None\n",
-        "half, fault, overflow = number & 1, _RAISED, None\n    self._completed[index] = number\n",
+        "self.op & HALF\n    if guard",
+        "self.op & HALF\n    self._completed[index] = self.number\n    if guard",
         MIXES,
     ),
-    Mutant(CALLS + "interrupt", "waiting += others", "pass", HANGS),
-    Mutant(CALLS + "interrupt", "entry.record(core.recovery, kept)", "pass", "a replay reaches the same point"),
-    Mutant(CALLS + "settle_running", "running.retries -= decision.spends_retry", "pass", ONCE),
-    Mutant(CALLS + "_settle", "self._core.reactor.wake(request.future)", "pass", HANGS),
-    Mutant(CALLS + "dispatch", "self.steps.watch_end()", "pass", HANGS),
-    Mutant(LIFECYCLE + "_after_exit", "self.calls.fail_bound(lost)", "pass", MIXES),
+    # Slots.
+    Mutant(SLOTS + "plan", "self.halves[index] ^ HALF", "self.halves[index]", LAST),
+    Mutant(SLOTS + "plan", "RING if op.future is not None else 0", "0", HANGS),
+    Mutant(SLOTS + "plan", 'if op.method == "reset" or not resets else None', "", "options are the user's"),
+    Mutant(SLOTS + "is_bound", 'op.method == "reset" or', "", LOSSES),
+    Mutant(SLOTS + "lose_episodes", "slot.holds = LOST", "pass", LOSSES),
+    Mutant(SLOTS + "lose_episodes", "slot.fresh = True", "pass", "an env in a new process has a seed"),
+    Mutant(SLOTS + "align_halves", "self.halves[index] = half", "pass", LAST),
+    Mutant(SLOTS + "align_halves", "array[half, index] = array[other, index]", "pass", LAST),
+    Mutant(SLOTS + "make_idle", "self.of[index].op = None", "pass", STATES),
+    Mutant(SLOTS + "note_usual", "not slot.needs_reset and", "", STATES),
+    Mutant("actor.slots:Slot.seed_with", "self.episode = 0", "pass", "episodes have their seeds"),
+    Mutant("actor.slots:Slot.count_episode", "self.episode += 1", "pass", "episodes have their seeds"),
+    # Rows.
+    Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
+    Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
+    Mutant(ROWS + "post", 'core.timers.set("call", now + core.step_limit)', "pass", HANGS),
+    Mutant(ROWS + "post_all", "table.running is not None or", "", "no call runs beside rows"),
+    Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
+    Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
+    Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
+    Mutant(ROWS + "take", "slot.holds = slot.incarnation", "pass", HANGS),
+    Mutant(ROWS + "take", "slot.fresh = False", "pass", "a reset without a seed has none"),
+    Mutant(ROWS + "take", "core.recovery.record_row(slots, index)", "pass", REPLAYS),
+    Mutant(ROWS + "take", "slots.halves[index] = bits & HALF", "pass", LAST),
+    Mutant(ROWS + "settle", "self.core.deferred.waiting.append(arrive)", "pass", HANGS),
+    Mutant(ROWS + "settle", "slots.outcomes[index] = outcome", "pass", "a failure is told"),
+    Mutant(ROWS + "_end", "core.on_idle()", "pass", HANGS),
+    Mutant(ROWS + "keep_complete", "self.take(index)", "pass", ONCE),
+    Mutant(FAILURES + "lose", "rows.count_as_completed(index)", "pass", ONCE),
+    Mutant(FAILURES + "lose", "slots.lose_episodes(rows.first, rows.stop)", "pass", LOSSES),
+    Mutant(FAILURES + "lose", "core.add_first(redone)", "pass", HANGS),
+    Mutant(FAILURES + "lose", "rows.overdue = None", "pass", BLAMES),
+    Mutant(FAILURES + "lose", "Cause.RUNNING, error, was_aborted", "Cause.WAITING, error, was_aborted", ONCE),
+    Mutant(FAILURES + "lose", "core.reactor.wake(rows.waiter)", "pass", HANGS),
+    Mutant(FAILURES + "ran", "rows.overdue is not None", "False", BLAMES),
+    Mutant(ROWS + "running", "progress.call_id == self._numbers[index]", "True", ONCE),
+    Mutant(DECIDE, "failed.cause is not Cause.WAITING and not failed.was_aborted", "not failed.was_aborted", HANGS),
+    Mutant(
+        FAILURES + "_act",
+        "slot.op = Op(op.method, True",
+        "slot.op = Op(op.method, False",
+        "an env that failed is reset",
+    ),
+    Mutant(FAILURES + "_act", "slot.count_episode()", "pass", "episodes have their seeds"),
+    Mutant(FAILURES + "next_look", "if began else waiting[0]", "if False else waiting[0]", BLAMES),
+    Mutant(FAILURES + "fail_lost", "group.indices.remove(index)", "pass", STATES),
+    Mutant(ROWS + "withdraw", "group.indices.remove(index)", "pass", "what was cancelled does not run"),
+    Mutant(ROWS + "post_waiting", "self.core.reactor.wake(self.waiter)", "pass", HANGS),
+    Mutant(ROWS + "watch_end", "process.page.ring_at_end(self.last)", "pass", HANGS),
+    Mutant(ROWS + "watch_end", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
+    Mutant(ROWS + "watch_end", "self.arrive_for_others()", "pass", HANGS),
+    Mutant(ROWS + "_fetch_overflow", "if not self._receive(READABLE):", "if True:", "a large info comes"),
+    # What becomes of failures.
+    Mutant(DECIDE, "failed.cause is Cause.WAITING and (", "failed.cause is not Cause.RAISED and (", ONCE),
+    Mutant(DECIDE, "counts_failure=not failed.is_innocent", "counts_failure=False", "no third time"),
+    Mutant(DECIDE, "loses_episode=not raised or failed.was_reset", "loses_episode=False", LOSSES),
+    Mutant(DECIDE, 'failed.autoreset == "next_step"', "False", "an env that failed is reset"),
+    Mutant(DECIDE, "failed.is_closing or not failed.actor_lives", "failed.is_closing", HANGS),
+    Mutant(DECIDE, "Decision(Fate.STAND_IN, raised,", "Decision(Fate.STAND_IN, False,", "its process is discarded"),
+    Mutant("actor.exit_decision:_restart", "discarded or facts.retries == 0", "discarded", ONCE),
+    Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, hold)", "ExitDecision(Next.LAUNCH)", HANGS),
+    Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, fail,", "ExitDecision(Next.LAUNCH, hold,", HANGS),
+    # Calls.
+    Mutant(CALLS + "interrupt", "table.queue.appendleft(call)", "pass", HANGS),
+    Mutant(CALLS + "interrupt", "process.page.progress().call_id == call.call_id", "False", ONCE),
+    Mutant(CALLS + "interrupt", "core.permits.withdraw(core)", "pass", LIMIT),
+    Mutant(CALLS + "settle_running", "call.retries -= decision.spends_retry", "pass", ONCE),
+    Mutant(CALLS + "_settle", "self._core.reactor.wake(call.future)", "pass", HANGS),
+    Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
+    Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
+    Mutant(CALLS + "_on_reply", "not core.recovery.record(Answer(call, failed, frame.payload))", "False", REPLAYS),
+    Mutant(CALLS + "_send", 'core.timers.set("call", call.started + limit)', "pass", HANGS),
+    Mutant(
+        CALLS + "fail_group", "row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS
+    ),
+    Mutant(
+        REQUESTS + "RequestTable.interrupt",
+        "running, self.running = self.running, None",
+        "running = self.running",
+        ONCE,
+    ),
+    Mutant(REQUESTS + "RequestTable.withdraw", "self.queue.remove(entry)", "pass", "what was cancelled does not run"),
+    Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(entry)", "pass", HANGS),
+    Mutant(REQUESTS + "CallRequest.next_look", "return when if when > now else None", "return when", HANGS),
+    # Processes.
+    Mutant(LIFECYCLE + "_after_exit", "self.calls.fail_lost()", "pass", LOSSES),
     Mutant(LIFECYCLE + "relaunch", "self._core.incarnation += 1", "pass", MIXES),
     Mutant(LIFECYCLE + "_go_on", 'core.timers.set("backoff", now + delay)', "pass", HANGS),
     Mutant(LIFECYCLE + "_on_start_reply", "self.calls.dispatch()", "pass", HANGS),
+    Mutant(LIFECYCLE + "_on_start_reply", "core.recovery.replay_requests(core.config.deadlines)", "[]", REPLAYS),
+    Mutant(LIFECYCLE + "_on_start_reply", "self.calls.fail_lost()", "pass", LOSSES),
     Mutant(LIFECYCLE + "end", "process.worker.kill()", "pass", HANGS),
-    Mutant("actor.exit_decision:_restart", "discarded or facts.retries == 0", "discarded", ONCE),
-    Mutant("actor.exit_decision:_restart", "if facts.can_retry:", "if True:", HANGS),
-    Mutant(STEPS + "SharedMemoryBatchStep.arm", "self.claimed = set()", "pass", HANGS),
-    Mutant(STEPS + "SharedMemorySteps.start", "process.page is not step.page or ", "", HANGS),
-    Mutant(STEPS + "SharedMemorySteps.claim", "step.claimed.update(claimed)", "pass", MIXES),
-    Mutant(STEPS + "SharedMemorySteps.retire", "step.over = retired = True", "retired = True", HANGS),
-    Mutant("actor.future:ActorFuture._read_here", "setdefault(read, me)", "setdefault(None, me)", HANGS),
-    Mutant("actor.future:ActorFuture.arrive", "if self._waiting:", "if True:", HANGS),
-    Mutant("actor.permits:Permits.release", "self._holders.remove(table)", "pass", HANGS),
-    Mutant(LIFECYCLE + "_on_start_reply", "core.recovery.replay_requests(core.config.deadlines)", "[]", "replay"),
-    Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.table.queue", "False", HANGS),
+    Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.queue", "False", HANGS),
+    Mutant(LIFECYCLE + "_finish", "self.calls.fail_group(group, error)", "pass", HANGS),
+    Mutant("actor.supervisor:Supervisor._on_call_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
+    # Permits.
+    Mutant(PERMITS + "release", "self._holders.remove(holder)", "pass", LIMIT),
+    Mutant(PERMITS + "acquire", "len(self._holders) < self._count and ", "", LIMIT),
+    Mutant("actor.core:ActorCore.on_idle", "self.permits.release(self)", "pass", LIMIT),
+    # Journals.
+    Mutant(JOURNAL + "count_failure", "self._failed_at = self._size", "pass", "no third time"),
+    Mutant(JOURNAL + "_grow", "self._last_call, self._check = call_id, check", "pass", REPLAYS),
+    Mutant(JOURNAL + "record_row", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
+    Mutant(JOURNAL + "record_row", "self._start_anew(", "(lambda *_: None)(", REPLAYS),
+    Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
+    # The vector.
+    Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
+    Mutant(ASKER + "_post", "or table.queue or table.running is not None", "", "no call runs beside rows"),
+    Mutant(ASKER + "_post", "not self._slots.unusual.isdisjoint(envs)", "False", LOSSES),
+    Mutant(ASKER + "_retire", "supervisor.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"),
+    Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
+    Mutant(STEPPER + "_start_all", "slots.align_halves(half)", "pass", LAST),
+    Mutant(STEPPER + "_start_all", "slots.ended * np.uint8(RESET) | ", "", "an episode that ended is reset"),
     Mutant(
-        "vector.transitions:Transitions._ask_again",
-        "self._deliver(again, None, error, env.incarnation or 0)",
-        "raise",
+        "vector.decoder:Decoder.decode",
+        "content is None or number != self._slots.numbers[env_id]",
+        "content is None",
+        MIXES,
+    ),
+    Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
+    Mutant(STEPPER + "_are_all_finished", "if self._slots.states != self._all_posted:", "if False:", HANGS),
+    Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
+    Mutant(STEPPER + "_gather_all", "slots.states[:] = self._all_idle", "pass", STATES),
+    Mutant(STEPPER + "gather", "states[env_id] = IDLE", "pass", STATES),
+    Mutant(
+        "vector.collector:Collector.wait_for",
+        "self._arrive()\n        arrived = self._count_arrived()\n        return",
+        "return",
         HANGS,
     ),
-    Mutant("actor.journal:Journal.count_failure", "self._failed_at = self._size", "pass", "no third time"),
-    Mutant("actor.permits:Permits.acquire", "len(self._holders) < self._count and ", "", "max_running"),
-    Mutant("actor.supervisor:Supervisor._on_call_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
+    Mutant("vector.collector:Collector._ring_at", "min(max(1, expected), missing)", "missing + 1", HANGS),
+    Mutant(OUTCOMES + "read_arrived", "slots.of[index].op = None", "pass", STATES),
+    Mutant(OUTCOMES + "read_for_future", "slots.make_idle(index)", "pass", STATES),
+    Mutant(OUTCOMES + "_read", "slots.outcomes.pop(index, None)", "pass", STATES),
+    Mutant(OUTCOMES + "_read", "self._reader.last(index, before=True)", "self._reader.last(index)", LAST),
+    Mutant(OUTCOMES + "_fail", "core.add_first([index])", "pass", HANGS),
+    Mutant(OUTCOMES + "_fail", "core.send_waiting()", "pass", HANGS),
+    Mutant(OUTCOMES + "_as_result", "over and bits & NO_AUTORESET", "False", "an episode that ended is reset"),
+    Mutant(
+        OUTCOMES + "_reset_in_next_process",
+        "supervisor.queue_renewal(ActorFuture(supervisor, None))",
+        "pass",
+        "old processes go",
+    ),
+    Mutant(PENDING + "take", "self.slots.states[env_id] = IDLE", "pass", STATES),
+    Mutant(PENDING + "in_flight", "not in (IDLE, READY)", "== 2", "nothing is handed out too early"),
+    Mutant("vector.episodes:Episodes.record", "slot.needs_reset = False", "pass", STATES),
+    Mutant("actor.future:ActorFuture._read_here", "setdefault(read, me)", "setdefault(None, me)", HANGS),
+    Mutant("actor.future:ActorFuture.arrive", "if self._waiting:", "if True:", HANGS),
 ]

@@ -12,13 +12,15 @@ import numpy as np
 from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
 from envactors.system.polling import READABLE
-from envactors.wire.control_page import TIMED, ControlPage, page_size
-from envactors.wire.info_codec import InfoReader, InfoWriter
+from envactors.wire.control_page import STREAM, TIMED, ControlPage, page_size
+from envactors.wire.info_codec import FAILED, InfoReader, InfoWriter
 from envactors.wire.messages import Frame
 from envactors.worker import context
 from envactors.worker.main import Server
 from simulation.world import Fiber, Killed, World
 
+# The process id of the first process; those after it have the numbers that follow.
+FIRST_PID = 10_000
 _SEGFAULT = ExitStatus(None, signal.SIGSEGV)
 _KILLED = ExitStatus(None, signal.SIGKILL)
 # A process that was killed runs fewer times than this until it has ended.
@@ -50,12 +52,38 @@ class Cells:
         return len(self._cells)
 
 
-class Column:
-    """A column of a slab; see `Cells`."""
+class PageCells(Cells):
+    """The counters of a control page, of which a worker reads one between reading frames and looking at rows."""
 
-    def __init__(self, world: World, column: np.ndarray) -> None:
+    __slots__ = ()
+
+    def __getitem__(self, index: int) -> Any:
+        if index == STREAM and self._world.chance(0.5):
+            self._world.pause_worker()
+        return self._cells[index]
+
+
+class Completed(Cells):
+    """The column that says which rows are complete; the world keeps those that workers complete."""
+
+    __slots__ = ("encodings",)
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._world.at_store()
+        self._cells[index] = value
+        if self.encodings[index] != FAILED:
+            self._world.completed.add((index, value))
+
+
+class Column:
+    """A column of a slab, whose numbers are stored one by one; see `Cells`."""
+
+    def __init__(self, world: World, column: np.ndarray, kind: type[Cells] = Cells) -> None:
         self._column = column
-        self.data = Cells(world, column.data)
+        self.data = kind(world, column.data)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self._column[rows]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._column
@@ -199,6 +227,7 @@ class Memory:
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         self._bytes = bytearray(layout.size)
         slab = Slab(layout, self._bytes)
+        slab.posted = Column(self._world, slab.posted)  # type: ignore[assignment]
         return slab, InfoReader(slab)
 
     def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
@@ -206,7 +235,8 @@ class Memory:
         # Two of the columns that are written before the row counts as complete, and the one that says so.
         slab.terminated = Column(self._world, slab.terminated)  # type: ignore[assignment]
         slab.truncated = Column(self._world, slab.truncated)  # type: ignore[assignment]
-        slab.completed = Column(self._world, slab.completed)  # type: ignore[assignment]
+        slab.completed = Column(self._world, slab.completed, Completed)  # type: ignore[assignment]
+        slab.completed.data.encodings = slab.info_encoding.data  # type: ignore[attr-defined]
         return slab, InfoWriter(slab)
 
     def close(self) -> None:
@@ -235,7 +265,7 @@ class Process(Worker):
     def __init__(self, world: World, number: int, memory: Memory | None, envs: int) -> None:
         self._world = world
         self.number = number
-        self.pid = 10_000 + number
+        self.pid = FIRST_PID + number
         self.outputs = []
         self.sentinel = world.new_fd()
         self.channel = End(world, blocks=False)  # type: ignore[assignment]
@@ -255,7 +285,7 @@ class Process(Worker):
 
     def _page_over(self, memory: bytearray) -> ControlPage:
         page = ControlPage(memory, *self._bells)  # type: ignore[arg-type]
-        page.counters = Cells(self._world, page.counters)  # type: ignore[assignment]
+        page.counters = PageCells(self._world, page.counters)  # type: ignore[assignment]
         return page
 
     def _run(self) -> None:
@@ -311,6 +341,11 @@ class Process(Worker):
             self.fiber.pause(lambda: self.wakes_at is None)
 
     # What the caller does with it ------------------------------------------------------------------------
+
+    @property
+    def is_being_killed(self) -> bool:
+        """Whether it was killed from outside."""
+        return self._last_slices is not None
 
     def kill(self) -> None:
         if self._last_slices is None and not self.has_ended:

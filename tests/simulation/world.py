@@ -24,7 +24,7 @@ _HICCUP = 0.001
 # How likely another process runs before a store.
 _PAUSES = 0.3
 # How likely a signal comes before one event.
-_INTERRUPTS = 0.02
+_INTERRUPTS = 0.1
 # What runs in the caller's process.
 _CONTEXTS = ("user", "reactor", "callbacks", "launcher", "printing")
 _get_ident = threading.get_ident
@@ -57,6 +57,8 @@ class Fiber:
         self._back = threading.Lock()
         self._go.acquire()
         self._back.acquire()
+        # How many more stores it makes until it is killed; None if it goes on.
+        self.stores_left: int | None = None
         # What it waits for; None while it can run.
         self.blocked_on: Callable[[], bool] | None = None
         self.is_killed = False
@@ -123,7 +125,14 @@ class World:
         log: What envs have run: (env, token of the action or None, process).
         running: How many envs run a step or a reset now.
         interrupts: Whether signals come while the user waits.
+        signal_is_due: Whether one comes as soon as the user waits.
         troubles: How often something has happened for which a request may fail.
+        completed: Which rows workers have completed, without failures: (env, call id).
+        on_signal: What a signal handler of the user's does.
+        raised: The tokens of steps that have raised.
+        failed_seeds: The seeds of resets that have raised: (env, seed).
+        hung: Which envs hang, by the number of their process and their index.
+        check: Called before each event, when no thread of the caller's is in the middle of a change.
     """
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
@@ -137,7 +146,13 @@ class World:
         self.log: list[tuple[int, int | None, int]] = []
         self.running = 0
         self.troubles = 0
-        self.interrupts = False
+        self.completed: set[tuple[int, int]] = set()
+        self.on_signal: Callable[[], None] = lambda: None
+        self.raised: set[int] = set()
+        self.failed_seeds: set[tuple[int, int]] = set()
+        self.hung: set[tuple[int, int]] = set()
+        self.check: Callable[[], None] = lambda: None
+        self.interrupts = self.signal_is_due = False
         self._caller = _get_ident()
         self._trace = trace
         self._events = 0
@@ -160,10 +175,20 @@ class World:
 
     def interrupt(self) -> None:
         """Called where a handler of the user's may run: now and then it raises."""
-        if self.interrupts and self.context == "user" and self.chance(_INTERRUPTS):
-            self.note("a signal handler raises")
-            self.troubles += 1
-            raise Interrupted
+        if not self.interrupts or self.context != "user" or not (self.signal_is_due or self.chance(_INTERRUPTS)):
+            return
+        if self.signal_is_due or self.chance(0.85):
+            self.signal_is_due = False
+            self.note("a signal handler runs")
+            self.interrupts = False
+            try:
+                self.on_signal()
+            finally:
+                self.interrupts = True
+            return
+        self.note("a signal handler raises")
+        self.troubles += 1
+        raise Interrupted
 
     def contain(self, run: Callable[[], object]) -> None:
         """Run something in a thread that serves all actors, where nothing may be raised."""
@@ -182,13 +207,16 @@ class World:
     def at_store(self) -> None:
         """Called before each store to shared memory: another process may run first."""
         if self.fiber is not None:
+            if self.fiber.stores_left is not None:
+                self.fiber.stores_left -= 1
+                self.fiber.is_killed |= self.fiber.stores_left <= 0
             if self.fiber.is_killed or self.chance(_PAUSES):
                 self.fiber.pause()
         elif self.chance(_PAUSES):
             self.run_processes(self.random.randrange(4))
 
-    def pause_in_env(self) -> None:
-        """Called in the code of envs: other processes may run meanwhile."""
+    def pause_worker(self) -> None:
+        """Called in workers, between stores: other processes may run meanwhile."""
         if self.fiber is not None:
             self.fiber.pause()
 
@@ -212,6 +240,7 @@ class World:
         if self._events > _MOST_EVENTS:
             raise Violation("it goes on for ever")
         self.check_errors()
+        self.check()
         events = [event for process in self.processes for event in process.events()]
         events += self.loop.events()
         if events:

@@ -9,68 +9,60 @@ import pytest
 from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plainrows import make_slots
 
 import envactors as ea
-from envactors.arrays.slab import RESET, STEP, Layout, Slab
-from envactors.vector.env_state import EnvState
 from envactors.vector.episodes import Episodes
+from envactors.wire.messages import episode_seed
 
 COUNT = 3
-SCALAR = ea.ArraySpec((), np.dtype(np.float64))
 flags = st.lists(st.booleans(), min_size=COUNT, max_size=COUNT).map(lambda values: np.array(values, np.bool_))
 
 
 class Books:
-    """A bookkeeper of envs without processes."""
+    """A bookkeeper of envs without processes, each in an actor of its own or all in one."""
 
-    def __init__(self, autoreset, recycle=None, count=COUNT):
+    def __init__(self, autoreset, recycle=None, *, packed=False):
         self.memory = 100
-        worker = types.SimpleNamespace(is_leaving=False, resident_memory=lambda: self.memory)
-        self.core = types.SimpleNamespace(process=types.SimpleNamespace(worker=worker))
-        handle = types.SimpleNamespace(_supervisor=types.SimpleNamespace(core=self.core), _env=0)
-        self.envs = [EnvState(env_id, handle) for env_id in range(count)]
-        self.episodes = Episodes(self.envs, autoreset, recycle)
-        layout = Layout(SCALAR, SCALAR, SCALAR, count)
-        self.rows = Slab(layout, bytearray(layout.size))
-        self.autoreset = autoreset
-        self.reset_by_hand(range(count))
+        self.worker = types.SimpleNamespace(is_leaving=False, resident_memory=lambda: self.memory)
+        self.core = types.SimpleNamespace(process=types.SimpleNamespace(worker=self.worker))
+        start = types.SimpleNamespace(factories=[None] * (COUNT if packed else 1))
+        supervisor = types.SimpleNamespace(core=self.core, config=types.SimpleNamespace(start=start))
+        self.slots = make_slots(COUNT, autoreset=autoreset)
+        self.slots.has_last[:] = bytes([True]) * COUNT
+        self.envs = self.slots.of
+        self.episodes = Episodes(self.slots, [supervisor] * COUNT, recycle)
+        self.reset_by_hand(range(COUNT))
 
     def reset_by_hand(self, env_ids):
-        env_ids = list(env_ids)
         for env_id in env_ids:
+            slot = self.envs[env_id]
+            slot.incarnation += slot.retiring
+            slot.holds = slot.incarnation
             self.episodes.record(env_id, over=False, reset=True)
-        for env_id in env_ids:
-            if self.envs[env_id].retiring:
-                self.envs[env_id].retiring = False
-                self.episodes.begin_process(self.envs[env_id])
+            self.slots.note_usual(env_id)
 
     @property
     def state(self):
         return (
             self.episodes.steps.tolist(),
             self.episodes.episodes.tolist(),
-            self.episodes.ended.tolist(),
-            [(env.needs_reset, env.retiring, env.steps_before) for env in self.envs],
-            self.episodes.changes > 0,
+            self.slots.ended.tolist(),
+            [(env.needs_reset, env.retiring, env.steps_before, env.counted_in) for env in self.envs],
+            self.slots.unusual,
         )
 
 
 def record(books, way, terminated, truncated):
-    """One step of every env, as `SharedMemoryStepper.gather` and `Transitions` tell of it."""
-    resets = books.episodes.ended.copy()
+    """One step of every env, as `Stepper.gather` tells of it."""
+    resets = books.slots.ended.copy()
     terminated, truncated = terminated & ~resets, truncated & ~resets  # a reset ends no episode
     if way == "all at once":
         books.episodes.record_all(terminated, truncated, resets if resets.any() else None)
         return
-    groups = [[0], [1], [2]] if way == "one by one" else [[2, 0], [1]]
     over = terminated | truncated
-    for group in groups:
-        if len(group) == 1:
-            books.episodes.record(group[0], over=bool(over[group[0]]), reset=bool(resets[group[0]]))
-        else:
-            books.rows.terminated[:], books.rows.truncated[:] = terminated, truncated
-            books.rows.ops[:] = np.where(resets, RESET, STEP)
-            books.episodes.record_rows(group, books.rows)
+    for env_id in range(COUNT):
+        books.episodes.record(env_id, over=bool(over[env_id]), reset=bool(resets[env_id]))
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
@@ -78,16 +70,16 @@ def record(books, way, terminated, truncated):
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(flags, flags), max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_the_books_are_the_same_whichever_way_results_come(autoreset, recycle, rounds, full):
-    mixed, *others = [Books(autoreset, recycle) for _ in range(4)]
-    ways = ("all at once", "one by one", "in groups")
+    mixed, *others = [Books(autoreset, recycle) for _ in range(3)]
+    ways = ("all at once", "one by one")
     for turn, (terminated, truncated) in enumerate(rounds):
         for books, way in zip(others, ways, strict=True):
             record(books, way, terminated, truncated)
         record(mixed, ways[0] if full[turn] else ways[1], terminated, truncated)
         states = [books.state for books in (mixed, *others)]
-        assert states == [states[0]] * 4
+        assert states == [states[0]] * 3
         # By hand what the facade asks for before the next step.
-        due = [env.env_id for env in mixed.envs if env.needs_reset or env.retiring]
+        due = [env.index for env in mixed.envs if env.needs_reset or env.retiring]
         for books in (mixed, *others):
             books.reset_by_hand(due)
 
@@ -107,18 +99,16 @@ def test_steps_and_episodes_are_counted_once_each(way, rounds):
         record(books, way, terminated, truncated)
         assert books.episodes.steps.tolist() == steps.tolist()
         assert books.episodes.episodes.tolist() == ends.tolist()
-        assert books.episodes.ended.tolist() == ended.tolist()
+        assert books.slots.ended.tolist() == ended.tolist()
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_after_the_end_of_an_episode_an_env_is_reset_as_it_was_agreed(autoreset):
     books = Books(autoreset)
     books.episodes.record(1, over=True, reset=False)
-    assert books.episodes.ended.tolist() == [False, autoreset == "next_step", False]
+    assert books.slots.ended.tolist() == [False, autoreset == "next_step", False]
     assert [env.needs_reset for env in books.envs] == [False, autoreset == "disabled", False]
-    assert (books.episodes.changes > 0) is (autoreset == "disabled"), (
-        "prepared steps look again where one needs a reset"
-    )
+    assert books.slots.unusual == ({1} if autoreset == "disabled" else set()), "its next step is looked at"
 
 
 def test_an_env_that_is_not_strict_needs_no_reset_after_its_episode():
@@ -138,8 +128,9 @@ def test_a_process_is_replaced_after_so_many_steps_of_its_own(way):
         record(books, way, always if turn % 2 == 0 else never, never)
         if books.envs[0].retiring:
             retired.append(turn)
-            books.envs[0].retiring = False
-            books.episodes.begin_process(books.envs[0])
+            assert books.slots.unusual == {0, 1, 2}, "their next steps are looked at"
+            books.reset_by_hand(range(COUNT))
+            assert not books.slots.unusual
     assert retired == [4, 8, 12]
 
 
@@ -155,3 +146,44 @@ def test_a_process_is_replaced_above_so_much_memory_and_only_between_episodes():
     books.core.process = None
     books.episodes.record(1, over=True, reset=False)
     assert not books.envs[1].retiring, "there is no process"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_env_leaves_a_drained_node_with_its_episode_unless_it_shares_its_process(packed):
+    books = Books("same_step", packed=packed)
+    books.worker.is_leaving = True
+    books.episodes.record(0, over=False, reset=False)
+    assert not books.envs[0].retiring
+    books.episodes.record(0, over=True, reset=False)
+    assert books.envs[0].retiring is not packed
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_each_episode_has_a_seed_of_its_own(autoreset):
+    books = Books(autoreset)
+    books.episodes.seed_episodes()
+    slot = books.envs[0]
+    slot.seed_with(7)
+    assert slot.next_seed == 7
+    seeds = []
+    books.episodes.record(0, over=False, reset=True)
+    for _ in range(3):
+        seeds.append(slot.next_seed)
+        books.episodes.record(0, over=True, reset=False)
+        if autoreset == "next_step":
+            books.episodes.record(0, over=False, reset=True)
+    assert seeds == [episode_seed(7, number) for number in (1, 2, 3)]
+    assert len({7, *seeds}) == 4
+    assert books.envs[1].next_seed not in {7, *seeds}
+
+
+def test_counts_of_a_file_go_on_whatever_was_counted_before():
+    books = Books("next_step", ea.RecyclePolicy(max_steps=4))
+    never = np.zeros(COUNT, np.bool_)
+    record(books, "all at once", never, never)
+    books.episodes.resume(books.envs[0], steps=100, episodes=5)
+    record(books, "all at once", never, never)
+    assert books.episodes.steps.tolist() == [101, 2, 2]
+    assert books.episodes.episodes.tolist() == [5, 0, 0]
+    books.episodes.record(0, over=True, reset=False)
+    assert not books.envs[0].retiring, "of the 102 steps its process has made 2"

@@ -19,7 +19,7 @@ RENEW, ABORT, CLOSE, TIMEOUT, DISCARDED = (
     EndReason.TIMEOUT,
     EndReason.DISCARDED,
 )
-NOTHING, RENEWAL, REPLAY, STEP, CALL = Running.NOTHING, Running.RENEWAL, Running.REPLAY, Running.STEP, Running.CALL
+NOTHING, RENEWAL, REPLAY, CALL = Running
 
 TABLE = {
     # The actor is being closed: whatever waits fails, whyever the process has ended.
@@ -42,11 +42,7 @@ TABLE = {
     "aborted while idle": (ExitFacts(ABORT), ExitDecision(Next.LAUNCH, aborted=True)),
     "aborted in a call": (
         ExitFacts(ABORT, running=CALL, retries=3),
-        ExitDecision(Next.LAUNCH, Fate.FAIL, aborted=True, forgets_env=True),
-    ),
-    "aborted in a step that could be tried again": (
-        ExitFacts(ABORT, running=STEP, replays=True, can_retry=True),
-        ExitDecision(Next.LAUNCH, Fate.FAIL, aborted=True, forgets_env=True),
+        ExitDecision(Next.LAUNCH, Fate.FAIL, aborted=True),
     ),
     # A standby that ends on its way is replaced as if there had been none.
     "a standby is lost on its way": (ExitFacts(None, started=False, adopting=True), ExitDecision(Next.LAUNCH_AGAIN)),
@@ -69,7 +65,7 @@ TABLE = {
         ExitFacts(None, started=False, running=RENEWAL),
         ExitDecision(Next.RESTART, Fate.HOLD),
     ),
-    "dies in a replay": (ExitFacts(None, running=REPLAY, replays=True, can_retry=True), ExitDecision(Next.RESTART)),
+    "dies in a replay": (ExitFacts(None, running=REPLAY), ExitDecision(Next.RESTART)),
     "dies in a call": (ExitFacts(None, running=CALL), ExitDecision(Next.RESTART, Fate.FAIL)),
     "dies in a call with retries": (
         ExitFacts(None, running=CALL, retries=1),
@@ -82,31 +78,6 @@ TABLE = {
     ),
     "another env is discarded during a call": (
         ExitFacts(DISCARDED, running=CALL, retries=2),
-        ExitDecision(Next.RESTART, Fate.FAIL),
-    ),
-    "dies in a step": (ExitFacts(None, running=STEP), ExitDecision(Next.RESTART, Fate.FAIL)),
-    "dies in a step that replays": (
-        ExitFacts(None, running=STEP, replays=True, can_retry=True),
-        ExitDecision(Next.RESTART, Fate.AGAIN, counts_against_inputs=True),
-    ),
-    "dies in the same step again": (
-        ExitFacts(None, running=STEP, replays=True, can_retry=False),
-        ExitDecision(Next.RESTART, Fate.FAIL, forgets_env=True),
-    ),
-    "a step that replays passes its deadline": (
-        ExitFacts(TIMEOUT, running=STEP, replays=True, can_retry=True),
-        ExitDecision(Next.RESTART, Fate.AGAIN, counts_against_inputs=True),
-    ),
-    "another env is discarded during a step that replays": (
-        ExitFacts(DISCARDED, running=STEP, replays=True, can_retry=False),
-        ExitDecision(Next.RESTART, Fate.AGAIN),
-    ),
-    "another env is discarded during a step": (
-        ExitFacts(DISCARDED, running=STEP),
-        ExitDecision(Next.RESTART, Fate.FAIL),
-    ),
-    "dies in a call of an actor that replays": (
-        ExitFacts(None, running=CALL, replays=True, can_retry=True),
         ExitDecision(Next.RESTART, Fate.FAIL),
     ),
 }
@@ -126,8 +97,6 @@ some_facts = st.builds(
     adopting=st.booleans(),
     running=st.sampled_from(Running),
     retries=st.integers(0, 3),
-    replays=st.booleans(),
-    can_retry=st.booleans(),
     refused=st.booleans(),
 )
 each_fact = settings(max_examples=examples(500))
@@ -188,30 +157,6 @@ def test_only_what_kills_its_own_process_spends_a_retry(facts):
         assert decision.fate is Fate.AGAIN
     if facts.reason is DISCARDED:
         assert not decision.spends_retry
-
-
-@each_fact
-@given(some_facts)
-def test_only_a_step_that_is_tried_again_counts_against_its_inputs(facts):
-    """Promise 32: no death between steps, none during a replay, and none that another env is to blame for."""
-    decision = decide(facts)
-    if decision.counts_against_inputs:
-        assert facts.running is STEP
-        assert facts.replays
-        assert facts.can_retry
-        assert facts.reason is not DISCARDED
-        assert decision.fate is Fate.AGAIN
-    if facts.running in (NOTHING, REPLAY):
-        assert not decision.counts_against_inputs
-
-
-@each_fact
-@given(some_facts)
-def test_an_env_is_given_up_only_with_what_it_was_asked(facts):
-    decision = decide(facts)
-    if decision.forgets_env:
-        assert decision.fate is Fate.FAIL or facts.running is REPLAY
-        assert facts.running is not NOTHING
 
 
 @pytest.mark.parametrize(("retries", "deaths"), list(itertools.product(range(4), [None, TIMEOUT])))

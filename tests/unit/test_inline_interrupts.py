@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 
 import envactors as ea
-from envactors.actor.lifecycle import Lifecycle
+from envactors.actor.inline_turns import InlineTurns
 from envactors.testing import EchoEnv
 
 
 @pytest.fixture
 def interrupt_once(monkeypatch):
     """Returns a function after which the next run of an in-line worker is interrupted before it begins."""
-    run, due = Lifecycle.run_inline, []
+    run, due = InlineTurns.run, []
 
     def interrupted(self):
         if due:
@@ -22,13 +22,12 @@ def interrupt_once(monkeypatch):
             raise KeyboardInterrupt
         run(self)
 
-    monkeypatch.setattr(Lifecycle, "run_inline", interrupted)
+    monkeypatch.setattr(InlineTurns, "run", interrupted)
     return lambda: due.append(True)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_recv_runs_what_an_interrupt_has_left(interrupt_once, shared_memory):
-    with ea.VectorEnv([EchoEnv] * 2, backend="inline", shared_memory=shared_memory) as envs:
+def test_recv_runs_what_an_interrupt_has_left(interrupt_once):
+    with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
         envs.reset(seed=0)
         interrupt_once()
         with pytest.raises(KeyboardInterrupt):
@@ -37,15 +36,17 @@ def test_recv_runs_what_an_interrupt_has_left(interrupt_once, shared_memory):
 
 
 def test_what_an_interrupt_has_left_is_not_taken_for_the_next_result(interrupt_once):
-    with ea.VectorEnv([EchoEnv] * 2, backend="inline", shared_memory=False) as envs:
+    with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
         envs.reset(seed=0)
         interrupt_once()
         with pytest.raises(KeyboardInterrupt):
             envs.step([3, 4])
-        with pytest.raises(ea.AlreadyPendingError):
-            envs.step([5], env_ids=[0])
-        assert envs.step([6], env_ids=[1])[0][:, 2].tolist() == [6], "it was not reached"
-        assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]
+        for env_id in (0, 1):
+            with pytest.raises(ea.AlreadyPendingError):
+                envs.step([5], env_ids=[env_id])
+        batch = envs.recv(min_envs=2, timeout=1)
+        assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 2].tolist(), strict=True)) == {0: 3, 1: 4}
+        assert envs.step([6], env_ids=[1])[0][:, 2].tolist() == [6]
 
 
 class Recording(EchoEnv):
@@ -58,11 +59,10 @@ class Recording(EchoEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_looking_at_an_actor_runs_nothing(interrupt_once, shared_memory):
+def test_looking_at_an_actor_runs_nothing(interrupt_once):
     """A debugger does so at any moment, and without being asked."""
     Recording.STEPS.clear()
-    with ea.VectorEnv([Recording], backend="inline", shared_memory=shared_memory) as envs:
+    with ea.VectorEnv([Recording], backend="inline") as envs:
         envs.reset(seed=0)
         interrupt_once()
         with pytest.raises(KeyboardInterrupt):

@@ -11,8 +11,9 @@ import pytest
 from helpers import SOON, wait_until
 
 import envactors as ea
+from envactors.actor import slots
 from envactors.backends.local import InlineWorker, ThreadWorker
-from envactors.wire import info_codec, pickling, steps
+from envactors.wire import info_codec, payloads, pickling
 
 
 class Box:
@@ -92,7 +93,7 @@ def test_steps_and_resets_pickle_nothing(backend, factory, shared_memory, monkey
         def refuse(*_args, **_options):
             raise AssertionError("nothing of a step is pickled")
 
-        for module in (pickling, steps, info_codec):
+        for module in (info_codec, payloads, pickling, slots):
             monkeypatch.setattr(module, "dumps", refuse)
         monkeypatch.setattr(pickle, "dumps", refuse)
         envs.reset(seed=0)
@@ -157,12 +158,29 @@ def test_copy_false_hands_out_views_in_line():
 
 
 @LOCAL
-def test_deadlines_are_warned_of_where_steps_go_through_rows(backend):
+@pytest.mark.parametrize("ask", ["step", "step_some", "submit", "send"])
+def test_a_deadline_that_is_not_enforced_is_warned_of_once_and_before_the_first_step(backend, ask):
     deadlines = ea.Deadlines(step=5.0)
-    with ea.VectorEnv([Sharing], backend=backend, deadlines=deadlines) as envs:
+    with ea.VectorEnv([Sharing] * 2, backend=backend, deadlines=deadlines) as envs:
         envs.reset(seed=0)
+        ways = {
+            "step": lambda: envs.step(np.ones((2, 2), np.float32)),
+            "step_some": lambda: envs.step(np.ones((1, 2), np.float32), env_ids=[1]),
+            "submit": lambda: [future.result() for future in envs.submit(np.ones((2, 2), np.float32))],
+            "send": lambda: (envs.send(np.ones((2, 2), np.float32)), envs.recv()),
+        }
+        with pytest.warns(UserWarning, match="deadlines are not enforced") as caught:
+            ways[ask]()
+        assert len(caught) == 1
+        for again in ways.values():
+            again()
+
+
+@LOCAL
+def test_a_deadline_of_resets_that_is_not_enforced_is_warned_of(backend):
+    with ea.VectorEnv([Sharing], backend=backend, deadlines=ea.Deadlines(reset=5.0)) as envs:
         with pytest.warns(UserWarning, match="deadlines are not enforced"):
-            envs.step(np.ones((1, 2), np.float32))
+            envs.reset(seed=0)
         envs.step(np.ones((1, 2), np.float32))
 
 

@@ -1,4 +1,4 @@
-"""What is in flight, against a plain model: every env that was asked is delivered exactly once."""
+"""What waits to be delivered, against a plain model: every env that was asked is delivered exactly once."""
 
 from __future__ import annotations
 
@@ -7,68 +7,77 @@ from budget import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from plainrows import make_slots
 
 import envactors as ea
-from envactors.vector.pending import IDLE, IN_FLIGHT, READY, SUBMITTED, Pending, ReadyResult
+from envactors.actor.future import ActorFuture
+from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READY, Op
+from envactors.vector.pending import Pending, ReadyResult
 
 some_envs = st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)
 
 
 class Deliveries(RuleBasedStateMachine):
-    """The model: which envs were asked and by whom, which results have come, and what was delivered how often."""
+    """The model: the state of each env, the number of its request, who gets the result, and what was delivered."""
 
     @initialize(count=st.integers(1, 5))
     def begin(self, count):
         self.count = count
-        self.pending = Pending(count)
-        self.asked: dict[int, int] = {}  # env -> number of the request
-        self.submitted: set[int] = set()
-        self.ready: dict[int, int] = {}
+        self.slots = make_slots(count)
+        self.pending = Pending(self.slots)
+        self.states = [IDLE] * count
+        self.numbers = [0] * count
+        self.has_future = [False] * count
+        self.settled: list[int] = []
         self.delivered: list[int] = []
         self.last_number = 0
 
     def of(self, envs):
         return [env for env in envs if env < self.count]
 
-    @rule(envs=some_envs, all_at_once=st.booleans(), submits=st.booleans())
-    def ask(self, envs, all_at_once, submits):
-        envs = list(range(self.count)) if all_at_once else self.of(envs)
-        busy = [env for env in envs if env in self.asked or env in self.ready or env in self.submitted]
+    def move(self, env, state):
+        self.states[env] = self.slots.states[env] = state
+
+    @rule(envs=some_envs, submits=st.booleans())
+    def ask(self, envs, submits):
+        envs = self.of(envs)
+        busy = [env for env in envs if self.states[env] != IDLE]
         if busy:
-            before = bytes(self.pending.states)
             with pytest.raises(ea.AlreadyPendingError, match=str(busy).replace("[", r"\[")):
                 self.pending.check_idle(envs)
-            assert bytes(self.pending.states) == before
             return
         self.pending.check_idle(envs)
-        if submits:
-            self.pending.mark(envs, SUBMITTED)
-            self.submitted |= set(envs)
-            return
-        if all_at_once and self.pending.states == self.pending.all_idle:
-            self.pending.states[:] = self.pending.all_in_flight
-        else:
-            self.pending.mark(envs, IN_FLIGHT)
         for env in envs:
             self.last_number += 1
-            self.asked[env] = self.last_number
-
-    @rule(env=st.integers(0, 4), fails=st.booleans())
-    def a_result_comes(self, env, fails):
-        """Also one that nobody waits for, or that has come already: it is dropped."""
-        if env >= self.count:
-            return
-        number = self.asked.pop(env, None)
-        error = ValueError(number) if fails else None
-        self.pending.complete(ReadyResult(env, float(number or 0), None, error))
-        if number is not None:
-            self.ready[env] = number
+            self.numbers[env] = self.last_number
+            self.has_future[env] = submits
+            self.slots.of[env].op = Op("step", future=ActorFuture(None, None)) if submits else None
+            self.move(env, ASKED)
 
     @rule(env=st.integers(0, 4))
-    def a_future_is_settled(self, env):
-        if env in self.submitted:
-            self.submitted.discard(env)
-            self.pending.states[env] = IDLE
+    def go_on(self, env):
+        """An env is posted, and its outcome arrives."""
+        if env < self.count and self.states[env] in (ASKED, POSTED):
+            self.move(env, self.states[env] + 1)
+
+    @rule(env=st.integers(0, 4))
+    def run_again(self, env):
+        """Its process was lost, or is discarded."""
+        if env < self.count and self.states[env] in (POSTED, ARRIVED):
+            self.move(env, ASKED)
+
+    @rule(env=st.integers(0, 4), fails=st.booleans())
+    def read(self, env, fails):
+        if env >= self.count or self.states[env] != ARRIVED:
+            return
+        number = self.numbers[env]
+        if self.has_future[env]:
+            self.slots.make_idle(env)
+            self.states[env] = IDLE
+            self.settled.append(number)
+            return
+        self.pending.add(ReadyResult(env, float(number), None, ValueError(number) if fails else None))
+        self.states[env] = READY
 
     @rule(most=st.integers(1, 5))
     def receive(self, most):
@@ -79,44 +88,60 @@ class Deliveries(RuleBasedStateMachine):
     @rule(envs=some_envs)
     def gather(self, envs):
         envs = self.of(envs)
-        assert self.pending.in_flight(envs) == [env for env in envs if env in self.asked]
-        if all(env in self.ready for env in envs):
+        assert self.pending.in_flight(envs) == [env for env in envs if self.states[env] in (ASKED, POSTED, ARRIVED)]
+        if all(self.states[env] == READY for env in envs):
             self.deliver(envs)
 
+    @rule(envs=some_envs)
+    def look_twice(self, envs):
+        """What was looked at and not taken, because of an error in between, is still there."""
+        envs = [env for env in self.of(envs) if self.states[env] == READY]
+        assert self.pending.look_at(envs) == self.pending.look_at(envs)
+
     def deliver(self, envs):
-        results = self.pending.take(envs)
+        results = self.pending.look_at(envs)
+        self.pending.take(envs)
         assert [result.env_id for result in results] == envs
         for result in results:
-            number = self.ready.pop(result.env_id)
-            assert result.when == number
-            assert number not in self.delivered
-            self.delivered.append(number)
+            self.states[result.env_id] = IDLE
+            assert result.when == self.numbers[result.env_id]
+            assert result.when not in self.delivered
+            self.delivered.append(int(result.when))
 
     @invariant()
     def it_is_as_the_model(self):
         if not hasattr(self, "pending"):
             return
-        expected = [IDLE] * self.count
-        for envs, state in ((self.asked, IN_FLIGHT), (self.ready, READY), (self.submitted, SUBMITTED)):
-            for env in envs:
-                assert expected[env] == IDLE
-                expected[env] = state
-        assert list(self.pending.states) == expected
-        assert self.pending.ready.keys() == self.ready.keys()
-        assert self.pending.receivable == len(self.asked) + len(self.ready)
+        assert list(self.pending.slots.states) == self.states
+        assert [env for env in range(self.count) if self.states[env] == READY] == sorted(self.pending.ready)
+        mine = [env for env in range(self.count) if self.states[env] != IDLE and not self.has_future[env]]
+        assert self.pending.receivable == len(mine)
 
     def teardown(self):
         """Every request is delivered once in the end."""
         if not hasattr(self, "pending"):
             return
-        for env in list(self.asked):
-            self.a_result_comes(env, fails=False)
-        self.deliver(list(self.ready))
-        assert sorted(self.delivered) == list(range(1, self.last_number + 1))
-        for env in list(self.submitted):
-            self.a_future_is_settled(env)
-        assert self.pending.states == self.pending.all_idle
+        for env in range(self.count):
+            self.go_on(env)
+            self.go_on(env)
+            self.read(env, fails=False)
+        self.deliver(list(self.pending.ready))
+        assert sorted([*self.delivered, *self.settled]) == list(range(1, self.last_number + 1))
+        assert self.states == [IDLE] * self.count
 
 
 Deliveries.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 test_deliveries = Deliveries.TestCase
+
+
+def test_an_interrupt_disturbs_and_an_error_of_the_library_does_not():
+    pending = Pending(make_slots(2))
+    before = bytes(pending.slots.states)
+    pending.note_failure(ea.AlreadyPendingError("busy"), before)
+    assert not pending.is_disturbed
+    pending.note_failure(KeyboardInterrupt(), before)
+    assert pending.is_disturbed
+    assert not pending.was_disturbed, "nothing was asked"
+    pending.slots.states[1] = POSTED
+    pending.note_failure(KeyboardInterrupt(), before)
+    assert pending.was_disturbed

@@ -8,176 +8,147 @@ import pytest
 from budget import examples
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from envactors.actor.batch_step import FrameBatchStep, StepRequest
+import envactors as ea
 from envactors.actor.future import ActorFuture
-from envactors.actor.requests import CallRequest, RequestTable
-from envactors.wire.messages import Kind, Step
+from envactors.actor.requests import CallRequest, Group, RequestTable
+from envactors.system.polling import Doorbell
+from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, PAGE, SINCE, ControlPage
+from envactors.wire.messages import Kind
 
 
 def make_call(bound: int | None = None) -> CallRequest:
-    return CallRequest("work", 0, None, ActorFuture(None, None), bound=bound, kind=Kind.CALL)
+    return CallRequest("work", 0, future=ActorFuture(None, None), bound=bound, kind=Kind.CALL)
 
 
-def make_batch(envs) -> FrameBatchStep:
-    requests = []
-    for env in range(envs):
-        request = StepRequest(Step(env, 0, False, None), env, lambda *_: None, 0, pickled=False)
-        request.future = ActorFuture(None, None)
-        requests.append(request)
-    return FrameBatchStep(requests, stream=True)
-
-
-class PipeliningStep:
-    """As a batch step in shared memory: no future waits for it, and any number may run."""
-
-    pipelines = True
-    parts = ()
-
-    def __init__(self):
-        self.call_id = 0
-        self.started = 0.0
-
-    def withdraw(self, future):
-        return None
+def make_group(indices) -> Group:
+    return Group(list(indices), stream=True)
 
 
 class Tables(RuleBasedStateMachine):
-    """The model: a list of what runs, a list of what waits, and what was taken out."""
+    """The model: the call that runs, a list of what waits, and what was taken out."""
 
     entries = Bundle("entries")
 
     def __init__(self) -> None:
         super().__init__()
         self.table = RequestTable()
-        self.running: list[object] = []
+        self.running: CallRequest | None = None
         self.waiting: list[object] = []
         self.taken: list[object] = []
+        self.added: list[object] = []
         self.last_id = 0
 
     @rule(
         target=entries,
         entry=st.one_of(
             st.builds(make_call, st.none() | st.integers(0, 1)),
-            st.builds(make_batch, st.integers(1, 3)),
-            st.builds(PipeliningStep),
+            st.builds(make_group, st.lists(st.integers(0, 3), min_size=1, unique=True)),
         ),
         at_front=st.booleans(),
     )
     def add(self, entry, at_front):
         self.table.add(entry, at_front=at_front)
-        self.last_id += 1
-        assert entry.call_id == self.last_id
-        assert all(part.call_id == self.last_id for part in entry.parts)
+        self.added.append(entry)
         self.waiting.insert(0 if at_front else len(self.waiting), entry)
+        if isinstance(entry, CallRequest):
+            self.last_id += 1
+            assert entry.call_id == self.last_id
         return entry
 
     @rule()
-    def start_next(self):
-        """At most one call runs at a time; batch steps that pipeline run behind others that do, and behind no call."""
-        may_run = bool(self.waiting) and (
-            not self.running or (self.waiting[0].pipelines and all(entry.pipelines for entry in self.running))
-        )
-        started = self.table.start_next()
-        if not may_run:
-            assert started is None
-            return
-        self.running.append(self.waiting.pop(0))
-        assert started is self.running[-1]
-        started.started += 1.0  # as is noted when it is sent
+    def post_rows(self):
+        """Rows take their numbers from the same count as calls."""
+        self.table.last_id += 1
+        self.last_id += 1
+
+    @precondition(lambda self: self.running is None and self.waiting and isinstance(self.waiting[0], CallRequest))
+    @rule()
+    def start_the_next_call(self):
+        started = self.table.start_call()
+        self.running = self.waiting.pop(0)
+        assert started is self.running
+        assert started.future.running()
+        assert not any(entry.future.running() for entry in self.waiting if isinstance(entry, CallRequest))
+
+    @precondition(lambda self: self.waiting and isinstance(self.waiting[0], Group))
+    @rule()
+    def post_the_next_group(self):
+        self.taken.append(self.table.queue.popleft())
+        self.waiting.pop(0)
 
     @rule()
-    def the_oldest_ends(self):
-        if self.running:
-            self.table.running.remove(self.running[0])
-            self.taken.append(self.running.pop(0))
-
-    @rule(entry=entries)
-    def a_reply_finds_the_running_entry_and_no_other(self, entry):
-        found = self.table.find_running(entry.call_id)
-        assert found is (entry if entry in self.running else None)
-
-    @rule(beyond=st.integers(1, 1000))
-    def a_reply_to_nothing_finds_nothing(self, beyond):
-        assert self.table.find_running(self.last_id + beyond) is None
-        assert self.table.find_running(-beyond) is None
+    def the_call_ends(self):
+        if self.running is not None:
+            self.table.running = None
+            self.taken.append(self.running)
+            self.running = None
 
     @rule()
     def interrupt(self):
-        assert self.table.interrupt() == self.running
-        self.taken += self.running
-        self.running = []
+        assert self.table.interrupt() is self.running
+        if self.running is not None:
+            self.taken.append(self.running)
+        self.running = None
 
     @rule()
     def interrupt_and_put_back(self):
-        """As after a death: what ran comes before all that waits, in its order, under the numbers that it has."""
+        """As after a death: what had not begun comes before all that waits, under the number that it has."""
         interrupted = self.table.interrupt()
-        assert interrupted == self.running
-        numbers = [entry.call_id for entry in interrupted]
-        for entry in reversed(interrupted):
-            self.table.queue.appendleft(entry)
-        assert [entry.call_id for entry in interrupted] == numbers
-        self.waiting[:0] = self.running
-        self.running = []
+        assert interrupted is self.running
+        if interrupted is not None:
+            self.table.queue.appendleft(interrupted)
+            self.waiting.insert(0, interrupted)
+        self.running = None
 
-    @rule(entry=entries, part=st.integers(0, 2), retry=st.booleans())
-    def withdraw(self, entry, part, retry):
-        if not entry.parts:
+    @rule(entry=entries)
+    def withdraw(self, entry):
+        if isinstance(entry, Group):
             return
-        request = entry.parts[part % len(entry.parts)]
-        withdrawn = self.table.withdraw(request.future, retry=retry)
-        if entry in self.waiting and (entry.started > 0.0) is retry:
-            assert withdrawn is request
-            if isinstance(entry, CallRequest) or not entry.parts:
-                self.waiting.remove(entry)
-                self.taken.append(entry)
-            else:
-                assert request not in entry.parts, "the others of its batch still wait"
-        else:
-            assert withdrawn is None
+        withdrawn = self.table.withdraw(entry.future)
+        if entry not in self.waiting:
+            assert withdrawn is None, "it runs, or was taken out before"
+            return
+        assert withdrawn is entry
+        self.waiting.remove(entry)
+        self.taken.append(entry)
 
-    @rule(retry=st.booleans())
-    def withdraw_a_stranger(self, retry):
-        assert self.table.withdraw(ActorFuture(None, None), retry=retry) is None
+    @rule()
+    def withdraw_a_stranger(self):
+        assert self.table.withdraw(ActorFuture(None, None)) is None
 
-    @rule(incarnation=st.integers(0, 2))
-    def withdraw_all(self, incarnation):
-        def unwanted(entry):
-            return any(part.bound == incarnation for part in entry.parts)
-
-        expected = [entry for entry in self.waiting if unwanted(entry)]
-        assert self.table.withdraw_all(unwanted) == expected
+    @rule(bound=st.integers(0, 2))
+    def withdraw_calls(self, bound):
+        expected = [entry for entry in self.waiting if isinstance(entry, CallRequest) and entry.bound == bound]
+        assert self.table.withdraw_calls(lambda call: call.bound == bound) == expected
         self.waiting = [entry for entry in self.waiting if entry not in expected]
         self.taken += expected
 
-    @rule(kept=st.lists(st.booleans(), max_size=8))
-    def drain(self, kept):
-        """Drained requests may be queued again while the rest is handled, as a dead actor does after a renewal."""
-        drained = self.table.withdraw_all(lambda _: True)
-        assert list(self.table.queue) == []
-        expected, self.waiting = self.waiting, []
-        for i, entry in enumerate(drained):
-            assert entry is expected[i]
-            if i < len(kept) and kept[i]:
-                self.table.queue.append(entry)
-                self.waiting.append(entry)
-            else:
-                self.taken.append(entry)
+    @rule(unwanted=st.integers(0, 3))
+    def take_envs_out_of_groups(self, unwanted):
+        """A group that is left without envs leaves the queue."""
+        expected = [entry for entry in self.waiting if isinstance(entry, Group)]
+        found = []
+        for group in self.table.groups():
+            found.append(group)
+            if unwanted in group.indices:
+                group.indices.remove(unwanted)
+        assert found == expected
+        emptied = [group for group in expected if not group.indices]
+        self.waiting = [entry for entry in self.waiting if entry not in emptied]
+        self.taken += emptied
 
     @invariant()
     def the_table_is_as_the_model(self):
-        assert self.table.running == self.running
+        assert self.table.running is self.running
         assert list(self.table.queue) == self.waiting
+        assert self.table.last_id == self.last_id
 
     @invariant()
     def every_entry_is_in_one_place(self):
-        places = [*self.waiting, *self.taken, *self.running]
-        assert sorted(entry.call_id for entry in places) == list(range(1, self.last_id + 1))
-
-    @invariant()
-    def at_most_one_entry_runs_unless_all_pipeline(self):
-        assert len(self.running) <= 1 or all(entry.pipelines for entry in self.running)
+        places = [*self.waiting, *self.taken, *([] if self.running is None else [self.running])]
+        assert sorted(map(id, places)) == sorted(map(id, self.added))
 
 
 Tables.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
@@ -201,7 +172,7 @@ class Interrupted(deque):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_in_the_middle_of_a_start_loses_nothing(when):
-    """What interrupts a change takes out what runs; the entry is there then, once."""
+    """What interrupts a change takes out what runs; the call is there then, once."""
     table = RequestTable()
     first, second = make_call(), make_call()
     table.queue = Interrupted()
@@ -209,8 +180,48 @@ def test_an_interrupt_in_the_middle_of_a_start_loses_nothing(when):
     table.add(second)
     table.queue.when = when
     with pytest.raises(KeyboardInterrupt):
-        table.start_next()
-    assert table.interrupt() == [first]
-    assert table.start_next() is second
-    assert table.interrupt() == [second]
-    assert table.start_next() is None
+        table.start_call()
+    assert table.interrupt() is first
+    assert table.start_call() is second
+    assert table.interrupt() is second
+    assert not table.queue
+
+
+# Deadlines -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page():
+    page = ControlPage(bytearray(PAGE), Doorbell(), Doorbell())
+    yield page
+    page.to_worker.close()
+    page.to_parent.close()
+
+
+def test_the_deadline_of_a_call_counts_from_when_it_was_sent(page):
+    call = CallRequest("work", 0, timeout=5.0, kind=Kind.CALL, started=100.0)
+    assert call.next_look(page, ea.Deadlines(), 104.0) == 105.0
+    assert call.next_look(page, ea.Deadlines(), 105.0) is None
+    call.timeout = None
+    assert call.next_look(page, ea.Deadlines(call=1.0), 1000.0) == float("inf")
+
+
+@pytest.mark.parametrize(("method", "limit"), [(METHOD_CALL, 500.0), (METHOD_STEP, 5.0), (METHOD_RESET, 50.0)])
+def test_each_part_of_a_replay_has_the_deadline_of_what_it_is(page, method, limit):
+    deadlines = ea.Deadlines(call=500.0, step=5.0, reset=50.0)
+    replay = CallRequest("replay", 0, kind=Kind.REPLAY, call_id=40, started=100.0)
+    page.set_wait(0, 40)
+    page.start_request(40, METHOD_CALL, 0)
+    page.record_env(method, 0)
+    since = page.times[SINCE]
+    assert replay.next_look(page, deadlines, since + 1) == since + limit
+    assert replay.next_look(page, deadlines, since + limit) is None
+    assert replay.timeout == limit, "for the error"
+
+
+def test_a_replay_that_has_not_begun_is_late_from_when_it_was_sent(page):
+    replay = CallRequest("replay", 0, kind=Kind.REPLAY, call_id=40, started=100.0)
+    page.set_wait(0, 40)
+    page.start_request(39, METHOD_RESET, 0)  # another request's progress says nothing of it
+    assert replay.next_look(page, ea.Deadlines(step=5.0, reset=50.0), 101.0) == 105.0
+    assert replay.next_look(page, ea.Deadlines(reset=50.0), 101.0) == 151.0, "steps have none: it is looked at again"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.actor.exit_decision import restart_delay
+from envactors.testing import EchoEnv
 
 quick = settings(max_examples=examples(100))
 
@@ -169,3 +172,17 @@ def test_numbers_of_numpy_and_huge_ones_are_numbers():
     assert ea.Deadlines(step=np.float32(1.5)).step == 1.5
     assert ea.RestartPolicy(max_restarts=np.int64(2)).max_restarts == 2
     assert ea.RestartPolicy(max_restarts=10**400).max_restarts == 10**400  # OverflowError: too large for a float
+
+
+def test_a_closed_actor_is_forgotten_though_an_error_of_its_own_leads_to_its_handle():
+    actor = ea.spawn(EchoEnv, backend="inline")
+    supervisor = actor._supervisor
+    try:
+        raise ea.ActorDiedError("with this frame, and so with the handle")
+    except ea.ActorDiedError as error:
+        supervisor.lifecycle.tracker.add(error, 0.0)
+    actor.close()
+    forgotten = weakref.ref(supervisor)
+    del actor, supervisor
+    gc.collect()
+    assert forgotten() is None

@@ -11,8 +11,8 @@ import types
 import pytest
 from helpers import SOON
 
-from envactors.system import cpus
-from envactors.system.cpus import spin_until_all
+from envactors.wire import control_page
+from envactors.wire.control_page import spin_until_all
 
 ROUNDS = 20
 
@@ -45,7 +45,7 @@ def spin(memory):
 def clock(monkeypatch):
     """The clock of the spins, which stands still: on a busy machine a real one ends them after any number of rounds."""
     clock = [0.0]
-    monkeypatch.setattr(cpus, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(control_page, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
     return clock
 
 

@@ -135,3 +135,18 @@ def test_where_nobody_may_look_nobody_does():
     waiting = WaitTuner(may_spin=False)
     _, taken = run(waiting, dict.fromkeys(SHORT, 100e-6), 0.0, 1.0)
     assert taken[WORKERS_SPIN] == taken[BOTH_SPIN] == 0
+
+
+def test_a_trial_whose_end_was_interrupted_ends_later(monkeypatch):
+    cost = {SLEEP: 900e-6, WORKERS_SPIN: 500e-6, BOTH_SPIN: 200e-6}
+    waiting = WaitTuner(may_spin=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting, "_choose_next", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(waiting, cost, 0.0, 5.0)
+    _, taken = run(waiting, cost, 5.0, 2.0)
+    assert max(taken, key=taken.__getitem__) == BOTH_SPIN
+
+
+def interrupted(_now):
+    raise KeyboardInterrupt

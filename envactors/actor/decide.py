@@ -1,0 +1,110 @@
+"""What becomes of an env's step or reset that has failed: a pure function of the env's situation.
+
+                         raise              renew                               replay
+    its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
+    while it ran         needs a reset      (next_step), or a reset             brought to the same point; else as renew
+    the env raised       raised             its process is discarded, then      likewise, once
+                                            as after the end of a process
+
+The columns are the values of ``on_failure``. What the worker had not begun runs in the next process, unless it needs an
+episode that nothing can bring back.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from envactors.actor.slots import Autoreset, OnFailure
+
+
+class Cause(enum.Enum):
+    """Why a request has no result."""
+
+    RUNNING = enum.auto()  # its process ended while it ran
+    WAITING = enum.auto()  # its process ended before it began, or has ended before it was asked
+    RAISED = enum.auto()  # the env raised, or its result cannot be read
+
+
+class Failed(NamedTuple):
+    """A step or reset that has failed.
+
+    Attributes:
+        cause: Why.
+        on_failure: What the vector does about failures.
+        autoreset: What the vector does at the end of an episode.
+        was_reset: Whether the worker was asked for a reset, by the user or by autoreset.
+        asked_reset: Whether the user asked for a reset.
+        is_bound: Whether it needs the episode that the env had.
+        is_whole: Whether a replay brings the env to where it was.
+        can_retry: Whether the same inputs may be tried once more after a replay.
+        is_innocent: Whether the process was ended for another env.
+        was_aborted: Whether the user ended the process.
+        is_closing: Whether the actor is closed.
+        actor_lives: Whether the actor can have another process.
+        has_last: Whether the env has a complete result from before.
+    """
+
+    cause: Cause
+    on_failure: OnFailure
+    autoreset: Autoreset
+    was_reset: bool
+    asked_reset: bool
+    is_bound: bool = True
+    is_whole: bool = False
+    can_retry: bool = False
+    is_innocent: bool = False
+    was_aborted: bool = False
+    is_closing: bool = False
+    actor_lives: bool = True
+    has_last: bool = True
+
+
+class Fate(enum.Enum):
+    """What becomes of the request."""
+
+    FAIL = enum.auto()  # the error is the outcome
+    REDO = enum.auto()  # the same again, before all else
+    RESET = enum.auto()  # the env is reset in the next process, and its result tells of the failure
+    STAND_IN = enum.auto()  # the last observation at once, truncated; the env is reset later
+
+
+class Decision(NamedTuple):
+    """What follows from a failure.
+
+    Attributes:
+        fate: What becomes of the request.
+        discards_process: Whether the process is ended, since its env is not fit to be used any more.
+        loses_episode: Whether the env has no episode any more, and needs a reset.
+        resets_next: Whether the next step resets it.
+        counts_failure: Whether the failure counts against the inputs: they are not tried a third time.
+        forgets_journal: Whether nothing brings the env to where it was any more.
+    """
+
+    fate: Fate
+    discards_process: bool = False
+    loses_episode: bool = False
+    resets_next: bool = False
+    counts_failure: bool = False
+    forgets_journal: bool = False
+
+
+def decide(failed: Failed) -> Decision:
+    """Decide what becomes of a request that has failed."""
+    replays = failed.on_failure == "replay"
+    raised = failed.cause is Cause.RAISED
+    if failed.is_closing or not failed.actor_lives:
+        return Decision(Fate.FAIL, loses_episode=True)
+    if failed.cause is Cause.WAITING and (not failed.is_bound or (replays and failed.is_whole)):
+        return Decision(Fate.REDO)
+    if replays and failed.is_innocent and failed.is_whole:
+        return Decision(Fate.REDO)
+    if replays and failed.can_retry and failed.cause is not Cause.WAITING and not failed.was_aborted:
+        return Decision(Fate.REDO, discards_process=raised, counts_failure=not failed.is_innocent)
+    forgets = replays and failed.cause is not Cause.WAITING
+    if failed.on_failure == "raise":
+        return Decision(Fate.FAIL, loses_episode=not raised or failed.was_reset)
+    if failed.asked_reset or failed.autoreset == "same_step" or not failed.has_last:
+        return Decision(Fate.RESET, raised, loses_episode=True, forgets_journal=forgets)
+    resets_next = failed.autoreset == "next_step"
+    return Decision(Fate.STAND_IN, raised, loses_episode=True, resets_next=resets_next, forgets_journal=forgets)

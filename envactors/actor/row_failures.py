@@ -1,0 +1,163 @@
+"""What becomes of the rows of an actor that have failed. Everything here runs under the actor's lock."""
+
+from __future__ import annotations
+
+from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
+from envactors.actor.rows import ActorRows
+from envactors.actor.slots import ASKED, LOST, POSTED, Op, Outcome, Slots
+from envactors.arrays.slab import RESET
+from envactors.errors import ActorDiedError, ActorError
+from envactors.wire.control_page import METHOD_RESET
+
+
+def ran(rows: ActorRows, *, blames: bool) -> int | None:
+    """Return the env whose request the process ran, None if it ran none."""
+    if rows.overdue is not None:
+        return rows.overdue
+    running, process = rows.running(), rows.core.process
+    # What a lost node has begun is not known, and nothing that may have run is to run again.
+    if running is None and (blames or (process is not None and process.worker.loss is not None)):
+        left = [index for index in range(rows.first, rows.stop) if rows.slots.states[index] == POSTED]
+        running = next((index for index in left if not rows.is_complete(index)), None)
+    return running
+
+
+def lose(rows: ActorRows, ran: int | None, error: ActorError, *, was_aborted: bool, is_innocent: bool) -> None:
+    """Decide what becomes of the rows that an ended process has left.
+
+    Args:
+        rows: The rows.
+        ran: The env whose request it ran.
+        error: How it ended; the error of that request.
+        was_aborted: Whether the user has ended it.
+        is_innocent: Whether it was ended for an env that had raised.
+    """
+    core, slots = rows.core, rows.slots
+    left = [index for index in range(rows.first, rows.stop) if slots.states[index] == POSTED]
+    rows.overdue = None
+    for index in left:
+        rows.count_as_completed(index)
+    slots.lose_episodes(rows.first, rows.stop)
+    redone = []
+    for index in left:
+        if index == ran and not is_innocent:
+            fate = fail(rows, index, Cause.RUNNING, error, was_aborted=was_aborted)
+        elif index == ran:
+            fate = fail(rows, index, Cause.RUNNING, core.loss_of(rows.request(index)), is_innocent=True)
+        else:
+            fate = fail(rows, index, Cause.WAITING, core.loss_of(rows.request(index)))
+        if fate in (Fate.REDO, Fate.RESET):
+            redone.append(index)
+    core.add_first(redone)
+    core.reactor.wake(rows.waiter)
+
+
+def fail(
+    rows: ActorRows,
+    index: int,
+    cause: Cause,
+    error: BaseException,
+    *,
+    was_aborted: bool = False,
+    is_innocent: bool = False,
+) -> Fate:
+    """Decide what becomes of an env's request that has failed; what is done again is `ASKED` then."""
+    core, slots = rows.core, rows.slots
+    op = slots.of[index].op or Op("step")
+    journal = core.recovery.journal(index)
+    can_retry = core.recovery.replays and journal.can_retry(slots, index, error)
+    if cause is Cause.RUNNING and core.recovery.replays and not (can_retry or was_aborted or is_innocent):
+        inputs = journal.inputs(core.recovery.attach, slots, index)
+        if inputs is not None and isinstance(error, ActorError):
+            error = core.errors.poison(error, inputs)
+    failed = Failed(
+        cause,
+        slots.on_failure,
+        slots.autoreset,
+        was_reset=bool(slots.ops[index] & RESET),
+        asked_reset=op.method == "reset",
+        is_bound=slots.is_bound(index),
+        is_whole=journal.whole,
+        can_retry=can_retry,
+        is_innocent=is_innocent,
+        was_aborted=was_aborted,
+        is_closing=core.closing,
+        actor_lives=core.lives,
+        has_last=bool(slots.has_last[index]),
+    )
+    decision = decide(failed)
+    if decision.counts_failure:
+        journal.count_failure()
+    if decision.forgets_journal:
+        journal.forget()
+    _act(rows, index, failed, decision, error)
+    return decision.fate
+
+
+def _act(rows: ActorRows, index: int, failed: Failed, decision: Decision, error: BaseException) -> None:
+    """Do with an env's request what was decided."""
+    slots, slot = rows.slots, rows.slots.of[index]
+    op = slot.op or Op("step")
+    if decision.loses_episode:
+        slots.lose_episode(index, resets_next=decision.resets_next)
+    if decision.discards_process:
+        rows.core.discard(slot.incarnation, rows.request(index), error)
+    if decision.fate is Fate.REDO:
+        slots.states[index] = ASKED
+        return
+    repeats = decision.fate is Fate.RESET and _repeats(slots, op, error)
+    if failed.was_reset and failed.cause is not Cause.WAITING and not repeats:
+        slot.count_episode()  # the next one has another seed, in case this one's is the cause
+    if decision.fate is Fate.RESET:
+        # By the next process: with the user's seed once, and the user's options.
+        payload = op.payload if op.method == "reset" else None
+        slot.op = Op(op.method, True, op.future, op.seed if repeats else None, payload, failure=error)
+        slots.states[index] = ASKED
+        return
+    outcome = Outcome(error, stands_in=decision.fate is Fate.STAND_IN)
+    if failed.cause is Cause.RAISED:
+        slots.outcomes[index] = outcome  # for the caller, who is reading the row: it arrives no second time
+    else:
+        rows.settle(index, outcome)
+
+
+def _repeats(slots: Slots, op: Op, error: BaseException) -> bool:
+    """Return whether the next process is asked for the same reset as the user has asked for."""
+    was_aborted = isinstance(error, ActorDiedError) and error.aborted
+    # Inputs that have failed twice are not tried a third time.
+    tries_again = op.failure is None and (slots.on_failure != "replay" or was_aborted)
+    return op.method == "reset" and tries_again
+
+
+def fail_lost(rows: ActorRows) -> None:
+    """Fail what waits and needs an episode that is gone."""
+    core, slots = rows.core, rows.slots
+    for group in core.table.groups():
+        for index in tuple(group.indices):
+            whole = core.recovery.replays and core.recovery.journal(index).whole
+            if whole or slots.of[index].holds != LOST or not slots.is_bound(index):
+                continue
+            if fail(rows, index, Cause.WAITING, core.loss_of(rows.request(index))) is not Fate.RESET:
+                group.indices.remove(index)
+
+
+def next_look(rows: ActorRows, now: float) -> float | None:
+    """Return when the deadline of what the worker is at passes; None if it has, and then its env is overdue."""
+    core, slots, process = rows.core, rows.slots, rows.core.process
+    assert process is not None, "rows are in flight"
+    waiting = [index for index in range(rows.first, rows.stop) if slots.states[index] == POSTED]
+    progress = process.page.progress()
+    began = progress.call_id >= min(rows.slots.numbers_of[index] for index in waiting)
+    blamed = rows.first + progress.position if began else waiting[0]
+    if blamed not in waiting:
+        blamed = waiting[0]
+    resets = progress.method == METHOD_RESET if began else bool(slots.ops[blamed] & RESET)
+    limit = core.config.deadlines.of("reset" if resets else "step")
+    if limit is None:
+        assert core.step_limit is not None, "there are deadlines"
+        return now + core.step_limit
+    when = (progress.since if began else rows.posted_at) + limit
+    if when > now:
+        return when
+    rows.overdue = blamed
+    return None

@@ -1,0 +1,359 @@
+"""The rows of one actor's envs: posted to its worker, complete again, or lost with its process.
+
+Everything here runs under the actor's lock, and is on the way of each step: it makes few calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from envactors.actor.requests import Group, Request
+from envactors.actor.slots import ARRIVED, ASKED, LOST, POSTED, Outcome, Slots
+from envactors.actor.states import LIVE
+from envactors.arrays.slab import HALF, RESET
+from envactors.system.polling import READABLE
+from envactors.wire import bundle
+from envactors.wire.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
+from envactors.wire.messages import Frame, Kind
+from envactors.wire.payloads import pack_payloads
+
+if TYPE_CHECKING:
+    from envactors.actor.core import ActorCore
+    from envactors.actor.future import ActorFuture
+
+
+class ActorRows:
+    """The rows of one actor.
+
+    Args:
+        core: The actor's state.
+        slots: All envs of the vector.
+        waiter: What `Reactor.wake` is given when an outcome is there.
+        receive: Reads what has come through the channel; returns False if nothing had.
+        read: Reads an outcome that a future waits for, and settles the future.
+
+    Attributes:
+        first, stop: The range of its envs.
+        indices: That range.
+        last: The number of the last post.
+        posted_at: When rows were posted while none was in flight (`time.monotonic`).
+    """
+
+    def __init__(
+        self,
+        core: ActorCore,
+        slots: Slots,
+        waiter: object,
+        receive: Callable[[int], bool],
+        read: Callable[[int], None],
+    ) -> None:
+        self.core = core
+        self.slots = slots
+        self.waiter = waiter
+        self._receive = receive
+        self._read = read
+        self.first = first = core.config.first_index
+        self.stop = stop = first + len(core.config.start.factories)
+        self.posted_at = 0.0
+        self.last = 0
+        # The env that has passed its deadline: from then on no result of it counts.
+        self.overdue: int | None = None
+        slab = slots.slab
+        self._posted = slab.posted.data
+        self._completed = slab.completed.data
+        self._numbers = slots.numbers.data
+        # Compared as a whole in a fifth of the time that single numbers take.
+        self._range_numbers = slots.numbers.data[first:stop]
+        self._range_completed = slab.completed.data[first:stop]
+        self._ops = slab.ops.data
+        self.indices = range(first, stop)
+        self._all_posted = bytes([POSTED]) * (stop - first)
+        self._all_arrived = bytes([ARRIVED]) * (stop - first)
+        self._halves = bytes(stop - first), bytes([HALF]) * (stop - first)
+        self._set_numbers = slots.numbers[first:stop].fill
+        self._set_posted = slab.posted[first:stop].fill
+
+    # Posting ---------------------------------------------------------------------------------------------
+
+    def post(self, indices: Sequence[int], now: float, wait: int, *, stream: bool) -> None:
+        """Post envs whose actions stand in their rows; nothing else runs or waits.
+
+        The private number comes first: from then on the row is not complete, whatever interrupts this.
+        """
+        core, slots = self.core, self.slots
+        process = core.process
+        assert process is not None, "a live actor has a process"
+        core.table.last_id = number = core.table.last_id + 1
+        if not self.is_in_flight():
+            self.posted_at = now
+            if core.step_limit is not None:
+                core.timers.set("call", now + core.step_limit)
+        self.last = number
+        payloads = []
+        watches = False
+        for index in indices:
+            self._numbers[index] = number
+            slots.states[index] = POSTED
+            if slots.overflow:
+                slots.overflow.pop(index, None)
+            slots.streams[index] = stream
+            slots.of[index].incarnation = core.incarnation
+            payload = slots.plan(index, core.incarnation)
+            if payload is not None:
+                payloads.append((index - self.first, payload))
+            self._ops[index] = slots.ops[index]
+            op = slots.of[index].op
+            if op is not None and op.future is not None:
+                op.future.mark_running()
+                watches = True
+        if watches:
+            process.watch_doorbell(self._on_ring)
+        if payloads:
+            packed = pack_payloads(payloads, pickles=core.config.backend.pickles)
+            process.send(Frame(Kind.PAYLOADS, core.incarnation, number, packed), wait)
+        for index in indices:
+            self._posted[index] = number
+        process.page.post_step(number, wait, stream, indices)
+
+    def post_all(self, now: float, wait: int, *, stream: bool) -> bool:
+        """Post all envs, whose actions and operations stand in their rows, if the worker is free for them."""
+        core, slots, table, process = self.core, self.slots, self.core.table, self.core.process
+        if core.phase is not LIVE or table.queue or table.running is not None or core.permits is not None:
+            return False
+        if process is None or core.closing or slots.unusual:
+            return False
+        if core.step_limit is not None:
+            core.timers.set("call", now + core.step_limit)
+        self.posted_at = now
+        table.last_id = self.last = number = table.last_id + 1
+        self._set_numbers(number)
+        slots.states[self.first : self.stop] = self._all_posted
+        self._set_posted(number)
+        process.page.post_step(number, wait, stream, self.indices)
+        return True
+
+    def finish_all(self) -> bool:
+        """Take the results of all envs into account; return False if that is not as simple as it is most often."""
+        core, process, slots = self.core, self.core.process, self.slots
+        if process is None or core.phase is not LIVE or slots.overflow or core.table.queue or core.permits is not None:
+            return False
+        counters = process.page.counters
+        if counters[OVERFLOWS] != process.overflows or counters[FINISHED] != self.last:
+            return False
+        if self._range_numbers != self._range_completed:
+            return False
+        first, stop = self.first, self.stop
+        if not slots.infos.all_plain() and slots.infos.any_failed(first, stop):
+            return False
+        if core.recovery.replays and not core.recovery.record_all(slots):
+            return False
+        core.completed += stop - first
+        if core.step_limit is not None:
+            core.timers.cancel("call")
+        slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]
+        slots.states[first:stop] = self._all_arrived
+        return True
+
+    def awaits(self, group: Group) -> bool:
+        """Return whether any of these envs waits to be posted."""
+        return any(map(self.is_asked, group.indices))
+
+    def post_waiting(self, group: Group) -> None:
+        """Post envs that have waited, and wake who waits for them, to listen to this process."""
+        indices = [index for index in group.indices if self.is_asked(index)]
+        self.post(indices, time.monotonic(), ASLEEP, stream=group.stream)
+        self.core.reactor.wake(self.waiter)
+
+    def is_in_flight(self) -> bool:
+        """Return whether the worker has rows that it has not completed."""
+        return POSTED in self.slots.states[self.first : self.stop] and self._range_numbers != self._range_completed
+
+    def has_posted(self) -> bool:
+        """Return whether there are rows whose results were not taken into account, complete or not."""
+        return POSTED in self.slots.states[self.first : self.stop]
+
+    def is_asked(self, index: int) -> bool:
+        """Return whether an env waits to be posted."""
+        return self.slots.states[index] == ASKED
+
+    def is_lost(self, index: int) -> bool:
+        """Return whether the process that held an env's episode has ended, and nobody was told of it."""
+        return self.slots.of[index].holds == LOST
+
+    def is_posted(self, future: ActorFuture) -> bool:
+        """Return whether the worker has what a future waits for."""
+        slots = self.slots
+        return any(
+            slots.states[index] == POSTED and op is not None and op.future is future
+            for index in range(self.first, self.stop)
+            for op in (slots.of[index].op,)
+        )
+
+    def withdraw(self, future: ActorFuture) -> Request | None:
+        """Take out the env of a future, if it waits to be posted; it is idle then."""
+        for group in self.core.table.groups():
+            for index in group.indices:
+                op = self.slots.of[index].op
+                if op is not None and op.future is future and self.is_asked(index):
+                    group.indices.remove(index)
+                    self.slots.make_idle(index)
+                    return self.request(index)
+        return None
+
+    def watch_end(self) -> None:
+        """Have the end of the rows noticed, since others wait for it."""
+        process = self.core.process
+        if process is not None:
+            process.watch_doorbell(self._on_ring)
+            process.page.ring_at_end(self.last)
+            self.arrive_for_others()  # they may have ended before
+
+    # Outcomes --------------------------------------------------------------------------------------------
+
+    def is_complete(self, index: int) -> bool:
+        """Return whether a posted env's result is there as a whole, before its deadline."""
+        return (
+            self._completed[index] == self._numbers[index]
+            and index != self.overdue
+            and (index in self.slots.overflow or not self.slots.infos.needs_overflow(index))
+        )
+
+    def arrive(self) -> None:
+        """Take the results that are complete into account."""
+        core, slots, process = self.core, self.slots, self.core.process
+        states = slots.states
+        if process is None or core.phase is not LIVE or POSTED not in states[self.first : self.stop]:
+            return
+        counters = process.page.counters
+        finished = counters[FINISHED]  # read before the other counters, and once: env code may overwrite it
+        if counters[OVERFLOWS] != process.overflows and not self._fetch_overflow():
+            return
+        for index in range(self.first, self.stop):
+            if states[index] == POSTED:
+                if self.is_complete(index):
+                    self.take(index)
+                elif finished > process.page.last_call or finished >= self._numbers[index]:
+                    process.distrust(f"it says that call {finished} has finished")
+                    return
+        if not self.has_posted():
+            self._end()
+
+    def arrive_for_others(self) -> None:
+        """Take results into account that another thread may wait for."""
+        self.arrive()
+        self.core.reactor.wake(self.waiter)
+
+    def take(self, index: int) -> None:
+        """Take a complete result into account; it is to be read."""
+        core, slots = self.core, self.slots
+        slot, bits = slots.of[index], slots.ops[index]
+        core.completed += 1
+        if not slots.infos.failed(index):
+            slots.halves[index] = bits & HALF
+            slot.holds = slot.incarnation
+            if bits & RESET:
+                slot.fresh = False
+            if core.recovery.replays:
+                core.recovery.record_row(slots, index)
+        self.settle(index)
+
+    def settle(self, index: int, outcome: Outcome | None = None) -> None:
+        """Note that the outcome of an env is there: what stands in its row, or another one."""
+        slots, op = self.slots, self.slots.of[index].op
+        if outcome is not None:
+            slots.outcomes[index] = outcome
+            self.core.reactor.wake(self.waiter)
+        slots.states[index] = ARRIVED
+        if op is not None and op.future is not None:
+            read = functools.partial(self._read, index)
+            # In process a call has run when its future is returned.
+            arrive = read if self.core.config.backend.inline else functools.partial(op.future.arrive, read)
+            self.core.deferred.waiting.append(arrive)
+
+    def _end(self) -> None:
+        """Act on the end of all rows."""
+        core, process = self.core, self.core.process
+        if core.step_limit is not None:
+            core.timers.cancel("call")
+        if process is not None and process.on_ring is not None and core.permits is None:
+            process.watch_doorbell(None)
+        core.on_idle()
+
+    def _on_ring(self) -> None:
+        core = self.core
+        with core.change, core.lock:
+            self.arrive_for_others()
+
+    def _fetch_overflow(self) -> bool:
+        """Read what came beside the rows that are complete: it was sent before them.
+
+        Returns:
+            False if it did not come; then the process is killed.
+        """
+        core, process = self.core, self.core.process
+        while core.phase is LIVE and process is not None and process.page.counters[OVERFLOWS] > process.overflows:
+            if not self._receive(READABLE):
+                process.distrust(f"it says that {process.page.counters[OVERFLOWS]} results came in frames")
+                return False
+        return True
+
+    def on_overflow(self, frame: Frame) -> None:
+        """Keep what came beside the rows."""
+        for index, payload in bundle.unpack(frame.payload):
+            if self.core.process is not None:
+                self.core.process.overflows += 1
+            if self.first <= index < self.stop:
+                self.slots.overflow[index] = payload
+
+    # What a process that has ended leaves ----------------------------------------------------------------
+
+    def keep_complete(self) -> None:
+        """Take the results into account that an ended process has completed."""
+        for index in range(self.first, self.stop):
+            if self.slots.states[index] == POSTED and self.is_complete(index):
+                self.take(index)
+
+    def on_brought_back(self, index: int) -> None:
+        """Note that an env was brought to where it was, if its journal says so."""
+        core, slot = self.core, self.slots.of[index]
+        if not core.recovery.replays or core.recovery.journal(index).whole:
+            slot.holds = core.incarnation  # not the process of its last result, which may still be read
+            slot.fresh = False
+
+    def count_as_completed(self, index: int) -> None:
+        """Count what an ended process has left: so many rows are complete as long as nothing is asked."""
+        self._posted[index] = self._completed[index] = self._numbers[index]
+
+    def request(self, index: int) -> Request:
+        """Return what an env was asked, for errors."""
+        slots = self.slots
+        # What its row says is of the request before, if it waits to be posted.
+        bits, op = 0 if self.is_asked(index) else slots.ops[index], slots.of[index].op
+        method = "reset" if bits & RESET or (op is not None and op.method == "reset") else "step"
+        started = 0.0
+        process = self.core.process
+        if process is not None and self.running() == index:
+            progress = process.page.progress()
+            started = progress.since
+            method = "reset" if progress.method == METHOD_RESET else method
+        elif index == self.overdue:
+            started = self.posted_at
+        timeout = self.core.config.deadlines.of(method)
+        return Request(method, index, timeout, int(self._numbers[index]), started)
+
+    # Deadlines -------------------------------------------------------------------------------------------
+
+    def running(self) -> int | None:
+        """Return the env whose request runs now, None if none does."""
+        process = self.core.process
+        if process is None:
+            return None
+        progress = process.page.progress()
+        index = self.first + progress.position
+        if not self.first <= index < self.stop or self.slots.states[index] != POSTED:
+            return None
+        runs = progress.call_id == self._numbers[index] and self._completed[index] != progress.call_id
+        return index if runs else None
