@@ -25,7 +25,7 @@ from simulation.scenarios import SCENARIOS
 # How many histories a process runs before it tells of them.
 _CHUNK = 50
 # How many histories may pass until a planted bug is found.
-_MOST_PER_MUTANT = 5000
+_MOST_PER_MUTANT = 20_000
 # How many schedules of each scenario are drawn at random for one that is enumerated.
 _AT_RANDOM = 0.2
 # How many histories run, and how many schedules of each scenario are enumerated, unless the command line says so.
