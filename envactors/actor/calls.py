@@ -26,7 +26,7 @@ from envactors.errors import ActorError
 from envactors.system.polling import READABLE
 from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
 from envactors.wire.messages import Frame, Kind
-from envactors.wire.pickling import UNREAD, read_at_once
+from envactors.wire.pickling import reads_at_once
 
 _log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
@@ -185,20 +185,16 @@ class Calls:
 
     def _on_reply(self, call: CallRequest, frame: Frame) -> None:
         core = self._core
-        failed = frame.kind == Kind.FAILED
+        answer = Answer(call, frame.kind == Kind.FAILED, frame.payload)
         core.completed += 1
         if core.recovery.replays:
             # The state of an env that was lost is not where it stood: a journal that begins there would hide the loss.
             was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
-            if not was_lost and not core.recovery.record(Answer(call, failed, frame.payload)):
+            if not was_lost and not core.recovery.record(answer):
                 self.fail_lost()
         if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
             self.rows.on_brought_back(call.index)
-        value = UNREAD if failed else read_at_once(frame.payload)
-        if value is UNREAD:
-            self._hand_out(call, Answer(call, failed, frame.payload), frame.incarnation)
-        else:
-            core.deferred.waiting.append(functools.partial(self._settle, call, value, None, frame.incarnation))
+        self._hand_out(call, answer, frame.incarnation)
         core.table.running = None
         if call.timeout is not None or core.step_limit is not None:
             core.timers.cancel("call")
@@ -226,7 +222,7 @@ class Calls:
         """Have an answer read and handed out: at once, or in another thread if code of users runs for that."""
         core = self._core
         settle = functools.partial(self._settle_answer, call, answer, incarnation, core.pid)
-        if core.config.backend.inline:
+        if core.config.backend.inline or reads_at_once(answer.content):
             core.deferred.waiting.append(settle)
         else:
             call.arrive(settle, core.reactor)

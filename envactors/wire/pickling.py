@@ -15,7 +15,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -92,6 +92,14 @@ def has_code(pickled: bytes) -> bool:
     return load_code_by_value.__name__.encode() in pickled
 
 
+def reads_at_once(pickled: bytes | bytearray | memoryview) -> bool:
+    """Return whether reading what `dumps` has pickled takes no time and runs no code of users.
+
+    That is so if it is short and refers to no class or function.
+    """
+    return len(pickled) <= _SHORT and pickle.STACK_GLOBAL not in bytes(pickled)
+
+
 def dumps(value: Any) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
@@ -140,20 +148,6 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
         return pickle.loads(data)
     pickled, *large = (part for _, part in bundle.unpack(data))
     return pickle.loads(pickled, buffers=large)
-
-
-# What `read_at_once` returns for what is to be read elsewhere.
-UNREAD: Final = object()
-
-
-def read_at_once(pickled: bytes | bytearray | memoryview) -> Any:
-    """Return what `dumps` has pickled if reading it takes no time and runs no code of users; `UNREAD` if it may.
-
-    That is so if it is short and refers to no class or function.
-    """
-    if len(pickled) > _SHORT or pickle.STACK_GLOBAL in bytes(pickled) or pickled[0] == bundle.MARK:
-        return UNREAD
-    return pickle.loads(pickled)
 
 
 class _ExceptionPickler(_Pickler):

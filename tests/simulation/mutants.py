@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant(CALLS + "_settle", "self._core.reactor.wake(call.future)", "pass", HANGS),
     Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
     Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
-    Mutant(CALLS + "_on_reply", "not core.recovery.record(Answer(call, failed, frame.payload))", "False", REPLAYS),
+    Mutant(CALLS + "_on_reply", "not core.recovery.record(answer)", "False", REPLAYS),
     Mutant(CALLS + "_send", 'core.timers.set("call", call.started + limit)', "pass", HANGS),
     Mutant(
         CALLS + "fail_group", "row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS
