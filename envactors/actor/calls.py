@@ -92,9 +92,7 @@ class Calls:
         core, table, rows = self._core, self._core.table, self.rows
         try:
             with core.lock:
-                if core.phase is not LIVE or table.queue or table.running is not None or core.process is None:
-                    return False
-                if core.closing or core.permits is not None or core.deferred.waiting or call.bound is not None:
+                if not core.is_free() or core.deferred.waiting or call.bound is not None:
                     return False
                 if rows is not None and rows.has_posted():
                     return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
 from envactors.actor.rows import ActorRows
-from envactors.actor.slots import ASKED, LOST, POSTED, Op, Outcome, Slots
+from envactors.actor.slots import ASKED, Op, Outcome, Slots
 from envactors.arrays.slab import RESET
 from envactors.errors import ActorDiedError, ActorError
 from envactors.wire.control_page import METHOD_RESET
@@ -17,8 +17,7 @@ def ran(rows: ActorRows, *, blames: bool) -> int | None:
     running, process = rows.running(), rows.core.process
     # What a lost node has begun is not known, and nothing that may have run is to run again.
     if running is None and (blames or (process is not None and process.worker.loss is not None)):
-        left = [index for index in range(rows.first, rows.stop) if rows.slots.states[index] == POSTED]
-        running = next((index for index in left if not rows.is_complete(index)), None)
+        running = next((index for index in rows.posted() if not rows.is_complete(index)), None)
     return running
 
 
@@ -33,7 +32,7 @@ def lose(rows: ActorRows, ran: int | None, error: ActorError, *, was_aborted: bo
         is_innocent: Whether it was ended for an env that had raised.
     """
     core, slots = rows.core, rows.slots
-    left = [index for index in range(rows.first, rows.stop) if slots.states[index] == POSTED]
+    left = rows.posted()
     rows.overdue = None
     for index in left:
         rows.count_as_completed(index)
@@ -135,7 +134,7 @@ def fail_lost(rows: ActorRows) -> None:
     for group in core.table.groups():
         for index in tuple(group.indices):
             whole = core.recovery.replays and core.recovery.journal(index).whole
-            if whole or slots.of[index].holds != LOST or not slots.is_bound(index):
+            if whole or not rows.is_lost(index) or not slots.is_bound(index):
                 continue
             if fail(rows, index, Cause.WAITING, core.loss_of(rows.request(index))) is not Fate.RESET:
                 group.indices.remove(index)
@@ -145,9 +144,9 @@ def next_look(rows: ActorRows, now: float) -> float | None:
     """Return when the deadline of what the worker is at passes; None if it has, and then its env is overdue."""
     core, slots, process = rows.core, rows.slots, rows.core.process
     assert process is not None, "rows are in flight"
-    waiting = [index for index in range(rows.first, rows.stop) if slots.states[index] == POSTED]
+    waiting = rows.posted()
     progress = process.page.progress()
-    began = progress.call_id >= min(rows.slots.numbers_of[index] for index in waiting)
+    began = progress.call_id >= min(slots.numbers_of[index] for index in waiting)
     blamed = rows.first + progress.position if began else waiting[0]
     if blamed not in waiting:
         blamed = waiting[0]

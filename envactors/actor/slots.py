@@ -286,6 +286,14 @@ class Slots:
         self.unusual.add(index)
         self.note_usual(index)
 
+    def unread(self) -> list[int]:
+        """Return the envs whose outcomes have arrived, and are no future's."""
+        return [
+            slot.index
+            for slot in self.of
+            if self.states[slot.index] == ARRIVED and (slot.op is None or slot.op.future is None)
+        ]
+
     def make_idle(self, index: int) -> None:
         """Forget what an env was asked."""
         self.of[index].op = None

@@ -15,7 +15,6 @@ from envactors.actor.handle import Caller
 from envactors.actor.requests import Group, Request
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import ASKED, IDLE, Op, Slots
-from envactors.actor.states import LIVE
 from envactors.actor.supervisor import Supervisor
 from envactors.arrays.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.errors import VectorInputError
@@ -88,6 +87,7 @@ class Asker:
 
     Attributes:
         all: All envs, in order.
+        only_action: Where actions stand in rows, if they are one array.
         unenforced: The deadlines that the backend does not enforce, in seconds by method, until the user was warned.
         posting: How long the posting of streamed steps has taken since that was read last, in seconds.
     """
@@ -101,7 +101,7 @@ class Asker:
         self.all = Selection(list(range(len(supervisors))), supervisors, self._numbers)
         layout = slots.slab.layout
         self._action_spec = layout.action
-        self._only_action = slots.slab.actions[0] if isinstance(layout.action, ArraySpec) else None
+        self.only_action = slots.slab.actions[0] if isinstance(layout.action, ArraySpec) else None
         config = supervisors[0].config
         self._corked = config.backend.corked if config.backend.is_far else contextlib.nullcontext
         # In process the envs run in the thread that starts them, and Ctrl-C shall reach them.
@@ -192,7 +192,7 @@ class Asker:
         Raises:
             SpaceMismatchError: They do not conform.
         """
-        only, index, count = self._only_action, selection.index, len(selection.env_ids)
+        only, index, count = self.only_action, selection.index, len(selection.env_ids)
         assert self._action_spec is not None, "actions have a place in rows"
         values: Any = None
         if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
@@ -272,10 +272,8 @@ class Asker:
         core = supervisor.core
         try:
             with core.lock:
-                table, rows = core.table, supervisor.calls.rows
-                if core.phase is not LIVE or table.queue or table.running is not None or core.permits is not None:
-                    return False
-                if rows is None or core.closing or core.process is None:
+                rows = supervisor.calls.rows
+                if rows is None or not core.is_free():
                     return False
                 if self._slots.unusual and not self._slots.unusual.isdisjoint(envs):
                     return False

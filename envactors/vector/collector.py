@@ -10,7 +10,7 @@ import numpy as np
 
 from envactors.actor.handle import ActorView
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import ARRIVED, IDLE, POSTED, Slots
+from envactors.actor.slots import IDLE, POSTED, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import (
     ActorClosedError,
@@ -86,7 +86,7 @@ class Collector:
             self._stepper.listen()
             ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
             self._arrive()
-            arrived = self._count_arrived()
+            arrived = len(self._slots.unread())
             if done() or (arrived and len(ready) + arrived >= count) or self._has_failed():
                 return True
             if ended and not arrived:
@@ -94,7 +94,7 @@ class Collector:
             if not self._ring_at(count - len(ready) - arrived):
                 return bool(arrived)
             self._arrive()
-            arrived = self._count_arrived()
+            arrived = len(self._slots.unread())
             return bool(arrived) and (len(ready) + arrived >= count or self._has_failed())
 
         while not done():
@@ -111,29 +111,17 @@ class Collector:
             self._outcomes.read_arrived()
 
     def _arrive(self) -> None:
-        states = self._slots.states
         for supervisor in self._supervisors:
             core = supervisor.core
             rows = supervisor.calls.rows
-            if rows is not None and POSTED in states[rows.first : rows.stop]:
+            if rows is not None and rows.has_posted():
                 with core.change, core.lock:
                     rows.arrive()
-
-    def _count_arrived(self) -> int:
-        slots = self._slots
-        return sum(
-            slots.states[slot.index] == ARRIVED and (slot.op is None or slot.op.future is None) for slot in slots.of
-        )
 
     def _has_failed(self) -> bool:
         """Return whether something that has arrived may be a failure, which is told at once."""
         slots = self._slots
-        return any(
-            slots.states[slot.index] == ARRIVED
-            and (slot.op is None or slot.op.future is None)
-            and (slot.index in slots.outcomes or slots.infos.failed(slot.index))
-            for slot in slots.of
-        )
+        return any(index in slots.outcomes or slots.infos.failed(index) for index in slots.unread())
 
     def _ring_at(self, expected: int) -> bool:
         """Have workers ring when so many more results are there; return whether there are any to expect.

@@ -58,11 +58,7 @@ class Outcomes:
         slots = self._slots
         if ARRIVED not in slots.states:
             return 0
-        found = [
-            slot.index
-            for slot in slots.of
-            if slots.states[slot.index] == ARRIVED and (slot.op is None or slot.op.future is None)
-        ]
+        found = slots.unread()
         for index in found:
             result = self._read(index)
             if result is not None:

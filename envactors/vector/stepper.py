@@ -21,7 +21,7 @@ from envactors.actor.supervisor import Supervisor
 from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.arrays.slab import HALF, RESET
-from envactors.arrays.specs import ArraySpec, Spec
+from envactors.arrays.specs import Spec
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker, Selection
 from envactors.vector.decoder import Decoder
@@ -67,8 +67,6 @@ class Stepper:
         self._pending = pending
         self._episodes = episodes
         self._action_spec = action_spec
-        # Where actions stand in rows, if they are one array.
-        self._only_action = slots.slab.actions[0] if isinstance(slots.slab.layout.action, ArraySpec) else None
         self._learns = learns
         self._actors = list(dict.fromkeys(supervisors))
         config = supervisors[0].config
@@ -112,7 +110,6 @@ class Stepper:
         tuner = self.stream_tuner if stream else self._tuner
         strategy = tuner.strategy
         wait = SPINNING if strategy.workers_spin and now - tuner.recorded < SHORT_PAUSE else ASLEEP
-        spec = self._action_spec
         self._is_simple = (
             selection is asker.all
             and not stream
@@ -123,7 +120,7 @@ class Stepper:
         if self._is_simple:
             if asker.unenforced:
                 asker.warn_of_deadline("step")
-            only = self._only_action
+            only = asker.only_action
             is_array = only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype
             if only is not None and is_array and actions.shape == only.shape:
                 only[...] = actions

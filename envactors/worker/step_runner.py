@@ -181,14 +181,10 @@ class StepRunner:
 
     def _announce(self, row: EnvRow) -> None:
         """Ring after a result, unless the caller waits for more of them than there are; a failure is always told."""
-        told = row.failed or row.op & RING
-        self._page.ring_for_result(self._count_all if row.failed else self._count_complete, always=bool(told))
+        self._page.ring_for_result(self._count_complete, always=bool(row.failed or row.op & RING))
 
     def _count_complete(self) -> int:
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
-
-    def _count_all(self) -> int:
-        return self._slab.layout.envs
 
     def _send_overflow(self, index: int, payload: bytes | bytearray) -> None:
         self._send(Kind.OVERFLOW, bundle.pack([(index, payload)]))

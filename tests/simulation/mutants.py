@@ -119,7 +119,8 @@ MUTANTS = [
     Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
     Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", 'core.timers.set("call", now + core.step_limit)', "pass", HANGS),
-    Mutant(ROWS + "post_all", "table.running is not None or", "", "no call runs beside rows"),
+    Mutant("actor.core:ActorCore.is_free", "and table.running is None", "", "no call runs beside rows"),
+    Mutant(ROWS + "post_all", "or not core.is_free()", "", "no call runs beside rows"),
     Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
     Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
     Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
@@ -210,7 +211,7 @@ MUTANTS = [
     Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
     # The vector.
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
-    Mutant(ASKER + "_post", "or table.queue or table.running is not None", "", "no call runs beside rows"),
+    Mutant(ASKER + "_post", "or not core.is_free()", "", "no call runs beside rows"),
     Mutant(ASKER + "_post", "not self._slots.unusual.isdisjoint(envs)", "False", LOSSES),
     Mutant(ASKER + "_retire", "supervisor.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
@@ -229,7 +230,7 @@ MUTANTS = [
     Mutant(STEPPER + "gather", "states[env_id] = IDLE", "pass", STATES),
     Mutant(
         "vector.collector:Collector.wait_for",
-        "self._arrive()\n        arrived = self._count_arrived()\n        return",
+        "self._arrive()\n        arrived = len(self._slots.unread())\n        return",
         "return",
         HANGS,
     ),
