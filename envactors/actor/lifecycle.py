@@ -237,11 +237,11 @@ class Lifecycle:
         self._launcher.finish(self.launch)
         core.timers.cancel("call", "kill", "backoff")
         call, rows = self.calls.interrupt(process), self.calls.rows
-        ran = None
+        begun: list[int] = []
         running: Request | None = call
         if rows is not None and process is not None:
-            ran = row_failures.ran(rows, blames=reason in (EndReason.TIMEOUT, EndReason.ABORT))
-            running = call if ran is None else rows.request(ran)
+            begun = row_failures.begun(rows, blames=reason in (EndReason.TIMEOUT, EndReason.ABORT))
+            running = rows.request(begun[0]) if begun else call
             rows.keep_complete()
         if running is not None and running.started:
             core.record_span(f"{running.method} (lost)", running.started)
@@ -263,7 +263,7 @@ class Lifecycle:
             self._go_on(decision.next, error)
         if rows is not None:
             aborted = reason is EndReason.ABORT
-            row_failures.lose(rows, ran, error, was_aborted=aborted, is_innocent=discarded_for is not None)
+            row_failures.lose(rows, begun, error, was_aborted=aborted, is_innocent=discarded_for is not None)
         self.calls.fail_lost()
 
     def _facts(self, report: ExitReport, call: CallRequest | None) -> ExitFacts:

@@ -10,24 +10,27 @@ from envactors.errors import ActorDiedError, ActorError
 from envactors.wire.control_page import METHOD_RESET
 
 
-def ran(rows: ActorRows, *, blames: bool) -> int | None:
-    """Return the env whose request the process ran, None if it ran none."""
-    if rows.overdue is not None:
-        return rows.overdue
+def begun(rows: ActorRows, *, blames: bool) -> list[int]:
+    """Return the envs whose requests the process had begun and not completed; the first one has ended it.
+
+    There are two if one was late, ended after all, and the next one began before the process was killed.
+    """
     running, process = rows.running(), rows.core.process
+    if rows.overdue is not None:
+        return [rows.overdue] if running in (None, rows.overdue) else [rows.overdue, running]
     # What a lost node has begun is not known, and nothing that may have run is to run again.
     if running is None and (blames or (process is not None and process.worker.loss is not None)):
         running = next((index for index in rows.posted() if not rows.is_complete(index)), None)
-    return running
+    return [] if running is None else [running]
 
 
-def lose(rows: ActorRows, ran: int | None, error: ActorError, *, was_aborted: bool, is_innocent: bool) -> None:
+def lose(rows: ActorRows, begun: list[int], error: ActorError, *, was_aborted: bool, is_innocent: bool) -> None:
     """Decide what becomes of the rows that an ended process has left.
 
     Args:
         rows: The rows.
-        ran: The env whose request it ran.
-        error: How it ended; the error of that request.
+        begun: The result of `begun`.
+        error: How it ended; the error of the first of these requests.
         was_aborted: Whether the user has ended it.
         is_innocent: Whether it was ended for an env that had raised.
     """
@@ -39,12 +42,10 @@ def lose(rows: ActorRows, ran: int | None, error: ActorError, *, was_aborted: bo
     slots.lose_episodes(rows.first, rows.stop)
     redone = []
     for index in left:
-        if index == ran and not is_innocent:
-            fate = fail(rows, index, Cause.RUNNING, error, was_aborted=was_aborted)
-        elif index == ran:
-            fate = fail(rows, index, Cause.RUNNING, core.loss_of(rows.request(index)), is_innocent=True)
-        else:
-            fate = fail(rows, index, Cause.WAITING, core.loss_of(rows.request(index)))
+        cause = Cause.RUNNING if index in begun else Cause.WAITING
+        is_blamed = index in begun[:1] and not is_innocent
+        reason = error if is_blamed else core.loss_of(rows.request(index))
+        fate = fail(rows, index, cause, reason, was_aborted=was_aborted and is_blamed, is_innocent=is_innocent)
         if fate in (Fate.REDO, Fate.RESET):
             redone.append(index)
     core.add_first(redone)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from plainrows import WRITES_PER_ENV, PlayedActor, running_reactor
 
@@ -111,6 +113,23 @@ def test_the_first_failure_of_a_reset_is_not_its_second_for_another_env_that_had
     assert results[3].obs == 3000 + actor.slab.completed[3]
     assert results[3].info == {}
     assert results[2].info == {}
+
+
+def test_what_began_while_its_process_was_being_killed_for_another_env_has_failed_once(make_actor):
+    actor = make_actor(on_failure="replay", deadlines=ea.Deadlines(step=5.0))
+    actor.step()
+    actor.begin_env(2)
+    actor.supervisor.on_timer(time.monotonic() + 6.0)
+    actor.work(WRITES_PER_ENV)
+    actor.begin_env(3)
+    restart(actor)
+    assert in_state(actor, POSTED) == list(ENVS)
+    actor.begin_env(3)
+    restart(actor)
+    actor.work()
+    results = actor.deliver()
+    assert "the same inputs have ended two processes" in str(results[3].info["failure"])
+    assert [results[env].info for env in (2, 4)] == [{}, {}]
 
 
 def test_what_the_user_has_ended_is_not_tried_again(make_actor):
