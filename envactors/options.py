@@ -8,7 +8,7 @@ import numbers
 import reprlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RecyclePolicy:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and not is_int(value):
                 raise ValueError(f"RecyclePolicy({name}={value!r}): expected an int > 0, or None for no limit")
 
 
@@ -124,7 +124,7 @@ class Snapshot:
         for name in ("get", "set"):
             if not callable(value := getattr(self, name)):
                 raise TypeError(f"Snapshot({name}={value!r}): expected a function")
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+        if not is_int(self.every):
             raise ValueError(f"Snapshot(every={self.every!r}): expected an int > 0")
 
 
@@ -142,6 +142,11 @@ def as_deadlines(value: Deadlines | float) -> Deadlines:
             "means Deadlines(call=10.0)"
         )
     return Deadlines(call=value)
+
+
+def is_int(value: object, least: int = 1) -> TypeGuard[int]:
+    """Return whether a value is an int, and no bool, of at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_timeout(value: float | None, what: str) -> None:

@@ -25,7 +25,7 @@ from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
-from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines, check_timeout
+from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines, check_timeout, is_int
 from envactors.wire import registry
 from envactors.wire.factory import Factory, as_callable
 from envactors.wire.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
@@ -187,7 +187,7 @@ class ActorView(Caller):
             ValueError: A negative value.
         """
         check_timeout(timeout, "options(timeout=...)")
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
         return self._caller_type(self._supervisor, self._lifeline, self._env, timeout, retries)
 

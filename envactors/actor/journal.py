@@ -15,17 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from envactors.actor.journal_entries import Message, StepColumns, as_input
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.slots import Slots
 from envactors.arrays.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
-from envactors.arrays.specs import reader, unflatten
+from envactors.arrays.specs import reader
 from envactors.errors import SerializationError
 from envactors.options import Deadlines
 from envactors.wire.messages import (
-    RECORDED_RESET,
-    REQUESTS,
     Attach,
     Kind,
     Pickled,
@@ -40,31 +38,6 @@ from envactors.wire.pickling import dumps, loads
 _FIRST_ROWS = 64
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
-
-
-class _StepColumns:
-    """Steps in shared memory, one after the other, in arrays that grow."""
-
-    def __init__(self, columns: list[npt.NDArray[Any]], ops: bytes = b"") -> None:
-        self._columns = columns
-        self._ops = bytearray(ops)
-        self.row_size = sum(column[:1].nbytes for column in columns)
-
-    def __len__(self) -> int:
-        return len(self._ops)
-
-    def add(self, rows: Slab, env: int, resets: bool) -> None:
-        row = len(self._ops)
-        for number, array in enumerate(rows.actions):
-            column = self._columns[number]
-            if row == len(column):
-                column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
-            column[row] = array[env]
-        self._ops.append(RECORDED_RESET if resets else 0)
-
-    @property
-    def recorded(self) -> RecordedSteps:
-        return RecordedSteps([column[: len(self._ops)] for column in self._columns], bytes(self._ops))
 
 
 class SavedJournal(NamedTuple):
@@ -99,7 +72,7 @@ class Journal:
         self._size = 0
         # Attributes set before the journal began, pickled `Set` messages by name.
         self._attributes: dict[str, bytes] = {}
-        self._entries: list[_StepColumns | tuple[int, bytes]] = []
+        self._entries: list[StepColumns | Message] = []
         # The size when the request after its end ended a process.
         self._failed_at: int | None = None
         # The call id of the last request in it.
@@ -151,12 +124,12 @@ class Journal:
         if not self.whole:
             self.length += 1  # an env that was never seeded is brought back once its state was saved
             return
-        columns = self._entries[-1]
-        if not isinstance(columns, _StepColumns):
-            columns = _StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in slab.actions])
+        columns = self._entries[-1].columns
+        if columns is None:
+            columns = StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in slab.actions])
             self._entries.append(columns)
         columns.add(slab, index, resets)
-        self._grow(call_id, check, columns.row_size)
+        self._grow(call_id, check, columns.size)
 
     def _record_state(self, request: CallRequest, answer: Answer) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
@@ -174,14 +147,14 @@ class Journal:
     def _start_anew(self, payload: bytes, call_id: int, check: int, kind: Kind = Kind.RESET) -> None:
         """Begin with a seeded reset or a state: nothing before it is needed any more, but for attributes."""
         self.forget()
-        self.whole, self._entries = True, [(kind, payload)]
+        self.whole, self._entries = True, [Message(kind, payload)]
         self._check, self._last_call = check, call_id
 
     def forget(self) -> None:
         """Discard what was asked; attributes are kept."""
         for entry in self._entries:
-            if not isinstance(entry, _StepColumns) and entry[0] == Kind.SET:
-                self._set_attribute(entry[1])
+            if entry.attribute is not None:
+                self._set_attribute(entry.attribute)
         self._entries = []
         self._size = self.length = 0
         self._failed_at = None
@@ -189,27 +162,20 @@ class Journal:
 
     def save(self) -> SavedJournal:
         """Return it as it goes to disk."""
-        return SavedJournal(self.whole, self._attributes, self._recorded_entries(), self._check)
+        return SavedJournal(self.whole, self._attributes, [entry.recorded for entry in self._entries], self._check)
 
     def load(self, saved: SavedJournal) -> None:
         """Become one that was saved."""
         self.forget()
         self.whole, self._check, self._attributes = saved.whole, saved.check, saved.attributes
-        for entry in saved.entries:
-            if isinstance(entry, RecordedSteps):
-                columns = _StepColumns(entry.actions, entry.ops)
-                self._entries.append(columns)
-                self._count(len(columns), columns.row_size)
-            else:
-                self._entries.append(entry)
-                self._count(1, len(entry[1]))
-
-    def _recorded_entries(self) -> list[RecordedSteps | tuple[int, bytes]]:
-        return [entry.recorded if isinstance(entry, _StepColumns) else entry for entry in self._entries]
+        for content in saved.entries:
+            entry = StepColumns(*content) if isinstance(content, RecordedSteps) else Message(*content)
+            self._entries.append(entry)
+            self._count(entry.steps, entry.size)
 
     def _record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
         if self.whole:
-            self._entries.append((kind, payload))
+            self._entries.append(Message(kind, payload))
             self._grow(call_id, check, len(payload))
         elif kind == Kind.SET:
             self._set_attribute(payload)
@@ -257,32 +223,21 @@ class Journal:
         if not self.whole and not attributes:
             return None
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
-        return Replay(env, attributes, action, autoreset, self._recorded_entries(), self._check)
+        return Replay(env, attributes, action, autoreset, [entry.recorded for entry in self._entries], self._check)
 
     @property
     def begins_with_reset(self) -> bool:
         """Whether a reset is what comes first in it."""
-        first = self._entries[0] if self._entries else None
-        return isinstance(first, tuple) and first[0] == Kind.RESET
+        return bool(self._entries) and self._entries[0].resets
 
     def inputs(self, attach: Attach | None, slots: Slots, index: int) -> list[tuple[Any, ...]] | None:
         """Return what reproduces a failure: all that was asked, and what was asked last; None if that is not known."""
         if not (self.whole or _is_seeded_reset(slots, index)):
             return None
-        asked = [_as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
+        asked = [as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
+        action = None if attach is None else attach.layout.action
         for entry in self._entries:
-            if isinstance(entry, _StepColumns):
-                columns, ops = entry.recorded
-                for row, resets in enumerate(ops):
-                    if resets:
-                        asked.append(("reset", None, None))
-                        continue
-                    assert attach is not None, "rows have a layout"
-                    assert attach.layout.action is not None, "actions in rows have a spec"
-                    action = unflatten(attach.layout.action, iter([column[row] for column in columns]))
-                    asked.append(("step", action))
-            else:
-                asked.append(_as_input(entry[0], REQUESTS[entry[0]](*loads(entry[1]))))
+            asked += entry.inputs(action)
         return [*asked, _last_input(slots, index)]
 
 
@@ -299,16 +254,6 @@ def _last_input(slots: Slots, index: int) -> tuple[Any, ...]:
     if content is not None or layout.action is None:
         return "step", content
     return "step", reader(layout.action, slots.slab.actions, index)()
-
-
-def _as_input(kind: int, message: Any) -> tuple[Any, ...]:
-    if kind == Kind.RESET:
-        options = message.options
-        return "reset", message.seed, loads(options.content) if isinstance(options, Pickled) else options
-    if kind == Kind.STEP:
-        action = message.action
-        return "step", loads(action.content) if isinstance(action, Pickled) else action
-    return (Kind(kind).name.lower(), *message[1:])
 
 
 class Journals:

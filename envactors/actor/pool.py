@@ -15,7 +15,7 @@ from envactors.actor.handle import ActorHandle, close_all, launch, spawn
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
 from envactors.errors import ActorClosedError
-from envactors.options import check_timeout
+from envactors.options import check_timeout, is_int
 from envactors.wire.factory import Factory
 from envactors.wire.messages import Call, Kind
 
@@ -96,7 +96,7 @@ class ActorPool:
     """
 
     def __init__(self, factory: Factory, n: int, **spawn_options: Any) -> None:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if not is_int(n):
             raise ValueError(f"a pool of {n!r} actors: expected an int >= 1")
         options = inspect.signature(spawn).bind(factory, **spawn_options)
         options.apply_defaults()

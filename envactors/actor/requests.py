@@ -182,11 +182,7 @@ class RequestTable:
 
     def withdraw(self, future: ActorFuture) -> CallRequest | None:
         """Take out the call of a future, if it waits."""
-        for entry in self.queue:
-            if isinstance(entry, CallRequest) and entry.future is future:
-                self.queue.remove(entry)
-                return entry
-        return None
+        return next(iter(self.withdraw_calls(lambda call: call.future is future)), None)
 
     def withdraw_calls(self, unwanted: Callable[[CallRequest], bool]) -> list[CallRequest]:
         """Take out all calls of a kind that wait."""

@@ -19,6 +19,7 @@ from envactors.backends.interpreters import code_tag
 from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
 from envactors.backends.stacks import ProcessStacks
+from envactors.options import is_int
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
@@ -104,7 +105,7 @@ class ProcessBackend(Backend):
                 raise TypeError(f"{name} is {value!r}: expected True or False")
         if max_starting is None:
             max_starting = max(_STARTING_AT_LEAST, _STARTING_PER_CORE * cores())
-        if isinstance(max_starting, bool) or not isinstance(max_starting, int) or max_starting < 1:
+        if not is_int(max_starting):
             raise ValueError(f"max_starting is {max_starting!r}: expected an int >= 1, or None")
         self.max_starting: int | None = max_starting
         self.start_method = start_method

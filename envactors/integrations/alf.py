@@ -26,7 +26,7 @@ from envactors.integrations.alf_envs import ActorEnvironment, Envs, Specs, inter
 from envactors.integrations.alf_rotation import Rotation
 from envactors.integrations.alf_values import AlfEnvironment, Records, torch
 from envactors.integrations.env_adapters_alf import AlfEnvAdapter, StepType, TimeStep
-from envactors.options import Deadlines, RestartPolicy
+from envactors.options import Deadlines, RestartPolicy, is_int
 from envactors.vector.inputs import seeds_for
 from envactors.wire.factory import as_callable, as_factories
 
@@ -104,7 +104,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id, threads)
             for env_id, constructor in enumerate(as_factories(env_constructors, "env_constructors"))
         ]
-        if isinstance(spares, bool) or not isinstance(spares, int) or not 0 <= spares < max(len(factories), 1):
+        if not is_int(spares, 0) or spares >= max(len(factories), 1):
             raise ValueError(
                 f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= "
                 "0, and less than that"

@@ -18,6 +18,7 @@ import numpy as np
 
 from envactors.arrays.specs import split_batch
 from envactors.errors import VectorInputError, VectorStepError
+from envactors.options import is_int
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.inputs import seeds_for
@@ -125,6 +126,6 @@ def _check_places(places: object, count: int) -> int:
     Raises:
         VectorInputError: No int from 1 to the number of envs.
     """
-    if isinstance(places, bool) or not isinstance(places, int) or not 1 <= places <= count:
+    if not is_int(places) or places > count:
         raise VectorInputError(f"places is {places!r} for {count} envs: expected an int from 1 to that")
     return places

@@ -13,7 +13,7 @@ from envactors.actor.permits import Permits
 from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
-from envactors.options import RecyclePolicy
+from envactors.options import RecyclePolicy, is_int
 from envactors.wire.factory import Factory
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
@@ -37,7 +37,7 @@ def check_counts(least: int, **counts: object) -> None:
         VectorInputError: Naming the option.
     """
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        if not is_int(count, least):
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 

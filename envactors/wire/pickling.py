@@ -22,7 +22,7 @@ import numpy as np
 
 from envactors.errors import RemoteTraceback, VectorStepError, reduce_exception, set_cause
 from envactors.wire import bundle
-from envactors.wire.messages import Failure, Fault
+from envactors.wire.messages import Failure, Fault, Pickled
 
 PROTOCOL = 5
 
@@ -188,6 +188,11 @@ def _safe_repr(value: object) -> str:
         return repr(value)
     except Exception:
         return f"<{type(value).__name__} whose repr raises>"
+
+
+def content_of(value: Any) -> Any:
+    """Return a value of a message, unpickled if it is `Pickled`."""
+    return loads(value.content) if isinstance(value, Pickled) else value
 
 
 def copy_value(value: Any) -> Any:

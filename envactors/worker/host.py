@@ -19,7 +19,7 @@ from envactors.arrays.slab import PLAIN_REWARD
 from envactors.arrays.specs import OBJECT, Spec, conform, reader, spec_of_space, spec_of_value
 from envactors.wire import messages, registry
 from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.wire.pickling import dumps, loads
+from envactors.wire.pickling import content_of, dumps, loads
 from envactors.worker.context import ActorContext
 
 # The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
@@ -270,13 +270,10 @@ class Host:
     def _repeat(self, hosted: HostedEnv, request: Any) -> None:
         if isinstance(request, messages.Reset):
             self._page.record_env(METHOD_RESET, hosted.position)
-            options = request.options
-            hosted.reset(request.seed, loads(options.content) if isinstance(options, messages.Pickled) else options)
+            hosted.reset(request.seed, content_of(request.options))
         elif isinstance(request, messages.Step):
             self._page.record_env(METHOD_STEP, hosted.position)
-            action = request.action
-            action = loads(action.content) if isinstance(action, messages.Pickled) else action
-            hosted.step(action, request.autoreset, request.next_seed)
+            hosted.step(content_of(request.action), request.autoreset, request.next_seed)
         elif isinstance(request, messages.Set):
             self.set(request)
         elif isinstance(request, messages.Restore):

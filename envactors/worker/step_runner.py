@@ -29,9 +29,9 @@ from envactors.wire.control_page import (
     ControlPage,
 )
 from envactors.wire.info_codec import InfoWriter
-from envactors.wire.messages import Failure, Fault, Kind, Pickled
+from envactors.wire.messages import Failure, Fault, Kind
 from envactors.wire.payloads import unpack_payloads
-from envactors.wire.pickling import copy_value, loads, pack_failure
+from envactors.wire.pickling import content_of, copy_value, loads, pack_failure
 from envactors.worker import context
 from envactors.worker.host import Fields, Host, HostedEnv
 
@@ -275,8 +275,8 @@ class EnvRow:
             return content
         try:
             value = loads(content)
-            if resets and isinstance(value[1], Pickled):
-                value = value[0], loads(value[1].content)
+            if resets:
+                value = value[0], content_of(value[1])
         except BaseException as error:  # unpickling runs any code
             raise PayloadError(pack_failure(error, Fault.ARGUMENTS)) from error
         return value

@@ -136,9 +136,9 @@ MUTANTS = [
     Mutant(FAILURES + "lose", "slots.lose_episodes(rows.first, rows.stop)", "pass", LOSSES),
     Mutant(FAILURES + "lose", "core.add_first(redone)", "pass", HANGS),
     Mutant(FAILURES + "lose", "rows.overdue = None", "pass", BLAMES),
-    Mutant(FAILURES + "lose", "Cause.RUNNING, error, was_aborted", "Cause.WAITING, error, was_aborted", ONCE),
+    Mutant(FAILURES + "lose", "Cause.RUNNING if index in begun else", "Cause.WAITING if index in begun else", ONCE),
     Mutant(FAILURES + "lose", "core.reactor.wake(rows.waiter)", "pass", HANGS),
-    Mutant(FAILURES + "ran", "rows.overdue is not None", "False", BLAMES),
+    Mutant(FAILURES + "begun", "rows.overdue is not None", "False", BLAMES),
     Mutant(ROWS + "running", "progress.call_id == self._numbers[index]", "True", ONCE),
     Mutant(DECIDE, "failed.cause is not Cause.WAITING and not failed.was_aborted", "not failed.was_aborted", HANGS),
     Mutant(
@@ -185,7 +185,12 @@ MUTANTS = [
         "running = self.running",
         ONCE,
     ),
-    Mutant(REQUESTS + "RequestTable.withdraw", "self.queue.remove(entry)", "pass", "what was cancelled does not run"),
+    Mutant(
+        REQUESTS + "RequestTable.withdraw",
+        "self.withdraw_calls(lambda call: call.future is future)",
+        "[entry for entry in self.queue if isinstance(entry, CallRequest) and entry.future is future]",
+        "what was cancelled does not run",
+    ),
     Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(entry)", "pass", HANGS),
     Mutant(REQUESTS + "CallRequest.next_look", "return when if when > now else None", "return when", HANGS),
     # Processes.

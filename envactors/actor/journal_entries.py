@@ -1,0 +1,81 @@
+"""What a journal consists of: steps whose actions stand in rows, and all other requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.arrays.slab import Slab
+from envactors.arrays.specs import Spec, unflatten
+from envactors.wire.messages import RECORDED_RESET, REQUESTS, Kind, RecordedSteps
+from envactors.wire.pickling import content_of, loads
+
+
+class Message:
+    """A request that is repeated as it was: a reset, a call, a step whose action does not fit into a row."""
+
+    columns: ClassVar[None] = None
+    steps = 1
+
+    def __init__(self, kind: int, payload: bytes) -> None:
+        self.recorded = kind, payload
+        self.size = len(payload)
+        self.attribute = payload if kind == Kind.SET else None
+        self.resets = kind == Kind.RESET
+
+    def inputs(self, _action: Spec | None) -> Iterator[tuple[Any, ...]]:
+        kind, payload = self.recorded
+        yield as_input(kind, REQUESTS[kind](*loads(payload)))
+
+
+class StepColumns:
+    """Steps in shared memory, one after the other, in arrays that grow."""
+
+    attribute: ClassVar[None] = None
+    resets = False
+
+    def __init__(self, columns: list[npt.NDArray[Any]], ops: bytes = b"") -> None:
+        self._columns = columns
+        self._ops = bytearray(ops)
+        self.size = sum(column[:1].nbytes for column in columns)
+
+    @property
+    def columns(self) -> StepColumns:
+        return self
+
+    @property
+    def steps(self) -> int:
+        return len(self._ops)
+
+    def add(self, rows: Slab, env: int, resets: bool) -> None:
+        row = len(self._ops)
+        for number, array in enumerate(rows.actions):
+            column = self._columns[number]
+            if row == len(column):
+                column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
+            column[row] = array[env]
+        self._ops.append(RECORDED_RESET if resets else 0)
+
+    @property
+    def recorded(self) -> RecordedSteps:
+        return RecordedSteps([column[: len(self._ops)] for column in self._columns], bytes(self._ops))
+
+    def inputs(self, action: Spec | None) -> Iterator[tuple[Any, ...]]:
+        for row, resets in enumerate(self._ops):
+            if resets:
+                yield "reset", None, None
+            else:
+                assert action is not None, "actions in rows have a spec"
+                yield "step", unflatten(action, iter([column[row] for column in self._columns]))
+
+
+def as_input(kind: int, message: Any) -> tuple[Any, ...]:
+    """Return a request as errors tell of it: its method and arguments."""
+    if kind == Kind.RESET:
+        return "reset", message.seed, content_of(message.options)
+    if kind == Kind.STEP:
+        return "step", content_of(message.action)
+    return (Kind(kind).name.lower(), *message[1:])
