@@ -417,6 +417,9 @@ class History:
             raise Violation(f"not the last observation: {what}")
         if final is not None or not (is_step or stands_in):
             self._check_reset(env_id, obs, info, what)
+        if final is not None and info["is_renewed"]:
+            # Calls that waited behind the last step of a process that is recycled have run there, before the reset.
+            self._uncertain.update(model.notes)
         model.last = obs
         model.is_pending = False
         model.is_uncertain, model.must_reset = failure is not None or model.token in self.world.raised, False
