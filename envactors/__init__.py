@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from envactors.actor.pool import ActorPool as ActorPool
     from envactors.actor.states import ActorState as ActorState
     from envactors.actor.states import ActorStats as ActorStats
-    from envactors.arrays.specs import ArraySpec as ArraySpec
     from envactors.backends.local import InlineBackend as InlineBackend
     from envactors.backends.local import ThreadBackend as ThreadBackend
     from envactors.backends.process import ProcessBackend as ProcessBackend
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from envactors.errors import VectorInputError as VectorInputError
     from envactors.errors import VectorStepError as VectorStepError
     from envactors.errors import VectorTimeoutError as VectorTimeoutError
+    from envactors.mailbox.specs import ArraySpec as ArraySpec
     from envactors.observe.monitor import monitor as monitor
     from envactors.observe.trace import trace as trace
     from envactors.options import Deadlines as Deadlines
@@ -63,7 +63,7 @@ _HOMES = {
     "envactors.actor.handle": "spawn",
     "envactors.actor.pool": "ActorPool",
     "envactors.actor.states": "ActorState ActorStats",
-    "envactors.arrays.specs": "ArraySpec",
+    "envactors.mailbox.specs": "ArraySpec",
     "envactors.backends.local": "InlineBackend ThreadBackend",
     "envactors.backends.process": "ProcessBackend",
     "envactors.errors": (

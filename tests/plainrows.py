@@ -19,18 +19,10 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.slots import Slot, Slots
 from envactors.actor.states import BACKOFF, LAUNCHING, LIVE
 from envactors.actor.supervisor import Supervisor
-from envactors.arrays.slab import HALF, RESET, Layout, Slab
-from envactors.arrays.specs import ArraySpec
 from envactors.backends.base import ExitStatus, Stacks, Worker
 from envactors.backends.local import InlineBackend, LocalChannel
-from envactors.system.polling import READABLE, Doorbell
-from envactors.vector.asking import Asker, EnvFuture
-from envactors.vector.episodes import Episodes
-from envactors.vector.outcomes import Outcomes
-from envactors.vector.pending import Pending
-from envactors.vector.results import RowReader
-from envactors.wire import bundle
-from envactors.wire.control_page import (
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import (
     ASLEEP,
     BEGUN,
     ENV_INDEX,
@@ -44,9 +36,17 @@ from envactors.wire.control_page import (
     ControlPage,
     page_size,
 )
-from envactors.wire.info_codec import InfoReader, InfoWriter
-from envactors.wire.messages import Attach, Fault, Frame, Kind, Start
-from envactors.wire.pickling import dumps, pack_failure
+from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
+from envactors.mailbox.pickling import dumps, pack_failure
+from envactors.mailbox.slab import HALF, RESET, Layout, Slab
+from envactors.mailbox.specs import ArraySpec
+from envactors.system.polling import READABLE, Doorbell
+from envactors.vector.asking import Asker, EnvFuture
+from envactors.vector.episodes import Episodes
+from envactors.vector.outcomes import Outcomes
+from envactors.vector.pending import Pending
+from envactors.vector.results import RowReader
 
 SCALAR = ArraySpec((), np.dtype(np.float64))
 # How many numbers a worker writes for one env.

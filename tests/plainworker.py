@@ -6,17 +6,17 @@ import os
 
 import numpy as np
 
-from envactors.arrays.slab import HALF, PAYLOAD, RESET, SEED, Layout
-from envactors.arrays.specs import ArraySpec
 from envactors.backends.local import LocalMemory
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import ASLEEP, PAGE, ControlPage
+from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Start
+from envactors.mailbox.payloads import make_payload, pack_payloads
+from envactors.mailbox.pickling import dumps, dumps_by_value
+from envactors.mailbox.slab import HALF, PAYLOAD, RESET, SEED, Layout
+from envactors.mailbox.specs import ArraySpec
 from envactors.system.choice import PORTABLE
 from envactors.system.polling import Doorbell
-from envactors.wire import bundle
-from envactors.wire.control_page import ASLEEP, PAGE, ControlPage
-from envactors.wire.info_codec import InfoReader, InfoWriter
-from envactors.wire.messages import Attach, Failure, Frame, Kind, Start
-from envactors.wire.payloads import make_payload, pack_payloads
-from envactors.wire.pickling import dumps, dumps_by_value
 from envactors.worker.main import Server
 
 OBSERVATION, ACTION, REWARD = (ArraySpec(shape, np.dtype(np.float64)) for shape in ((2,), (), ()))

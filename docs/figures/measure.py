@@ -208,7 +208,7 @@ INSIDE = RATE + textwrap.dedent("""
     import numpy as np
     import envactors as ea
     from envactors.testing import workloads
-    from envactors.wire.control_page import TIMED
+    from envactors.mailbox.control_page import TIMED
 
     ROWS = ("nothing", 4), ("nothing", 1), ("busy_100us", 4), ("busy_100us", 1)
     CLIENT = '''

@@ -23,10 +23,10 @@ from envactors.actor.rows import ActorRows
 from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
+from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
+from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.pickling import reads_at_once
 from envactors.system.polling import READABLE
-from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
-from envactors.wire.messages import Frame, Kind
-from envactors.wire.pickling import reads_at_once
 
 _log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.

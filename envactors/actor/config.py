@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.backends.base import Backend, RowMemory
+from envactors.mailbox.messages import Start
 from envactors.options import Deadlines, RestartPolicy
 from envactors.system.cpus import STORES_IN_ORDER
-from envactors.wire.messages import Start
 
 
 @dataclasses.dataclass(frozen=True)

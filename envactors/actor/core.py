@@ -25,9 +25,9 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError, SerializationError, copy_error
-from envactors.wire.durations import Histograms
-from envactors.wire.messages import Kind, Save
-from envactors.wire.pickling import dumps
+from envactors.mailbox.durations import Histograms
+from envactors.mailbox.messages import Kind, Save
+from envactors.mailbox.pickling import dumps
 
 # What it says reaches users as errors and results, too: nothing is printed where nobody has set up any logging.
 _log = logging.getLogger("envactors.actors")

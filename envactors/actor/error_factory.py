@@ -23,8 +23,8 @@ from envactors.errors import (
     copy_error,
     describe_status,
 )
-from envactors.wire.messages import Failure, Fault, Frame
-from envactors.wire.pickling import loads, unpack_failure
+from envactors.mailbox.messages import Failure, Fault, Frame
+from envactors.mailbox.pickling import loads, unpack_failure
 
 
 class ErrorFactory:

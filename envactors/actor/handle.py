@@ -25,11 +25,11 @@ from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SerializationError
+from envactors.mailbox import registry
+from envactors.mailbox.factory import Factory, as_callable
+from envactors.mailbox.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
+from envactors.mailbox.pickling import dumps_by_value, has_code
 from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines, check_timeout, is_int
-from envactors.wire import registry
-from envactors.wire.factory import Factory, as_callable
-from envactors.wire.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
-from envactors.wire.pickling import dumps_by_value, has_code
 
 _numbers = itertools.count()
 

@@ -7,8 +7,8 @@ import time
 
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
-from envactors.wire.control_page import METHOD_RESET
-from envactors.wire.durations import Histograms
+from envactors.mailbox.control_page import METHOD_RESET
+from envactors.mailbox.durations import Histograms
 
 
 def read_stats(actor: Supervisor) -> ActorStats:

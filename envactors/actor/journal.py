@@ -19,11 +19,8 @@ import numpy as np
 from envactors.actor.journal_entries import Message, StepColumns, as_input
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.slots import Slots
-from envactors.arrays.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
-from envactors.arrays.specs import reader
 from envactors.errors import SerializationError
-from envactors.options import Deadlines
-from envactors.wire.messages import (
+from envactors.mailbox.messages import (
     Attach,
     Kind,
     Pickled,
@@ -33,7 +30,10 @@ from envactors.wire.messages import (
     Save,
     Set,
 )
-from envactors.wire.pickling import dumps, loads
+from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
+from envactors.mailbox.specs import reader
+from envactors.options import Deadlines
 
 _FIRST_ROWS = 64
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import Slab
-from envactors.arrays.specs import Spec, unflatten
-from envactors.wire.messages import RECORDED_RESET, REQUESTS, Kind, RecordedSteps
-from envactors.wire.pickling import content_of, loads
+from envactors.mailbox.messages import RECORDED_RESET, REQUESTS, Kind, RecordedSteps
+from envactors.mailbox.pickling import content_of, loads
+from envactors.mailbox.slab import Slab
+from envactors.mailbox.specs import Spec, unflatten
 
 
 class Message:

@@ -25,8 +25,8 @@ from envactors.actor.requests import CallRequest, Group, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
 from envactors.backends.base import LaunchRefusedError, Worker
 from envactors.errors import ActorError, copy_error
-from envactors.wire.messages import Adopt, Frame, Kind
-from envactors.wire.pickling import loads
+from envactors.mailbox.messages import Adopt, Frame, Kind
+from envactors.mailbox.pickling import loads
 
 _log = logging.getLogger("envactors")
 # How long a standby may take to become this actor's, in seconds; all it does is take note.

@@ -15,9 +15,9 @@ from envactors.actor.handle import ActorHandle, close_all, launch, spawn
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
 from envactors.errors import ActorClosedError
+from envactors.mailbox.factory import Factory
+from envactors.mailbox.messages import Call, Kind
 from envactors.options import check_timeout, is_int
-from envactors.wire.factory import Factory
-from envactors.wire.messages import Call, Kind
 
 
 class PoolFuture(ActorFuture):

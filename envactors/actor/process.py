@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, NodeLoss, Stacks, Worker
+from envactors.mailbox.channel import ChannelCorruptError
+from envactors.mailbox.control_page import ASLEEP
+from envactors.mailbox.messages import Adopt, Frame, Kind, Start
+from envactors.mailbox.pickling import dumps
 from envactors.system.polling import READABLE, WRITABLE, is_disconnect
-from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.control_page import ASLEEP
-from envactors.wire.messages import Adopt, Frame, Kind, Start
-from envactors.wire.pickling import dumps
 
 # The call id of the first message of a process; requests begin with 1.
 START_CALL_ID = 0
@@ -119,7 +119,7 @@ class ActorProcess:
 
         Args:
             frame: The frame.
-            wait: How the worker waits for the request after this one, as `envactors.wire.control_page` says.
+            wait: How the worker waits for the request after this one, as `envactors.mailbox.control_page` says.
         """
         channel = self._channel
         self.page.set_wait(wait, frame.call_id)

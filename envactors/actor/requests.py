@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.messages import Kind
+from envactors.mailbox.pickling import dumps
 from envactors.options import Deadlines
-from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.wire.messages import Kind
-from envactors.wire.pickling import dumps
 
 # The payload of a request that says it all with its kind.
 NO_ARGUMENTS: Final = dumps(())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ASKED, Op, Outcome, Slots
-from envactors.arrays.slab import RESET
 from envactors.errors import ActorDiedError, ActorError
-from envactors.wire.control_page import METHOD_RESET
+from envactors.mailbox.control_page import METHOD_RESET
+from envactors.mailbox.slab import RESET
 
 
 def begun(rows: ActorRows, *, blames: bool) -> list[int]:

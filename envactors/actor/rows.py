@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from envactors.actor.requests import Group, Request
 from envactors.actor.slots import ARRIVED, ASKED, LOST, POSTED, Outcome, Slots
 from envactors.actor.states import LIVE
-from envactors.arrays.slab import HALF, RESET
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
+from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.payloads import pack_payloads
+from envactors.mailbox.slab import HALF, RESET
 from envactors.system.polling import READABLE
-from envactors.wire import bundle
-from envactors.wire.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
-from envactors.wire.messages import Frame, Kind
-from envactors.wire.payloads import pack_payloads
 
 if TYPE_CHECKING:
     from envactors.actor.core import ActorCore

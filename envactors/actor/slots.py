@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
-from envactors.wire.info_codec import InfoReader
-from envactors.wire.messages import Pickled, episode_seed, renewed_seed
-from envactors.wire.pickling import dumps
+from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.messages import Pickled, episode_seed, renewed_seed
+from envactors.mailbox.pickling import dumps
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
 
 if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture
@@ -145,7 +145,7 @@ class Slots:
         of: One slot per env.
         states: The state of each env.
         numbers: int64: the call id of each env's last post, which no worker can overwrite.
-        ops: What each env was posted last, in the bits of `envactors.arrays.slab`.
+        ops: What each env was posted last, in the bits of `envactors.mailbox.slab`.
         halves: The half of each env's last complete observation.
         in_half: What `halves` is if these stand in the same half, by that.
         ended: bool, shape (n,): whether the next step of an env resets it, by autoreset.

@@ -28,9 +28,9 @@ from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
 from envactors.errors import ActorClosedError
+from envactors.mailbox.messages import Attach, Kind
+from envactors.mailbox.pickling import dumps
 from envactors.system.polling import LONGEST_WAIT, READABLE
-from envactors.wire.messages import Attach, Kind
-from envactors.wire.pickling import dumps
 
 # How long a killed worker may take to be gone, in seconds.
 _KILL_GRACE = 0.9
@@ -119,7 +119,7 @@ class Supervisor:
         Args:
             request: The call. If it is bound to an incarnation and that is lost, the call is too, unless a new process
                 can be brought to the same point.
-            message: One of `envactors.wire.messages`, which becomes its payload.
+            message: One of `envactors.mailbox.messages`, which becomes its payload.
 
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple, Protocol
 
-from envactors.arrays.slab import Layout, Slab
+from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.control_page import ControlPage
+from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.slab import Layout, Slab
 from envactors.system.cpus import usable_cores
 from envactors.system.processes import resident_memory
-from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import ControlPage
-from envactors.wire.info_codec import InfoReader
 
 Stream = Literal["stdout", "stderr"]
 _NOTHING = nullcontext()
@@ -157,7 +157,7 @@ class Backend(Protocol):
         inline: Whether workers run in the threads of their callers.
         is_far: Whether workers are on other machines, and what they ring comes with their replies.
         import_advice: What to do if a factory needs a module that workers do not find; empty if that is plain.
-        pickles: Whether steps are pickled; otherwise they are passed as objects (``envactors.wire.steps.pack_steps``).
+        pickles: Whether payloads and overflows are pickled; otherwise they are passed as objects.
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
     """

@@ -25,9 +25,9 @@ from envactors.backends.base import LaunchRefusedError
 from envactors.backends.helper import Helper, HelperProcess
 from envactors.backends.reaping import REAPER
 from envactors.backends.starting import THREAD_CAPS, start_python, working_directory
+from envactors.mailbox.control_page import PagePlace
 from envactors.system.polling import packet_pair, wait_readable
 from envactors.system.processes import Process, await_exit
-from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors
 from envactors.worker.fork_server import EXIT_REPORT, Answer, WorkerSetup
 

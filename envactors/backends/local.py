@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import Backend, ExitStatus, Stacks, Stream, Worker
+from envactors.mailbox.control_page import POSTED, TIMED, ControlPage, page_size
+from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.messages import Frame
+from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import Doorbell, Poller
-from envactors.wire.control_page import POSTED, TIMED, ControlPage, page_size
-from envactors.wire.info_codec import InfoReader, InfoWriter
-from envactors.wire.messages import Frame
 from envactors.worker import context
 from envactors.worker.main import Server
 from envactors.worker.step_runner import WriteGuard

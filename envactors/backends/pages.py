@@ -14,9 +14,9 @@ import threading
 from collections import Counter
 from typing import NamedTuple
 
+from envactors.mailbox.control_page import PAGE, TIMED, ControlPage, PagePlace, page_size
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
-from envactors.wire.control_page import PAGE, TIMED, ControlPage, PagePlace, page_size
 
 # How many pages a file has; they take memory only once they are used.
 _PAGES = 1 << 10

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
-from envactors.arrays.slab import Layout, Slab
 from envactors.backends import starting
 from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, Stream, Worker
 from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
@@ -19,15 +18,16 @@ from envactors.backends.interpreters import code_tag
 from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
 from envactors.backends.stacks import ProcessStacks
+from envactors.mailbox.channel import Channel
+from envactors.mailbox.control_page import PagePlace
+from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.pickling import read_other_numpy
+from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
 from envactors.system.processes import SIGKILL, Process, fixed_layout
-from envactors.wire.channel import Channel
-from envactors.wire.control_page import PagePlace
-from envactors.wire.info_codec import InfoReader
-from envactors.wire.pickling import read_other_numpy
 from envactors.worker.bootstrap import STACKS_FILE, Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.

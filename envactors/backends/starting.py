@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from envactors.backends.base import LaunchRefusedError
+from envactors.mailbox.control_page import PagePlace
 from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, open_sentinel
 from envactors.system.sockets import sigpipe_blocked
-from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from envactors.arrays.specs import spec_of_space, stack
+from envactors.mailbox.specs import spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 
 SEED = 0

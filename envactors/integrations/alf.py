@@ -26,9 +26,9 @@ from envactors.integrations.alf_envs import ActorEnvironment, Envs, Specs, inter
 from envactors.integrations.alf_rotation import Rotation
 from envactors.integrations.alf_values import AlfEnvironment, Records, torch
 from envactors.integrations.env_adapters_alf import AlfEnvAdapter, StepType, TimeStep
+from envactors.mailbox.factory import as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy, is_int
 from envactors.vector.inputs import seeds_for
-from envactors.wire.factory import as_callable, as_factories
 
 __all__ = ["ActorEnvironment", "ActorParallelEnvironment", "StepType", "TimeStep"]
 

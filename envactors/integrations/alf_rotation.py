@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from envactors.arrays.specs import split_batch
 from envactors.errors import VectorInputError, VectorStepError
+from envactors.mailbox.specs import split_batch
 from envactors.options import is_int
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv

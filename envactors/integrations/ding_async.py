@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.states import ActorState
-from envactors.arrays.specs import ArraySpec, split_batch
 from envactors.backends.starting import DEFAULT
 from envactors.errors import VectorStepError
 from envactors.integrations.ding_envs import Envs
@@ -24,9 +23,10 @@ from envactors.integrations.ding_resets import Resets, TriesSpentError, is_lost,
 from envactors.integrations.ding_states import States, require
 from envactors.integrations.ding_values import EnvState, config_dict, read_timesteps, register
 from envactors.integrations.env_adapters_ding import RawTimestep
+from envactors.mailbox.factory import Factory
+from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
 from envactors.vector.results import Batch
-from envactors.wire.factory import Factory
 
 _log = logging.getLogger("envactors")
 

@@ -15,10 +15,10 @@ from envactors.integrations.ding_states import require
 from envactors.integrations.ding_values import PRELOAD, BaseEnvManager
 from envactors.integrations.env_adapters import adapted
 from envactors.integrations.env_adapters_ding import DingEnvAdapter
+from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.wire.factory import Factory, as_factories
 
 
 class Reference:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.specs import ArraySpec
 from envactors.integrations.env_adapters_ding import AS_IN_SPACE, REWARD_KINDS, RawTimestep
+from envactors.mailbox.specs import ArraySpec
 
 _T = TypeVar("_T", bound=type)
 

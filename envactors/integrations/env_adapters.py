@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors.errors import VectorInputError
-from envactors.wire.factory import Factory, as_callable, as_factories
+from envactors.mailbox.factory import Factory, as_callable, as_factories
 from envactors.worker.context import current_actor
 
 

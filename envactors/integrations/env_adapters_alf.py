@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.specs import ArraySpec, Spec, conform
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.env_adapters import EnvAdapter
+from envactors.mailbox.specs import ArraySpec, Spec, conform
 
 LAST: Final = 2
 

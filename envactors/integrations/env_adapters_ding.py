@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envactors.arrays.specs import ArraySpec, conform, leaves, spec_of_space, unflatten
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.env_adapters import EnvAdapter
+from envactors.mailbox.specs import ArraySpec, conform, leaves, spec_of_space, unflatten
 
 
 class RawTimestep(NamedTuple):

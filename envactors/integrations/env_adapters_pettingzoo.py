@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envactors.arrays.specs import ArraySpec, Spec, conform, spec_of_space
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.env_adapters import EnvAdapter
 from envactors.integrations.pettingzoo_layout import FLAGS, LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_space
 
 
 class Agents(NamedTuple):

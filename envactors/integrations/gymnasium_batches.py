@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from envactors.arrays.specs import ArraySpec, Spec
+from envactors.mailbox.specs import ArraySpec, Spec
 
 
 class Actions:

@@ -34,10 +34,10 @@ from envactors.errors import (
 from envactors.integrations.gymnasium_batches import Actions, Observations
 from envactors.integrations.gymnasium_pending import Pending
 from envactors.integrations.gymnasium_spaces import agree, check_mode, check_shareable, unequal
+from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
-from envactors.wire.factory import Factory, as_factories
 
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Steps: TypeAlias = tuple[Any, npt.NDArray[np.float64], _Flags, _Flags, dict[str, Any]]

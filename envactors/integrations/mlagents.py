@@ -23,9 +23,9 @@ from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
 from envactors.integrations.env_adapters_mlagents import UnityEnvAdapter
+from envactors.mailbox.factory import as_callable
 from envactors.options import Deadlines, RestartPolicy, check_timeout
 from envactors.vector.inputs import limit_running
-from envactors.wire.factory import as_callable
 
 try:
     from mlagents_envs.exception import (

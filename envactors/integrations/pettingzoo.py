@@ -22,11 +22,11 @@ from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.integrations.env_adapters import adapter_factories
 from envactors.integrations.env_adapters_pettingzoo import Agents, ParallelEnvAdapter
 from envactors.integrations.pettingzoo_batches import AgentBatch, AgentBatches
+from envactors.mailbox.factory import Factory
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.inputs import check_env_ids
-from envactors.wire.factory import Factory
 
 try:
     from envactors.integrations.pettingzoo_copies import ActorParallelEnvCopy

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from envactors.arrays.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten
+from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten
 
 # Rows of the flags that follow the observations of a copy: shape (4, agents), bool.
 LIVE: Final = 0  # the agent is alive after the step

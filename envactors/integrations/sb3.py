@@ -25,10 +25,10 @@ from envactors.backends.starting import DEFAULT, as_elsewhere
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
+from envactors.mailbox.factory import Factory, as_factories
+from envactors.mailbox.pickling import dumps_by_value
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
-from envactors.wire.factory import Factory, as_factories
-from envactors.wire.pickling import dumps_by_value
 
 try:
     from stable_baselines3.common.vec_env import VecEnv

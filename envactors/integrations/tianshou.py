@@ -19,10 +19,10 @@ from envactors.actor.permits import Permits
 from envactors.backends import resolve
 from envactors.backends.base import Backend
 from envactors.integrations.env_adapters import TianshouEnvAdapter, adapted
+from envactors.mailbox.factory import Factory, as_factories
+from envactors.mailbox.messages import episode_seed
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.inputs import check_flags, limit_running
-from envactors.wire.factory import Factory, as_factories
-from envactors.wire.messages import episode_seed
 
 try:
     from tianshou.env import BaseVectorEnv

@@ -19,9 +19,9 @@ from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.failures import or_first_failure
+from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
-from envactors.wire.factory import Factory, as_factories
 
 try:
     import torch

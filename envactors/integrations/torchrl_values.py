@@ -18,8 +18,8 @@ from tensordict import TensorDictBase, unravel_key
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot, TensorSpec, Unbounded
 from torchrl.envs import GymWrapper
 
-from envactors.arrays.specs import ArraySpec, Spec, flatten, leaves, unflatten
 from envactors.errors import SpaceMismatchError
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 
 # Of one dense tensor per env, whose shape does not vary. MultiOneHot is a OneHot.
 _DENSE = (Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded)

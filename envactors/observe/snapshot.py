@@ -14,8 +14,8 @@ from envactors.actor import engine
 from envactors.actor.inspection import read_histograms, read_stats
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
+from envactors.mailbox.durations import Durations
 from envactors.vector.statistics import VectorStatistics, all_statistics
-from envactors.wire.durations import Durations
 
 # Of the text of a failure, in characters.
 _LONGEST_FAILURE = 500

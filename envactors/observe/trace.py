@@ -22,11 +22,11 @@ from envactors.actor import engine, recording
 from envactors.actor.core import ActorCore
 from envactors.actor.process import ActorProcess
 from envactors.actor.supervisor import Supervisor
+from envactors.mailbox.control_page import TIMED
+from envactors.mailbox.durations import METHOD_RESET
+from envactors.mailbox.spans import SPANS_KEPT, Spans
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.vector.statistics import VectorStatistics, all_statistics
-from envactors.wire.control_page import TIMED
-from envactors.wire.durations import METHOD_RESET
-from envactors.wire.spans import SPANS_KEPT, Spans
 
 _log = logging.getLogger("envactors")
 # How long to wait between two looks at the rings of workers, in seconds, at first and at least and at most.

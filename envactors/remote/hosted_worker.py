@@ -14,6 +14,11 @@ from collections.abc import Callable, Iterator
 
 from envactors.backends.base import Stacks, Stream
 from envactors.backends.process import ProcessWorker
+from envactors.mailbox import bundle
+from envactors.mailbox.channel import ChannelCorruptError
+from envactors.mailbox.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
+from envactors.mailbox.info_codec import FAILED
+from envactors.mailbox.messages import Frame, Kind
 from envactors.remote.link import Link, LinkLostError
 from envactors.remote.oversize import fit_reply
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
@@ -21,11 +26,6 @@ from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
 from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
-from envactors.wire import bundle
-from envactors.wire.channel import ChannelCorruptError
-from envactors.wire.control_page import ASLEEP, FINISHED, LEASE, OVERFLOWS, TIMED
-from envactors.wire.info_codec import FAILED
-from envactors.wire.messages import Frame, Kind
 
 # How much may wait to be sent before no more output of workers is read, in bytes.
 MOST_OUTPUT = 1 << 20

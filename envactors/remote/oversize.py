@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from envactors.mailbox import bundle
+from envactors.mailbox.messages import Failure, Fault, Frame, Kind
+from envactors.mailbox.payloads import failed_payload
+from envactors.mailbox.pickling import dumps
 from envactors.remote import records
-from envactors.wire import bundle
-from envactors.wire.messages import Failure, Fault, Frame, Kind
-from envactors.wire.payloads import failed_payload
-from envactors.wire.pickling import dumps
 
 # What a bundle needs besides its parts, in bytes: for itself, and at most for each part.
 _PER_BUNDLE, _PER_PART = 16, 32

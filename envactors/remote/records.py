@@ -305,7 +305,7 @@ class ProgressReport(NamedTuple):
         call_id: The request that it runs or ran last.
         ended: Whether that request has finished.
         position: The position in its actor of the env that runs.
-        method: What that runs; see `envactors.wire.control_page`.
+        method: What that runs; see `envactors.mailbox.control_page`.
         age: How long it has run, in seconds.
         rss: Its resident memory, in bytes.
     """

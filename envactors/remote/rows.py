@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
+from envactors.mailbox.info_codec import INLINE_INFO, RECORDED, InfoReader
+from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room
-from envactors.wire.info_codec import INLINE_INFO, RECORDED, InfoReader
 
 # The first row of a run, how many there are, and the half that their observations are in.
 _HEAD = struct.Struct("<III")

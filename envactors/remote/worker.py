@@ -17,13 +17,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
-from envactors.remote.oversize import fit_request
-from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
-from envactors.remote.rows import MirroredMemory
-from envactors.remote.stacks import RemoteStacks
-from envactors.system.polling import Doorbell
-from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import (
+from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.control_page import (
     FINISHED,
     METHOD_STEP,
     OVERFLOWS,
@@ -34,9 +29,14 @@ from envactors.wire.control_page import (
     Progress,
     page_size,
 )
-from envactors.wire.durations import SIZE_PER_ENV, Histograms
-from envactors.wire.messages import Frame
-from envactors.wire.spans import SPAN
+from envactors.mailbox.durations import SIZE_PER_ENV, Histograms
+from envactors.mailbox.messages import Frame
+from envactors.mailbox.spans import SPAN
+from envactors.remote.oversize import fit_request
+from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
+from envactors.remote.rows import MirroredMemory
+from envactors.remote.stacks import RemoteStacks
+from envactors.system.polling import Doorbell
 
 # An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
 _FRESH = 0.25

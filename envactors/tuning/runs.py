@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors.arrays.specs import spec_of_space, stack
+from envactors.mailbox.specs import spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 from envactors.tuning.candidates import Candidate
 from envactors.vector.facade import VectorEnv

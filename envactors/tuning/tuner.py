@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from envactors.mailbox.factory import Factory, as_callable
 from envactors.options import check_timeout
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.runs import Actions, Run
 from envactors.vector.inputs import check_counts
-from envactors.wire.factory import Factory, as_callable
 
 # The share of the time in which the placements are compared; the rest is for variants of the best.
 _PLACING = 0.6

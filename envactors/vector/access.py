@@ -11,11 +11,11 @@ from typing import Any
 
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import IDLE, Autoreset
+from envactors.mailbox.control_page import ASLEEP
 from envactors.options import deadline_after
 from envactors.vector.asking import Asker, EnvFuture, make_future
 from envactors.vector.facade import VectorEnv
 from envactors.vector.results import Batch
-from envactors.wire.control_page import ASLEEP
 
 
 class VectorAccess:

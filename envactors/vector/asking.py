@@ -16,11 +16,11 @@ from envactors.actor.requests import Group, Request
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import ASKED, IDLE, Op, Slots
 from envactors.actor.supervisor import Supervisor
-from envactors.arrays.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.errors import VectorInputError
+from envactors.mailbox.control_page import encode_wait
+from envactors.mailbox.payloads import make_payload
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.vector.pending import Pending
-from envactors.wire.control_page import encode_wait
-from envactors.wire.payloads import make_payload
 
 # The most sets of envs to keep: those that never come again would fill the memory.
 _MOST_SELECTIONS = 1024

@@ -11,15 +11,15 @@ from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.actor.slots import Autoreset, OnFailure, Slot, Slots
-from envactors.arrays.slab import Layout
-from envactors.arrays.specs import OBJECT, ArraySpec, batches_alike, leaves
 from envactors.backends.base import RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError
+from envactors.mailbox.factory import Factory
+from envactors.mailbox.messages import Attach, Describe, Description, Kind
+from envactors.mailbox.slab import Layout
+from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
 from envactors.options import RecyclePolicy, Snapshot
 from envactors.vector.env_handles import EnvHandle
 from envactors.vector.pending import Pending
-from envactors.wire.factory import Factory
-from envactors.wire.messages import Attach, Describe, Description, Kind
 
 
 class Choices(NamedTuple):

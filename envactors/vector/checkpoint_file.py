@@ -15,7 +15,7 @@ from envactors.errors import VectorEnvError
 
 _MAGIC: Final = b"envactors checkpoint\n"
 # What of it a later version may not be able to read.
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 # The format, the length of the payload, and its checksum.
 _HEADER: Final = struct.Struct("<IQI")
 # How the names of files end that are being written.

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 from envactors.actor.handle import ActorHandle, ActorView, bring_back, save_state
 from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.slots import NO_EPISODE, Slot
-from envactors.arrays.specs import Spec
 from envactors.errors import VectorEnvError
+from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.specs import Spec
 from envactors.vector.build import results_of
 from envactors.vector.checkpoint_file import read_file, write_file
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending
 from envactors.vector.results import EnvStep, RowReader
-from envactors.wire.pickling import dumps, loads
 
 
 class SavedEnv(NamedTuple):

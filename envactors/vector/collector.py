@@ -19,12 +19,12 @@ from envactors.errors import (
     VectorStepError,
     VectorTimeoutError,
 )
+from envactors.mailbox.control_page import FINISHED, ControlPage, spin_until_all
 from envactors.vector.asking import Asker
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.pending import Pending, ReadyResult
 from envactors.vector.results import Batch, Batcher, EnvStep, RowReader
 from envactors.vector.stepper import Stepper
-from envactors.wire.control_page import FINISHED, ControlPage, spin_until_all
 
 
 class Collector:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from envactors.actor.handle import ActorHandle, restore_state, save_state
 from envactors.actor.slots import Slots
 from envactors.errors import NothingPendingError, VectorInputError
+from envactors.mailbox.factory import Factory
 from envactors.vector.asking import Asker
 from envactors.vector.build import results_of
 from envactors.vector.checkpoints import Checkpoints, read_checkpoint
 from envactors.vector.env_calls import EnvCalls
 from envactors.vector.results import Batch, Batcher, EnvStep, RowReader
-from envactors.wire.factory import Factory
 
 T = TypeVar("T", bound="EnvSnapshots")
 

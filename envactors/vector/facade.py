@@ -11,9 +11,11 @@ from envactors.actor import engine
 from envactors.actor.handle import launch
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Autoreset, OnFailure
-from envactors.arrays.specs import Spec
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
+from envactors.mailbox.control_page import ASLEEP
+from envactors.mailbox.factory import Factory, as_factories
+from envactors.mailbox.specs import Spec
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot, check_timeout, deadline_after
 from envactors.vector import inputs
 from envactors.vector.asking import Asker, EnvFuture, Selection, make_future
@@ -27,8 +29,6 @@ from envactors.vector.outcomes import Outcomes
 from envactors.vector.results import Batch, Batcher, RowReader
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.stepper import Stepper
-from envactors.wire.control_page import ASLEEP
-from envactors.wire.factory import Factory, as_factories
 
 
 @notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")

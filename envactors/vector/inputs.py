@@ -13,8 +13,8 @@ from envactors.actor.permits import Permits
 from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import VectorInputError
+from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
-from envactors.wire.factory import Factory
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 

@@ -19,13 +19,13 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Answer, CallRequest, Group, Request
 from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome, Slots
 from envactors.actor.supervisor import Supervisor
-from envactors.arrays.slab import HALF, NO_AUTORESET, RESET
 from envactors.errors import ActorError
+from envactors.mailbox.messages import Fault
+from envactors.mailbox.pickling import pack_failure, unpack_failure
+from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending, ReadyResult
 from envactors.vector.results import EnvStep, RowReader
-from envactors.wire.messages import Fault
-from envactors.wire.pickling import pack_failure, unpack_failure
 
 
 class Outcomes:

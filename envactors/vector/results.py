@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.slots import Slots
-from envactors.arrays.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
 from envactors.errors import SpaceMismatchError
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
 
 
 class EnvStep(NamedTuple):

@@ -14,8 +14,8 @@ from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
 from envactors.actor.inspection import read_histograms
 from envactors.actor.states import ActorStats
+from envactors.mailbox.durations import Durations, Histograms
 from envactors.vector.episodes import Episodes
-from envactors.wire.durations import Durations, Histograms
 
 T = TypeVar("T")
 

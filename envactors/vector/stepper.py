@@ -20,15 +20,15 @@ from envactors.actor.slots import ARRIVED, IDLE, POSTED, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
-from envactors.arrays.slab import HALF, RESET
-from envactors.arrays.specs import Spec
+from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, encode_wait, spin_until_all
+from envactors.mailbox.slab import HALF, RESET
+from envactors.mailbox.specs import Spec
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker, Selection
 from envactors.vector.decoder import Decoder
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending
 from envactors.vector.results import RowReader
-from envactors.wire.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, encode_wait, spin_until_all
 
 
 class Stepper:

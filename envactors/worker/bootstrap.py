@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
-from envactors.arrays.slab import Layout, Slab
+from envactors.mailbox.channel import Channel
+from envactors.mailbox.control_page import PAGE, ControlPage, PagePlace
+from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.slab import Layout, Slab
 from envactors.system.memory import SharedFile, map_file
 from envactors.system.polling import Doorbell
 from envactors.system.processes import (
@@ -26,9 +29,6 @@ from envactors.system.processes import (
     tag_descendants,
     volunteer_for_oom,
 )
-from envactors.wire.channel import Channel
-from envactors.wire.control_page import PAGE, ControlPage, PagePlace
-from envactors.wire.info_codec import InfoWriter
 from envactors.worker import context, reaper
 from envactors.worker.log_records import FrameSender, forward_records
 from envactors.worker.main import Server

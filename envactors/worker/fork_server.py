@@ -21,8 +21,8 @@ import threading
 import time
 from typing import Final, NamedTuple, NoReturn
 
+from envactors.mailbox.control_page import PagePlace
 from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
-from envactors.wire.control_page import PagePlace
 from envactors.worker.bootstrap import Descriptors, exit_after, run_forked
 
 # A worker's number and its exit code, minus the signal's number.

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from envactors.arrays.slab import PLAIN_REWARD
-from envactors.arrays.specs import OBJECT, Spec, conform, reader, spec_of_space, spec_of_value
-from envactors.wire import messages, registry
-from envactors.wire.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
-from envactors.wire.pickling import content_of, dumps, loads
+from envactors.mailbox import messages, registry
+from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.pickling import content_of, dumps, loads
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import OBJECT, Spec, conform, reader, spec_of_space, spec_of_value
 from envactors.worker.context import ActorContext
 
-# The fields of a `envactors.wire.messages.Transition`: making the named tuple would take as long as the rest of a step.
+# Those of a `envactors.mailbox.messages.Transition`: a tuple with names would take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
 

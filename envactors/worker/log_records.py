@@ -9,8 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from envactors.wire.channel import FrameChannel
-from envactors.wire.messages import Frame, Kind
+from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.messages import Frame, Kind
 from envactors.worker.context import current_actor
 
 # The attributes of a record that travel as they are.

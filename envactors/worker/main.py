@@ -7,12 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from envactors.arrays.slab import Layout, Slab
-from envactors.system.clocks import boot_clock
-from envactors.system.cpus import pinned_while_sleeping
-from envactors.system.polling import Poller
-from envactors.wire.channel import FrameChannel
-from envactors.wire.control_page import (
+from envactors.mailbox.channel import FrameChannel
+from envactors.mailbox.control_page import (
     FRAMES,
     LEASE,
     METHOD_CALL,
@@ -24,9 +20,13 @@ from envactors.wire.control_page import (
     spin_until_all,
     wait_cpu,
 )
-from envactors.wire.info_codec import InfoWriter
-from envactors.wire.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start
-from envactors.wire.pickling import dumps, loads, pack_failure
+from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start
+from envactors.mailbox.pickling import dumps, loads, pack_failure
+from envactors.mailbox.slab import Layout, Slab
+from envactors.system.clocks import boot_clock
+from envactors.system.cpus import pinned_while_sleeping
+from envactors.system.polling import Poller
 from envactors.worker import context
 from envactors.worker.host import Host
 from envactors.worker.log_records import set_levels

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from envactors.arrays.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
-from envactors.arrays.specs import ArraySpec, flatten, reader
-from envactors.wire import bundle
-from envactors.wire.control_page import (
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import (
     BEGUN,
     ENV_INDEX,
     METHOD,
@@ -28,10 +26,12 @@ from envactors.wire.control_page import (
     TIMED,
     ControlPage,
 )
-from envactors.wire.info_codec import InfoWriter
-from envactors.wire.messages import Failure, Fault, Kind
-from envactors.wire.payloads import unpack_payloads
-from envactors.wire.pickling import content_of, copy_value, loads, pack_failure
+from envactors.mailbox.info_codec import InfoWriter
+from envactors.mailbox.messages import Failure, Fault, Kind
+from envactors.mailbox.payloads import unpack_payloads
+from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
+from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
 from envactors.worker.host import Fields, Host, HostedEnv
 
@@ -205,7 +205,7 @@ class EnvRow:
     Attributes:
         index: The env's index in the vector.
         number: The call id of the request.
-        op: What is asked, in the bits of `envactors.arrays.slab`.
+        op: What is asked, in the bits of `envactors.mailbox.slab`.
         payload: The call id that the last payload belongs to, and its content: pickled, an object, or a failure.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.

@@ -13,8 +13,8 @@ from chaos.faults import LargeEcho, head_of
 from chaos.history import Delivered, EnvHistory
 from chaos.oracle import Oracle, Request, Result, identical
 from chaos.report import ReportBuilder
-from envactors.arrays.specs import Spec, conform, spec_of_value
-from envactors.wire.messages import renewed_seed
+from envactors.mailbox.messages import renewed_seed
+from envactors.mailbox.specs import Spec, conform, spec_of_value
 
 
 class Limits(NamedTuple):

@@ -19,7 +19,7 @@ from chaos.oracle import Oracle
 from chaos.plan import PlannedFault
 from chaos.process_watch import ProcessWatch
 from chaos.report import ChaosReport, ReportBuilder
-from envactors.arrays.specs import split_batch
+from envactors.mailbox.specs import split_batch
 
 # Seconds beyond the limits after which a result counts as lost.
 _PATIENCE = 20.0

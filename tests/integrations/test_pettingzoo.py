@@ -14,7 +14,7 @@ import pytest
 from helpers import clocked, episode_seed, most_at_once
 
 import envactors as ea
-from envactors.arrays.specs import ArraySpec, flatten, spec_of_space
+from envactors.mailbox.specs import ArraySpec, flatten, spec_of_space
 from envactors.remote import LocalNodes
 
 pytest.importorskip("pettingzoo")

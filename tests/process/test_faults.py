@@ -305,9 +305,9 @@ def test_a_reply_that_matches_nothing_is_dropped_and_counted():
             """Answers calls that nobody made, over the worker's own channel."""
             import gc
 
-            from envactors.wire.channel import Channel
-            from envactors.wire.messages import Frame, Kind
-            from envactors.wire.pickling import dumps
+            from envactors.mailbox.channel import Channel
+            from envactors.mailbox.messages import Frame, Kind
+            from envactors.mailbox.pickling import dumps
 
             (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
             for incarnation, call_id in ((0, 99), (7, 1), (7, 2)):
@@ -325,7 +325,7 @@ def test_garbage_on_the_channel_is_a_death_and_not_a_result():
         def babble(self):
             import gc
 
-            from envactors.wire.channel import Channel
+            from envactors.mailbox.channel import Channel
 
             (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
             channel.socket.sendall(b"\xff" * 100)
@@ -342,7 +342,7 @@ def test_a_stray_byte_on_the_channel_is_noticed_with_the_next_reply():
         def stray(self):
             import gc
 
-            from envactors.wire.channel import Channel
+            from envactors.mailbox.channel import Channel
 
             (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
             channel.socket.sendall(b"!")

@@ -22,10 +22,10 @@ from interpreters import NEEDED, OWN, WITH_NUMPY_1, another, make_venv, pythons
 
 import envactors as ea
 from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapted
+from envactors.mailbox import pickling
 from envactors.remote import LocalNodes
 from envactors.system.choice import PORTABLE
 from envactors.testing import BackendConformance, EchoEnv
-from envactors.wire import pickling
 
 # Making a virtual environment may take a minute on a busy machine.
 pytestmark = pytest.mark.timeout(300)

@@ -11,8 +11,8 @@ import pytest
 from helpers import SOON, promised
 
 import envactors as ea
+from envactors.mailbox.control_page import ControlPage
 from envactors.testing import EchoEnv, expected_checksum
-from envactors.wire.control_page import ControlPage
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 

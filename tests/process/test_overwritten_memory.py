@@ -11,10 +11,7 @@ from helpers import FORK_SERVER, SOON
 from vandals import PATTERNS, Vandal, overwrite, shared_memory, write_cell
 
 import envactors as ea
-from envactors.system.choice import PORTABLE
-from envactors.testing import EchoEnv
-from envactors.testing.envs import expected_checksum
-from envactors.wire.control_page import (
+from envactors.mailbox.control_page import (
     BEGUN,
     ENV_INDEX,
     FINISHED,
@@ -24,6 +21,9 @@ from envactors.wire.control_page import (
     SINCE,
     STEP,
 )
+from envactors.system.choice import PORTABLE
+from envactors.testing import EchoEnv
+from envactors.testing.envs import expected_checksum
 
 pytestmark = pytest.mark.skipif(PORTABLE, reason="finds the memory by its name in /proc")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.backends import pages
 from envactors.backends.pages import PagePool
+from envactors.mailbox.control_page import FINISHED, PAGE, POSTED
+from envactors.mailbox.durations import METHOD_RESET, Histograms
 from envactors.system.choice import PORTABLE
 from envactors.system.descriptors import count_descriptors
 from envactors.testing import EchoEnv
-from envactors.wire.control_page import FINISHED, PAGE, POSTED
-from envactors.wire.durations import METHOD_RESET, Histograms
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.actor.permits import Permits
 from envactors.actor.requests import CallRequest, Group
-from envactors.arrays.specs import ArraySpec
+from envactors.mailbox.messages import Kind
+from envactors.mailbox.specs import ArraySpec
 from envactors.remote import LocalNodes
-from envactors.wire.messages import Kind
 
 PLENTY = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 WORKS, DIES, WAITS = 0, 1, 2  # what an action asks for

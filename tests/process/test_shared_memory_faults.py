@@ -18,8 +18,8 @@ from helpers import FORK_SERVER, SOON, wait_always, wait_for_path, wait_until
 import envactors as ea
 from envactors.actor import row_failures
 from envactors.actor.wait_tuner import BOTH_SPIN, SLEEP
+from envactors.mailbox.control_page import FINISHED, SINCE, ControlPage
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.wire.control_page import FINISHED, SINCE, ControlPage
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.arrays.slab import Layout, Slab
-from envactors.arrays.specs import flatten, leaves, spec_of_space, unflatten
+from envactors.mailbox.slab import Layout, Slab
+from envactors.mailbox.specs import flatten, leaves, spec_of_space, unflatten
 from envactors.testing import EchoEnv
 
 nested = st.recursive(

@@ -19,8 +19,8 @@ import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import launch
 from envactors.actor.requests import CallRequest
+from envactors.mailbox.messages import Get, Kind
 from envactors.system.cpus import cores
-from envactors.wire.messages import Get, Kind
 
 FAST = ea.RestartPolicy(max_restarts=50, backoff=0.0)
 # Nothing of a test is over sooner than a wait for this would be.

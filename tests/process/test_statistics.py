@@ -17,10 +17,10 @@ from nodes import preloading_backend
 
 import envactors as ea
 from envactors.actor.core import StateChange
+from envactors.mailbox.control_page import TIMED
+from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP, Histograms
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.wire.control_page import TIMED
-from envactors.wire.durations import METHOD_RESET, METHOD_STEP, Histograms
 
 
 class Paced(EchoEnv):

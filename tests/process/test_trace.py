@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.actor import recording
+from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP
+from envactors.mailbox.spans import SPANS_KEPT, SpanRing, measured_size
 from envactors.observe import trace as trace_module
 from envactors.observe.trace_file import CallerSpan, Notice, Span, write_trace
 from envactors.remote import LocalNodes
 from envactors.testing import EchoEnv, FaultyEnv
-from envactors.wire.durations import METHOD_RESET, METHOD_STEP
-from envactors.wire.spans import SPANS_KEPT, SpanRing, measured_size
 
 
 class Track(list):

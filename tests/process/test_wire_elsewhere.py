@@ -10,8 +10,8 @@ from pathlib import Path
 
 from helpers import TwoArguments
 
-from envactors.wire.messages import Fault
-from envactors.wire.pickling import dumps, pack_failure, unpack_failure
+from envactors.mailbox.messages import Fault
+from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 
 MAIN = """
 class Value:
@@ -57,9 +57,9 @@ def in_another_interpreter(code, data):
     script = """
 import pickle, sys
 sys.path += sys.argv[1:]
-from envactors.wire.info_codec import RecordWriter, read_record
-from envactors.wire.messages import Failure
-from envactors.wire.pickling import loads, unpack_failure
+from envactors.mailbox.info_codec import RecordWriter, read_record
+from envactors.mailbox.messages import Failure
+from envactors.mailbox.pickling import loads, unpack_failure
 data = pickle.load(sys.stdin.buffer)
 """
     done = subprocess.run(

@@ -9,10 +9,10 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.arrays.slab import HALF, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
-from envactors.arrays.specs import ArraySpec
+from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, RESET, SEED, Layout, Slab
+from envactors.mailbox.specs import ArraySpec
 from envactors.remote.rows import MirroredRows
-from envactors.wire.info_codec import InfoReader, InfoWriter
 
 ENVS = 6
 OBSERVATION = {"image": ArraySpec((3, 2), np.dtype(np.uint8)), "state": ArraySpec((5,), np.dtype(np.float32))}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import envactors as ea
-from envactors.arrays.slab import INLINE_INFO_ROOM
+from envactors.mailbox.slab import INLINE_INFO_ROOM
 from envactors.testing import EchoEnv
 from envactors.testing.envs import expected_checksum
 from simulation.world import Killed, Violation, World

@@ -17,9 +17,9 @@ import numpy as np
 import envactors as ea
 from envactors.actor import engine as engines
 from envactors.actor.supervisor import Supervisor
+from envactors.mailbox.control_page import BEGUN
+from envactors.mailbox.messages import episode_seed
 from envactors.testing import EchoEnv
-from envactors.wire.control_page import BEGUN
-from envactors.wire.messages import episode_seed
 from envactors.worker import main as worker
 from simulation.envs import EnvFailedError, SimulatedEnv, checksum_of, get_state, set_state
 from simulation.invariants import Invariants

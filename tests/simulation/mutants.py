@@ -65,7 +65,7 @@ STATES = "an env has one state"
 LOSSES = "a lost episode is told of"
 LIMIT = "no more run than may"
 
-PAGE = "wire.control_page:ControlPage."
+PAGE = "mailbox.control_page:ControlPage."
 RUNNER = "worker.step_runner:"
 SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."

@@ -11,9 +11,9 @@ import envactors as ea
 from envactors.actor import engine
 from envactors.actor.pool import ActorPool, PoolFuture
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
-from envactors.wire.control_page import ControlPage, page_size
-from envactors.wire.messages import Frame, Kind
-from envactors.wire.pickling import dumps, loads
+from envactors.mailbox.control_page import ControlPage, page_size
+from envactors.mailbox.messages import Frame, Kind
+from envactors.mailbox.pickling import dumps, loads
 from simulation.primitives import ControlledDoorbell, Inbox
 from simulation.schedule import Run
 from simulation.tasks import Interruption

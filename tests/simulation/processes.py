@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from envactors.arrays.slab import Layout, Slab
 from envactors.backends.base import Backend, ExitStatus, Stacks, Worker
+from envactors.mailbox.control_page import STREAM, TIMED, ControlPage, page_size
+from envactors.mailbox.info_codec import FAILED, InfoReader, InfoWriter
+from envactors.mailbox.messages import Frame
+from envactors.mailbox.slab import Layout, Slab
 from envactors.system.polling import READABLE
-from envactors.wire.control_page import STREAM, TIMED, ControlPage, page_size
-from envactors.wire.info_codec import FAILED, InfoReader, InfoWriter
-from envactors.wire.messages import Frame
 from envactors.worker import context
 from envactors.worker.main import Server
 from simulation.world import Fiber, Killed, World

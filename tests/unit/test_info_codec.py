@@ -11,11 +11,11 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.arrays.slab import INLINE_INFO_ROOM, Layout, Slab
-from envactors.arrays.specs import ArraySpec
-from envactors.wire.info_codec import InfoReader, InfoWriter
-from envactors.wire.messages import Failure, Fault
-from envactors.wire.pickling import copy_value, pack_failure, unpack_failure
+from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.messages import Failure, Fault
+from envactors.mailbox.pickling import copy_value, pack_failure, unpack_failure
+from envactors.mailbox.slab import INLINE_INFO_ROOM, Layout, Slab
+from envactors.mailbox.specs import ArraySpec
 
 ENVS = 3
 VARIANTS = ["between processes", "within one process"]

@@ -13,7 +13,7 @@ from helpers import SOON, wait_until
 import envactors as ea
 from envactors.actor import slots
 from envactors.backends.local import InlineWorker, ThreadWorker
-from envactors.wire import info_codec, payloads, pickling
+from envactors.mailbox import info_codec, payloads, pickling
 
 
 class Box:

@@ -13,9 +13,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import CallRequest, Group, RequestTable
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, PAGE, SINCE, ControlPage
+from envactors.mailbox.messages import Kind
 from envactors.system.polling import Doorbell
-from envactors.wire.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, PAGE, SINCE, ControlPage
-from envactors.wire.messages import Kind
 
 
 def make_call(bound: int | None = None) -> CallRequest:

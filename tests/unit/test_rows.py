@@ -11,7 +11,7 @@ import envactors as ea
 from envactors.actor import row_failures
 from envactors.actor.slots import ASKED, POSTED
 from envactors.backends.base import NodeLoss
-from envactors.wire.control_page import FINISHED, METHOD_RESET, OVERFLOWS, SINCE, STEP
+from envactors.mailbox.control_page import FINISHED, METHOD_RESET, OVERFLOWS, SINCE, STEP
 
 ENVS = PlayedActor.ENVS
 

@@ -10,10 +10,10 @@ from plainrows import WRITES_PER_ENV, PlayedActor, running_reactor
 import envactors as ea
 from envactors.actor.requests import CallRequest
 from envactors.actor.slots import ASKED, POSTED
-from envactors.arrays.slab import PAYLOAD, RESET, SEED
-from envactors.wire.messages import Kind, Restore, episode_seed, renewed_seed
-from envactors.wire.payloads import unpack_payloads
-from envactors.wire.pickling import loads
+from envactors.mailbox.messages import Kind, Restore, episode_seed, renewed_seed
+from envactors.mailbox.payloads import unpack_payloads
+from envactors.mailbox.pickling import loads
+from envactors.mailbox.slab import PAYLOAD, RESET, SEED
 
 ENVS = PlayedActor.ENVS
 

@@ -12,7 +12,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.permits import Permits
 from envactors.actor.requests import CallRequest
 from envactors.actor.slots import ASKED, IDLE, POSTED
-from envactors.wire.messages import Call, Kind
+from envactors.mailbox.messages import Call, Kind
 
 ENVS = PlayedActor.ENVS
 

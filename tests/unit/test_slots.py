@@ -7,10 +7,10 @@ from plainrows import WRITES_PER_ENV, PlayedActor, make_slots, running_reactor
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import ARRIVED, IDLE, LOST, NO_EPISODE, POSTED, Op
-from envactors.arrays.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED
-from envactors.wire.control_page import ASLEEP
-from envactors.wire.messages import episode_seed, renewed_seed
-from envactors.wire.pickling import dumps, loads
+from envactors.mailbox.control_page import ASLEEP
+from envactors.mailbox.messages import episode_seed, renewed_seed
+from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED
 
 ACTION = bytes(dumps(3.0))
 OPTIONS = bytes(dumps({"level": 2}))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.arrays.specs import (
+from envactors.mailbox.specs import (
     OBJECT,
     batches_alike,
     conform,

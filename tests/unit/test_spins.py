@@ -11,8 +11,8 @@ import types
 import pytest
 from helpers import SOON
 
-from envactors.wire import control_page
-from envactors.wire.control_page import spin_until_all
+from envactors.mailbox import control_page
+from envactors.mailbox.control_page import spin_until_all
 
 ROUNDS = 20
 

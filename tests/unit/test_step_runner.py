@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from plainworker import ACTION, Parent, Scripted, fault_of
 
-from envactors.arrays.slab import HALF, NO_AUTORESET, RESET
-from envactors.arrays.specs import OBJECT
-from envactors.wire import bundle
-from envactors.wire.control_page import ASLEEP, OVERFLOWS
-from envactors.wire.messages import Fault, Pickled
-from envactors.wire.payloads import failed_payload
-from envactors.wire.pickling import dumps, pack_failure, unpack_failure
+from envactors.mailbox import bundle
+from envactors.mailbox.control_page import ASLEEP, OVERFLOWS
+from envactors.mailbox.messages import Fault, Pickled
+from envactors.mailbox.payloads import failed_payload
+from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
+from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
+from envactors.mailbox.specs import OBJECT
 from envactors.worker.host import checksum
 
 

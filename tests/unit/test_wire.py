@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.wire.channel import Channel, ChannelCorruptError
-from envactors.wire.info_codec import RecordWriter, read_record
-from envactors.wire.messages import Failure, Fault, Frame
-from envactors.wire.pickling import dumps, loads, pack_failure, unpack_failure
+from envactors.mailbox.channel import Channel, ChannelCorruptError
+from envactors.mailbox.info_codec import RecordWriter, read_record
+from envactors.mailbox.messages import Failure, Fault, Frame
+from envactors.mailbox.pickling import dumps, loads, pack_failure, unpack_failure
 
 quick = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 

@@ -10,9 +10,7 @@ import pytest
 from helpers import SOON
 from plainworker import ACTION, Parent, Scripted, fault_of
 
-from envactors.arrays.slab import RESET, RING
-from envactors.system.polling import Doorbell
-from envactors.wire.control_page import (
+from envactors.mailbox.control_page import (
     ASLEEP,
     BEGUN,
     ENV_INDEX,
@@ -24,8 +22,10 @@ from envactors.wire.control_page import (
     PAGE,
     ControlPage,
 )
-from envactors.wire.messages import Call, Close, Failure, Fault, Frame, Kind, Replay, Reset, Start, Step
-from envactors.wire.pickling import dumps, dumps_by_value, loads
+from envactors.mailbox.messages import Call, Close, Failure, Fault, Frame, Kind, Replay, Reset, Start, Step
+from envactors.mailbox.pickling import dumps, dumps_by_value, loads
+from envactors.mailbox.slab import RESET, RING
+from envactors.system.polling import Doorbell
 from envactors.worker.main import Server
 from envactors.worker.step_runner import WorkerRetiredError, WriteGuard
 

@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import Any
 
-from envactors.wire.pickling import dumps_by_value, loads
+from envactors.mailbox.pickling import dumps_by_value, loads
 
 # The entry points of the envs that Gymnasium itself registers begin with these.
 _OWN = ("gymnasium.", "shimmy.")

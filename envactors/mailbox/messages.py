@@ -1,7 +1,7 @@
 """The messages between an actor and its worker.
 
 Each request is a frame, and so is its reply. Steps and resets go through rows of shared memory instead
-(`envactors.arrays.slab`), and only what does not fit there is sent, as `Kind.PAYLOADS` and `Kind.OVERFLOW`.
+(`envactors.mailbox.slab`), and only what does not fit there is sent, as `Kind.PAYLOADS` and `Kind.OVERFLOW`.
 
 A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the named
 tuples below. The header is readable without the payload, so that a payload that cannot be unpickled fails its own call
@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.slab import Layout
-from envactors.arrays.specs import Spec
+from envactors.mailbox.slab import Layout
+from envactors.mailbox.specs import Spec
 
 
 class Kind(enum.IntEnum):
@@ -36,15 +36,15 @@ class Kind(enum.IntEnum):
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
-    # What goes with rows that are posted after it, with the same call id; packed by `envactors.wire.payloads`.
+    # What goes with rows that are posted after it, with the same call id; packed by `envactors.mailbox.payloads`.
     PAYLOADS = 12
     SAVE = 13
     RESTORE = 14
 
     RESULT = 16
     FAILED = 17
-    # Sent while rows run: what does not fit into its rows. A `envactors.wire.bundle` of parts by the
-    # envs' indices in the vector, read by `envactors.wire.info_codec`.
+    # Sent while rows run: what does not fit into its rows. A `envactors.mailbox.bundle` of parts by the
+    # envs' indices in the vector, read by `envactors.mailbox.info_codec`.
     OVERFLOW = 19
     # Sent during START while there are more envs to make: how many are made, and so whose factory runs.
     ENV_MADE = 20

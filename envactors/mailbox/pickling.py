@@ -21,8 +21,8 @@ import cloudpickle
 import numpy as np
 
 from envactors.errors import RemoteTraceback, VectorStepError, reduce_exception, set_cause
-from envactors.wire import bundle
-from envactors.wire.messages import Failure, Fault, Pickled
+from envactors.mailbox import bundle
+from envactors.mailbox.messages import Failure, Fault, Pickled
 
 PROTOCOL = 5
 
@@ -35,7 +35,7 @@ _IMMUTABLE = frozenset(
 )
 
 # Arrays of at least this size, in bytes, are placed behind the pickle rather than in it, so that loading does not copy
-# them. `envactors.wire.channel` reads larger frames into buffers of their own, so that these arrays are writable.
+# them. `envactors.mailbox.channel` reads larger frames into buffers of their own, so that these arrays are writable.
 _LARGE = 1 << 16
 
 # In bytes; longer pickles take too long to read, and to search.

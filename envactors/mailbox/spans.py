@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from envactors.wire.durations import METHOD_RESET, METHOD_STEP, SIZE_PER_ENV, Histograms
+from envactors.mailbox.durations import METHOD_RESET, METHOD_STEP, SIZE_PER_ENV, Histograms
 
 # One step or reset: when it began and ended (`time.monotonic`), its call id, the position of its env in the actor, and
-# `envactors.wire.durations.METHOD_STEP` or ``METHOD_RESET``.
+# `envactors.mailbox.durations.METHOD_STEP` or ``METHOD_RESET``.
 SPAN: Final = np.dtype([("begin", "f8"), ("end", "f8"), ("call_id", "i8"), ("position", "i4"), ("method", "i4")])
 _pack = struct.Struct("ddqii").pack_into
 # Spans are counted so many at a time, and the ring has room for so many.

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.arrays.specs import ArraySpec, Spec, leaves
+from envactors.mailbox.specs import ArraySpec, Spec, leaves
 
 # The bits of `Slab.ops`.
 HALF: Final = 1  # which half the observation is written to
@@ -69,7 +69,7 @@ class Slab:
         ops: uint8, shape (n,): what was posted, in the bits above.
         seeds: uint64, shape (n,): the seed of a reset.
         info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for
-            an empty info. The codes are those of `envactors.wire.info_codec`.
+            an empty info. The codes are those of `envactors.mailbox.info_codec`.
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
         inline_info_rooms: The rows of ``inline_infos``.
         inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.

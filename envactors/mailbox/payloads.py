@@ -1,6 +1,6 @@
 """What goes with rows and does not fit into them: the options of resets, and actions without a fixed spec.
 
-Between processes a payload is a `envactors.wire.bundle` of pickled parts, one per env, so that one that cannot be
+Between processes a payload is a `envactors.mailbox.bundle` of pickled parts, one per env, so that one that cannot be
 unpickled fails only its env. Within one process it is a list of copied objects.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from envactors.wire import bundle
-from envactors.wire.messages import Failure
-from envactors.wire.pickling import copy_value, dumps, loads
+from envactors.mailbox import bundle
+from envactors.mailbox.messages import Failure
+from envactors.mailbox.pickling import copy_value, dumps, loads
 
 # Marks the number of a part that is a failure in place of a payload.
 _FAILED = 1 << 31

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from envactors.mailbox.durations import METHOD_RESET as METHOD_RESET  # noqa: PLC0414 # `METHOD_CALL` is here
+from envactors.mailbox.durations import METHOD_STEP as METHOD_STEP  # noqa: PLC0414
+from envactors.mailbox.durations import Histograms
+from envactors.mailbox.spans import SpanRing, measured_size
 from envactors.system.cpus import yield_cpu
 from envactors.system.polling import Doorbell
-from envactors.wire.durations import METHOD_RESET as METHOD_RESET  # noqa: PLC0414 # `METHOD_CALL` is here
-from envactors.wire.durations import METHOD_STEP as METHOD_STEP  # noqa: PLC0414
-from envactors.wire.durations import Histograms
-from envactors.wire.spans import SpanRing, measured_size
 
 PAGE: Final = mmap.PAGESIZE
 

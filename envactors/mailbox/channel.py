@@ -6,8 +6,8 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from envactors.mailbox.messages import Frame
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
-from envactors.wire.messages import Frame
 
 if TYPE_CHECKING:
     import socket

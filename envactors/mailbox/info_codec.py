@@ -24,9 +24,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from envactors.arrays.slab import Slab
-from envactors.wire.messages import Failure
-from envactors.wire.pickling import dumps, loads
+from envactors.mailbox.messages import Failure
+from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.slab import Slab
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0

@@ -1,1 +1,0 @@
-"""Nested specs and batching, on NumPy alone."""
