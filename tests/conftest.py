@@ -24,7 +24,6 @@ from hypothesis import HealthCheck, settings
 from portable import why_not_portable
 from slow import is_slow
 
-import envactors as ea
 from envactors import backends
 from envactors.system.choice import PORTABLE
 from envactors.testing.leaks import describe, inventory, settled_inventory
@@ -138,12 +137,6 @@ def quick_starts(request, monkeypatch):
     if request.module.__name__ not in OF_FRESH_PROCESSES and "fresh_processes" not in request.keywords:
         resolve = backends.resolve
         monkeypatch.setattr(backends, "resolve", lambda name: FORK_SERVER if name == "process" else resolve(name))
-
-
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"])
-def both_planes(request, monkeypatch):
-    """Runs a test with shared memory, and among the long runs without it too."""
-    monkeypatch.setitem(ea.VectorEnv.__init__.__kwdefaults__, "shared_memory", request.param)
 
 
 @pytest.fixture(autouse=True)

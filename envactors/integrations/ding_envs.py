@@ -199,7 +199,6 @@ class Envs(BaseEnvManager):
                 deadlines=Deadlines(start=start, step=self._step_timeout, reset=min(limits, default=None)),
                 restart=restart,
                 backend=self._backend(),
-                shared_memory=shared,
                 copy=self._cfg["copy_on_get"],
                 seed_episodes=self._cfg["seed_episodes"],
                 max_running=self._cfg["max_running"],

@@ -60,8 +60,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         env_fns: One callable per env; called only in the workers.
-        shared_memory: True or None: everything of fixed size travels through shared memory. True also refuses custom
-            spaces, as Gymnasium does. False: everything is pickled.
+        shared_memory: True to refuse custom spaces, as Gymnasium does. None and False accept them. Values of fixed size
+            travel through shared memory in any case.
         copy: True to return copies of observations; False to return views, valid until the next step.
         context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"`` or ``"loky"``; None: the default of
             `ProcessBackend`.
@@ -138,7 +138,6 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 standbys=standbys,
                 seed_episodes=seed_episodes,
                 backend=backend or (ProcessBackend(_start_method(context)) if context is not None else "process"),
-                shared_memory=self.shared_memory,
                 copy=False,
                 max_running=_checked_limit(max_concurrency),
             )

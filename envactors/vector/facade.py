@@ -72,8 +72,7 @@ class VectorEnv(EnvSnapshots):
             standby that cannot be made as often as ``restart`` allows is given up, with a warning in the log.
         env_vars: Environment variables of all workers, or a sequence of such mappings, one per actor.
         backend: Where the actors live.
-        shared_memory: Has no effect any more: what is of fixed size travels through memory that is shared with the
-            workers, everything else beside it.
+        shared_memory: Deprecated. It has no effect, and False emits a `DeprecationWarning`.
         copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
             possible, valid until that env's next step.
         max_running: How many envs may step or reset at once, also in resets and replays that the vector does by itself;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -19,15 +21,28 @@ from envactors.options import RecyclePolicy, is_int
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
 
-def check_flags(**flags: object) -> None:
-    """Refuse what is no bool.
+def check_flags(*, shared_memory: object = True, **flags: object) -> None:
+    """Refuse what is no bool, and warn of ``shared_memory=False``.
 
     Raises:
         VectorInputError: Naming the option.
     """
-    for name, flag in flags.items():
+    for name, flag in {"shared_memory": shared_memory, **flags}.items():
         if not isinstance(flag, bool):
             raise VectorInputError(f"{name} is {flag!r}: expected True or False")
+    if not shared_memory:
+        why = "steps and resets always use shared memory"
+        said = f"VectorEnv(shared_memory=False) has no effect any more, since {why}: leave the argument out"
+        warnings.warn(said, DeprecationWarning, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel``, seen from the calling function, of the first frame outside this package."""
+    # `VectorEnv.resume` lies between some callers and the constructor.
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "envactors":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def check_counts(least: int, **counts: object) -> None:

@@ -120,12 +120,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="read stats and stacks and ask the monitor all the time, while a trace is recorded",
     )
-    parser.add_argument(
-        "--no-shared-memory",
-        dest="shared_memory",
-        action="store_false",
-        help="send results through the channel instead",
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     return parser
 
@@ -154,7 +148,6 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
             envs_per_actor=arguments.envs_per_actor,
             on_failure=arguments.on_failure,
             deadline=arguments.deadline,
-            shared_memory=arguments.shared_memory,
             backend=None if arguments.nodes else near,
             nodes=arguments.nodes,
             observed=arguments.observed,

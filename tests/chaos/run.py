@@ -52,7 +52,6 @@ def run_chaos(
     envs_per_actor: int = 1,
     on_failure: OnFailure = "renew",
     deadline: float = 1.0,
-    shared_memory: bool = True,
     backend: Backend | None = None,
     nodes: int = 0,
     observed: bool = False,
@@ -72,7 +71,6 @@ def run_chaos(
         on_failure: ``"renew"`` or ``"replay"``. With ``"replay"`` each fault waits until its actor has recovered from
             the previous one, and no result may have a failure.
         deadline: Deadline of each step and reset, in seconds; must exceed the env's own time on a busy machine.
-        shared_memory: As for `envactors.VectorEnv`.
         backend: Backend of the actors; None: processes of a fork server, which start in milliseconds.
         nodes: If it is not 0, the actors run on so many nodes of this machine, and one fault in twenty ends a node;
             another one joins in its place. Not with ``backend``.
@@ -116,7 +114,6 @@ def run_chaos(
             deadlines=ea.Deadlines(step=deadline, reset=deadline, close=5.0),
             restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.0),
             backend=backend or near,
-            shared_memory=shared_memory,
         ) as envs:
             # All processes started at once: a single one takes less, unless the machine is busier than now.
             start_seconds = time.monotonic() - begun

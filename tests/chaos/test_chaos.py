@@ -59,16 +59,13 @@ def test_equal_seeds_give_equal_plans():
     assert {fault.kind for fault in plan_faults(ALL_KINDS, 7, 1)} == set(FaultKind)
 
 
-@pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("envs_per_actor", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_run_with_all_kinds_of_fault(envs_per_actor):
-    shared_memory = ea.VectorEnv.__init__.__kwdefaults__["shared_memory"]
     report = run_chaos(
         faults=2 * ALL_KINDS,
         seed=1,
         envs_per_actor=envs_per_actor,
         deadline=DEADLINE,
-        shared_memory=shared_memory,
         backend=FORK_SERVER,
         observed=envs_per_actor == 2,
     )
@@ -120,7 +117,6 @@ def test_a_run_over_a_users_env():
     assert set(report.faults.values()) == {1}
 
 
-@pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("factory", [None, lambda: gymnasium.make("CartPole-v1")], ids=["echo", "CartPole"])
 def test_a_replaying_run_leaves_no_trace(factory):
     report = run_chaos(
@@ -130,7 +126,6 @@ def test_a_replaying_run_leaves_no_trace(factory):
         envs_per_actor=2 if factory else 1,
         on_failure="replay",
         deadline=DEADLINE,
-        shared_memory=ea.VectorEnv.__init__.__kwdefaults__["shared_memory"],
         backend=FORK_SERVER,
     )
     assert report.ok, "\n".join(report.problems) or report
@@ -148,7 +143,6 @@ def test_long_runs(seed, on_failure):
         seed=seed,
         on_failure=on_failure,
         envs_per_actor=(1, 2, 4)[seed % 3],
-        shared_memory=seed % 4 != 3,
         backend=ea.ProcessBackend(spin=seed % 2 == 0),
     )
     assert report.ok, "\n".join(report.problems) or report

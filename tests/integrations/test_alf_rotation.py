@@ -33,7 +33,7 @@ def shown(obs):
     return [(int(row[0]), int(row[1])) for row in obs]
 
 
-def test_an_env_whose_episode_ends_queues_and_its_place_takes_the_front(make, both_planes):
+def test_an_env_whose_episode_ends_queues_and_its_place_takes_the_front(make):
     rotation = make([2, 9, 9, 9], 2)
     obs, infos = rotation.reset(seed=10)
     assert shown(obs) == [(0, 0), (1, 0)]

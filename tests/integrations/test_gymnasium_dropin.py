@@ -257,6 +257,26 @@ def test_a_custom_space_in_shared_memory_is_refused_where_it_was_asked_for():
         assert isinstance(caught.value.__cause__, gymnasium.error.CustomSpaceError)
 
 
+@pytest.mark.parametrize("copies", [True, False])
+def test_shared_memory_is_accepted_and_changes_no_result(copies):
+    fns = [functools.partial(Probe, length) for length in (3, 4)]
+    seen = []
+    for shared_memory in (None, True, False):
+        envs = ActorVectorEnv(fns, shared_memory=shared_memory, copy=copies)
+        assert envs.shared_memory is (shared_memory is not False)
+        results = [copy.deepcopy(envs.reset(seed=1))]
+        for turn in range(6):
+            result = envs.step(acts(turn, 2))
+            assert np.shares_memory(result[0], envs.observations) is not copies
+            results.append(copy.deepcopy(result))
+        seen.append(results)
+        envs.close()
+    assert data_equivalence(seen[0], seen[1])
+    assert data_equivalence(seen[0], seen[2])
+    envs = ActorVectorEnv([functools.partial(Shows, Custom())] * 2, shared_memory=False)
+    envs.close()
+
+
 def test_observation_mode():
     boxes = [spaces.Box(0, i + 1, (2,), np.float32) for i in range(3)]
     fns = [functools.partial(Shows, box) for box in boxes]
@@ -497,11 +517,10 @@ def test_a_failure_of_a_step_that_had_timed_out_is_logged_and_nobodys(gate):
 # Autoreset ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_autoreset_is_gymnasiums(mode, shared_memory):
+def test_autoreset_is_gymnasiums(mode):
     fns = [functools.partial(Probe, length) for length in (3, 4, 9)]
-    envs = ActorVectorEnv(fns, autoreset_mode=mode, shared_memory=shared_memory)
+    envs = ActorVectorEnv(fns, autoreset_mode=mode)
     reference = SyncVectorEnv(fns, autoreset_mode=mode)
     assert envs.metadata["autoreset_mode"] is mode
     assert data_equivalence(envs.reset(), reference.reset())
@@ -779,9 +798,8 @@ class Loose(gymnasium.Env):
 
 
 @pytest.mark.parametrize("which", range(5))
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_the_last_observation_is_what_the_env_gave(which, shared_memory):
-    envs = ActorVectorEnv([lambda: Loose(which)] * 2, shared_memory, autoreset_mode="SameStep")
+def test_the_last_observation_is_what_the_env_gave(which):
+    envs = ActorVectorEnv([lambda: Loose(which)] * 2, autoreset_mode="SameStep")
     reference = SyncVectorEnv([lambda: Loose(which)] * 2, autoreset_mode="SameStep")
     envs.reset(), reference.reset()
     ours, theirs = envs.step(acts(1, 0)), reference.step(acts(1, 0))
@@ -802,9 +820,8 @@ class OneArray(Probe):
         return self.array
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_reset_that_fills_the_last_observations_array_leaves_the_last_observation(shared_memory):
-    envs = ActorVectorEnv([lambda: OneArray(2)] * 2, shared_memory, autoreset_mode="SameStep")
+def test_a_reset_that_fills_the_last_observations_array_leaves_the_last_observation():
+    envs = ActorVectorEnv([lambda: OneArray(2)] * 2, autoreset_mode="SameStep")
     envs.reset()
     envs.step(acts(1, 1))
     obs, *_, infos = envs.step(acts(1, 1))

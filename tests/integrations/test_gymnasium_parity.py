@@ -35,27 +35,16 @@ def assert_equal(ours, theirs):
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("envs_per_actor", [1, 3])
-@pytest.mark.parametrize(
-    ("backend", "shared_memory"),
-    [
-        (FORK_SERVER, True),
-        pytest.param(FORK_SERVER, False, marks=pytest.mark.soak),
-        ("thread", True),
-        ("inline", True),
-    ],
-    ids=["process", "process without shared memory", "thread", "inline"],
-)
+@pytest.mark.parametrize("backend", [FORK_SERVER, "thread", "inline"], ids=["process", "thread", "inline"])
 @pytest.mark.parametrize("env_id", ENVS)
-def test_equal_seeds_and_actions_give_equal_results(env_id, backend, shared_memory, envs_per_actor, autoreset):
+def test_equal_seeds_and_actions_give_equal_results(env_id, backend, envs_per_actor, autoreset):
     count, steps = 3, 150
     factories = [functools.partial(gymnasium.make, env_id, **ENVS[env_id])] * count
     mode = {"next_step": "NextStep", "same_step": "SameStep"}[autoreset]
     reference = gymnasium.vector.SyncVectorEnv(factories, autoreset_mode=gymnasium.vector.AutoresetMode(mode))
     reference.action_space.seed(1)
     ended = 0
-    with ea.VectorEnv(
-        factories, autoreset=autoreset, backend=backend, envs_per_actor=envs_per_actor, shared_memory=shared_memory
-    ) as envs:
+    with ea.VectorEnv(factories, autoreset=autoreset, backend=backend, envs_per_actor=envs_per_actor) as envs:
         assert_equal(envs.reset(seed=42)[0], reference.reset(seed=42)[0])
         for _ in range(steps):
             actions = reference.action_space.sample()

@@ -38,7 +38,6 @@ WAYS = {
     "seeded episodes": {"make_env": stack_alone, "seed_episodes": True},
     "same step": {"make_env": stack_alone, "seed_episodes": True, "autoreset": "same_step"},
     "snapshots": {"snapshot": ea.Snapshot(whole_state, put_state, every=40)},
-    "frames": {"shared_memory": False},
 }
 
 
@@ -52,7 +51,7 @@ def test_a_resumed_vector_goes_on_as_the_other_would_have(way, packing, tmp_path
         envs.checkpoint(path)
         last, steps = envs.last_batch(), envs.stats().steps
         expected = run(envs, 200, np.random.default_rng(1))
-    extra = {name: options[name] for name in ("snapshot", "shared_memory", "make_env") if name in options}
+    extra = {name: options[name] for name in ("snapshot", "make_env") if name in options}
     with resume(path, envs_per_actor=packing, **extra) as envs:
         assert envs.stats().steps == steps
         again = envs.last_batch()

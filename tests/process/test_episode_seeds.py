@@ -24,11 +24,6 @@ from envactors.remote import LocalNodes
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 Seeding = functools.partial(ea.VectorEnv, seed_episodes=True, restart=ALWAYS)
 MODES = pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-PLANES = pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
-# Through channels among the long runs only, where the two do not differ in what is tested.
-ONE_PLANE = pytest.mark.parametrize(
-    "shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"]
-)
 
 
 class Drift(gymnasium.Env):
@@ -141,12 +136,10 @@ def run(autoreset, steps=30, **options):
 def test_all_ways_give_the_same_trajectories_and_the_seeds_of_the_formula(autoreset):
     expected = run(autoreset, backend="inline")
     assert run(autoreset) == expected
-    assert run(autoreset, shared_memory=False) == expected
     assert run(autoreset, backend="thread") == expected
-    assert run(autoreset, backend="inline", shared_memory=False) == expected
     assert run(autoreset, envs_per_actor=2) == expected
     assert run(autoreset, envs_per_actor=3, on_failure="renew") == expected
-    assert run(autoreset, envs_per_actor=2, on_failure="replay", shared_memory=False) == expected
+    assert run(autoreset, envs_per_actor=2, on_failure="replay") == expected
 
 
 @pytest.mark.parametrize(
@@ -198,11 +191,10 @@ operations = st.lists(
 
 
 @MODES
-@PLANES
 @settings(max_examples=examples(40))
 @given(operations)
-def test_episodes_count_from_the_last_seed_whoever_resets(autoreset, shared_memory, asked):
-    with Seeding([Drift] * 3, autoreset=autoreset, backend="inline", shared_memory=shared_memory) as envs:
+def test_episodes_count_from_the_last_seed_whoever_resets(autoreset, asked):
+    with Seeding([Drift] * 3, autoreset=autoreset, backend="inline") as envs:
         track, expected = Track(envs), [[] for _ in range(3)]
         roots, numbers = [0, 0, 0], [0, 0, 0]
         for what, argument in [("reset", 20), *asked]:
@@ -238,9 +230,8 @@ def test_an_env_that_was_never_seeded_counts_from_a_random_seed():
     assert len(roots) == 4
 
 
-@PLANES
-def test_without_it_nothing_is_added(shared_memory):
-    with ea.VectorEnv([Drift], shared_memory=shared_memory) as envs:
+def test_without_it_nothing_is_added():
+    with ea.VectorEnv([Drift]) as envs:
         assert envs.reset(seed=1)[1] == [{"given": 1}]
         infos = [envs.step([0])[4] for _ in range(10)]
         assert [{"given": None}] in infos
@@ -256,10 +247,10 @@ def test_it_is_a_flag(option):
 # Replays ------------------------------------------------------------------------------------------------
 
 
-def replayed(autoreset, envs_per_actor, shared_memory, kills, seed=7):
+def replayed(autoreset, envs_per_actor, kills, seed=7):
     """A long run: with kills while idle and in the middle of steps, and a journal that holds one episode alone."""
     dice, deaths = random.Random(1), random.Random(2)
-    options = {"autoreset": autoreset, "envs_per_actor": envs_per_actor, "shared_memory": shared_memory}
+    options = {"autoreset": autoreset, "envs_per_actor": envs_per_actor}
     with Seeding([Drift] * 4, on_failure="replay", max_journal=4, **options) as envs:
         track = Track(envs)
         envs.set_attr("scale", [0.5, 1.0, 2.0, 3.0])
@@ -291,20 +282,16 @@ def replayed(autoreset, envs_per_actor, shared_memory, kills, seed=7):
 
 
 @MODES
-@PLANES
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 def test_a_long_run_with_kills_is_the_undisturbed_one_and_no_replay_is_longer_than_an_episode(
-    autoreset, envs_per_actor, shared_memory
+    autoreset, envs_per_actor
 ):
-    options = autoreset, envs_per_actor, shared_memory
-    assert replayed(*options, kills=True) == replayed(*options, kills=False)
+    assert replayed(autoreset, envs_per_actor, kills=True) == replayed(autoreset, envs_per_actor, kills=False)
 
 
 @MODES
-@PLANES
-def test_a_replay_makes_the_steps_of_the_present_episode_alone(autoreset, shared_memory):
-    options = {"autoreset": autoreset, "shared_memory": shared_memory}
-    with Seeding([functools.partial(Drift, 6)], on_failure="replay", **options) as envs:
+def test_a_replay_makes_the_steps_of_the_present_episode_alone(autoreset):
+    with Seeding([functools.partial(Drift, 6)], on_failure="replay", autoreset=autoreset) as envs:
         track, lengths = Track(envs), []
         track.reset(seed=3)
         of_episode = 0
@@ -323,11 +310,10 @@ def test_a_replay_makes_the_steps_of_the_present_episode_alone(autoreset, shared
 @pytest.mark.parametrize("where", ["step", "reset"])
 @pytest.mark.parametrize("fault", ["exit", "raise"])
 @MODES
-@ONE_PLANE
-def test_what_befalls_an_env_once_leaves_no_trace(tmp_path, autoreset, shared_memory, fault, where):
+def test_what_befalls_an_env_once_leaves_no_trace(tmp_path, autoreset, fault, where):
     def perform(with_fault):
         factory = functools.partial(Drift, 3, str(tmp_path / "0"))
-        with Seeding([factory], on_failure="replay", autoreset=autoreset, shared_memory=shared_memory) as envs:
+        with Seeding([factory], on_failure="replay", autoreset=autoreset) as envs:
             track = Track(envs)
             track.reset()  # never seeded, and brought back all the same
             track.reset(seed=4)
@@ -379,10 +365,9 @@ def test_a_journal_that_was_given_up_begins_again_with_the_next_episode():
 
 
 @MODES
-@ONE_PLANE
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
-def test_a_renewal_goes_on_with_the_next_number(autoreset, shared_memory, envs_per_actor):
-    options = {"autoreset": autoreset, "shared_memory": shared_memory, "envs_per_actor": envs_per_actor}
+def test_a_renewal_goes_on_with_the_next_number(autoreset, envs_per_actor):
+    options = {"autoreset": autoreset, "envs_per_actor": envs_per_actor}
     with Seeding([functools.partial(Drift, 6)] * 2, on_failure="renew", **options) as envs:
         track = Track(envs)
         track.reset(seed=10)
@@ -399,10 +384,9 @@ def test_a_renewal_goes_on_with_the_next_number(autoreset, shared_memory, envs_p
 @pytest.mark.parametrize("fault", ["exit", "raise"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])
 @MODES
-@ONE_PLANE
-def test_an_episode_that_could_not_begin_is_not_begun_again(tmp_path, autoreset, shared_memory, on_failure, fault):
+def test_an_episode_that_could_not_begin_is_not_begun_again(tmp_path, autoreset, on_failure, fault):
     """The seed may be the cause; a reset that the user has asked for is repeated once under "renew", as ever."""
-    options = {"autoreset": autoreset, "shared_memory": shared_memory, "on_failure": on_failure}
+    options = {"autoreset": autoreset, "on_failure": on_failure}
     with Seeding([functools.partial(Drift, 3, str(tmp_path / "0"))], **options) as envs:
         track = Track(envs)
         track.reset(seed=10)

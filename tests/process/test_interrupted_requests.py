@@ -23,8 +23,6 @@ import envactors as ea
 from envactors.testing import EchoEnv
 
 OFTEN = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
-# The vectors, by name: backend, and whether steps go through shared memory.
-VECTORS = {"process": ("process", True), "frames": ("process", False), "inline": ("inline", True)}
 
 
 def requests_of(envs, number, futures):
@@ -81,14 +79,12 @@ def check(envs, number):
         envs.recv(timeout=0)
 
 
-def interrupt_everywhere(kind, name, first, stride):
+def interrupt_everywhere(backend, name, first, stride):
     """Interrupts a request at lines ``first``, ``first + stride``, ...; returns at how many."""
-    backend, shared_memory = VECTORS[kind]
     with ea.VectorEnv(
         [lambda i=i: EchoEnv(i) for i in range(4)],
         envs_per_actor=2,
         backend=FORK_SERVER if backend == "process" else backend,
-        shared_memory=shared_memory,
         restart=OFTEN,
     ) as envs:
         check(envs, 1)
@@ -107,7 +103,7 @@ def interrupt_everywhere(kind, name, first, stride):
                     take_all(envs, number)
                     check(envs, number)
                 except ea.VectorStepError:  # of a worker that ends in the thread that calls it
-                    if kind != "inline":
+                    if backend != "inline":
                         raise
                     check(envs, number)
             except BaseException as error:
@@ -118,18 +114,18 @@ def interrupt_everywhere(kind, name, first, stride):
 
 
 @pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
-@pytest.mark.parametrize("kind", ["process"])
-def test_a_vector_is_usable_after_an_exception_at_some_lines(kind, name):
+@pytest.mark.parametrize("backend", ["process"])
+def test_a_vector_is_usable_after_an_exception_at_some_lines(backend, name):
     stride = 67
     # The same lines in each run; the long test has all of them.
-    assert interrupt_everywhere(kind, name, stride // 2, stride) >= 1
+    assert interrupt_everywhere(backend, name, stride // 2, stride) >= 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["step", "reset", "send", "recv", "submit", "call"])
-@pytest.mark.parametrize("kind", VECTORS)
-def test_a_vector_is_usable_after_an_exception_at_any_line(kind, name):
-    assert interrupt_everywhere(kind, name, 0, 1) > 50
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_a_vector_is_usable_after_an_exception_at_any_line(backend, name):
+    assert interrupt_everywhere(backend, name, 0, 1) > 50
 
 
 def storm(seconds, seed):

@@ -163,10 +163,9 @@ class Chatty(EchoEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_steps_log_while_they_run(shared_memory, caplog):
+def test_steps_log_while_they_run(caplog):
     factories = [lambda i=i: Chatty(i) for i in range(4)]
-    with ea.VectorEnv(factories, envs_per_actor=2, shared_memory=shared_memory) as envs:
+    with ea.VectorEnv(factories, envs_per_actor=2) as envs:
         envs.reset(seed=0)
         for turn in range(20):
             obs, *_ = envs.step([turn] * 4)

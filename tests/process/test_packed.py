@@ -21,9 +21,6 @@ from envactors.testing import EchoEnv
 FAST = ea.RestartPolicy(max_restarts=20, backoff=0.0)
 
 
-pytestmark = pytest.mark.usefixtures("both_planes")
-
-
 def packed(count=3, **options):
     options = {"backend": FORK_SERVER, **options}
     return ea.VectorEnv([lambda i=i: FaultyEcho(EchoEnv(i)) for i in range(count)], envs_per_actor=3, **options)

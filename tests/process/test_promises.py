@@ -214,9 +214,8 @@ def test_no_process_is_started_before_the_one_that_it_replaces_is_dead(tmp_path)
 # 12: wrong input -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_actions_of_another_shape_or_dtype_are_refused_in_one_line(shared_memory):
-    with ea.VectorEnv([EchoEnv] * 2, shared_memory=shared_memory) as envs:
+def test_actions_of_another_shape_or_dtype_are_refused_in_one_line():
+    with ea.VectorEnv([EchoEnv] * 2) as envs:
         envs.reset(seed=0)
         for actions, said in (
             (np.zeros((2, 3), np.int64), r"\(2, 3\): expected \(2,\), dtype int64"),
@@ -470,7 +469,6 @@ def test_errors_of_a_start_tell_whose_factory_it_was(how, incarnation):
         assert "in factory" in error.__cause__.stacks
 
 
-@pytest.mark.usefixtures("both_planes")
 def test_errors_of_a_vector_tell_which_env_and_where():
     with ea.VectorEnv(
         [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(3)], envs_per_actor=3, deadlines=ea.Deadlines(step=0.5)

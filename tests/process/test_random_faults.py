@@ -152,7 +152,6 @@ def test_random_faults_with_three_envs_an_actor(autoreset):
     run_random_faults(40, seed=2, autoreset=autoreset, envs_per_actor=3)
 
 
-@pytest.mark.usefixtures("both_planes")
 def test_random_faults_under_same_step():
     run_random_faults(40, seed=3, autoreset="same_step")
 
@@ -161,13 +160,6 @@ def test_random_faults_under_same_step():
 @pytest.mark.soak
 def test_random_faults_under_same_step_in_fresh_processes():
     run_random_faults(40, seed=3, autoreset="same_step", backend="process")
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(150)
-def test_two_hundred_random_faults_through_channels(monkeypatch):
-    monkeypatch.setitem(ea.VectorEnv.__init__.__kwdefaults__, "shared_memory", False)
-    assert run_random_faults(200, seed=1) >= 200
 
 
 @pytest.mark.fresh_processes

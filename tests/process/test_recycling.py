@@ -42,16 +42,11 @@ def first_of(seed):
     return Leaky().reset(seed=seed)[0].tolist()
 
 
-@pytest.mark.parametrize(
-    "shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"]
-)
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_after_so_many_steps_the_next_episode_has_a_process_of_its_own(autoreset, on_failure, shared_memory):
+def test_after_so_many_steps_the_next_episode_has_a_process_of_its_own(autoreset, on_failure):
     policy = ea.RecyclePolicy(max_steps=6)
-    with ea.VectorEnv(
-        [Leaky] * 2, autoreset=autoreset, on_failure=on_failure, recycle=policy, shared_memory=shared_memory
-    ) as envs:
+    with ea.VectorEnv([Leaky] * 2, autoreset=autoreset, on_failure=on_failure, recycle=policy) as envs:
         obs, infos = envs.reset(seed=5)
         pids = [[info["pid"]] for info in infos]
         starts, numbers, ended = [obs.tolist()], [], 0

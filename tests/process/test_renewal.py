@@ -24,9 +24,6 @@ KINDS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("both_planes")
-
-
 def make(count=3, **options):
     length = options.pop("length", 1000)
     options = {"on_failure": "renew", "restart": FAST, "deadlines": DEADLINES, "backend": FORK_SERVER, **options}

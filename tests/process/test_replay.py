@@ -26,10 +26,6 @@ import envactors as ea
 from envactors.testing import FAULTS, EchoEnv, expected_checksum
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
-# Through channels among the long runs only, where the planes do not differ in what is tested.
-PLANES = pytest.mark.parametrize(
-    "shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["shared memory", "channels"]
-)
 Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
 
 
@@ -96,11 +92,11 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def trajectory(autoreset, envs_per_actor, shared_memory, kills):
+def trajectory(autoreset, envs_per_actor, kills):
     """Steps of four envs, by step or send; with kills while idle, and in the middle of steps."""
     dice, deaths = random.Random(1), random.Random(2)
     seen = []
-    with Replaying([Walk] * 4, autoreset=autoreset, envs_per_actor=envs_per_actor, shared_memory=shared_memory) as envs:
+    with Replaying([Walk] * 4, autoreset=autoreset, envs_per_actor=envs_per_actor) as envs:
         envs.set_attr("scale", [0.5, 1.0, 2.0, 3.0])
         seen.append(envs.reset(seed=7, options={"offset": 3})[0].tolist())
         for turn in range(16):
@@ -129,13 +125,10 @@ def trajectory(autoreset, envs_per_actor, shared_memory, kills):
     return seen
 
 
-@PLANES
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_a_run_with_kills_gives_the_same_trajectories(autoreset, envs_per_actor, shared_memory):
-    assert trajectory(autoreset, envs_per_actor, shared_memory, kills=True) == trajectory(
-        autoreset, envs_per_actor, shared_memory, kills=False
-    )
+def test_a_run_with_kills_gives_the_same_trajectories(autoreset, envs_per_actor):
+    assert trajectory(autoreset, envs_per_actor, kills=True) == trajectory(autoreset, envs_per_actor, kills=False)
 
 
 TRANSIENT = [
@@ -145,14 +138,13 @@ TRANSIENT = [
 ]
 
 
-@PLANES
 @pytest.mark.parametrize(("fault", "where"), TRANSIENT)
-def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where, shared_memory):
+def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where):
     def run(with_fault):
         orders = [str(tmp_path / f"{env}") for env in range(2)]
         factories = [functools.partial(Walk, one, 4) for one in orders]
         deadlines = ea.Deadlines(call=0.5)
-        with Replaying(factories, shared_memory=shared_memory, deadlines=deadlines) as envs:
+        with Replaying(factories, deadlines=deadlines) as envs:
             seen = [envs.reset(seed=3)[0].tolist()]
             for turn in range(12):
                 if with_fault and turn == 6:
@@ -255,9 +247,8 @@ class Clock(Walk):
         return np.full(3, time.monotonic()), *rest
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
-def test_other_observations_than_before_are_told_as_with_renew(shared_memory):
-    with Replaying([Clock] * 2, shared_memory=shared_memory) as envs:
+def test_other_observations_than_before_are_told_as_with_renew():
+    with Replaying([Clock] * 2) as envs:
         envs.reset(seed=0)
         last = envs.step([0, 0])[0]
         kill(envs[1].pid)
@@ -469,11 +460,10 @@ class Poisoned(Walk):
         return super().step(action)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "channels"])
 @pytest.mark.parametrize("end", ["exit", "raise"])
-def test_what_fails_twice_is_not_tried_a_third_time(tmp_path, end, shared_memory):
+def test_what_fails_twice_is_not_tried_a_third_time(tmp_path, end):
     log = tmp_path / "log"
-    with Replaying([functools.partial(Poisoned, str(log), end), Walk], shared_memory=shared_memory) as envs:
+    with Replaying([functools.partial(Poisoned, str(log), end), Walk]) as envs:
         envs.reset(seed=6, options={"offset": 2})
         envs.set_attr("scale", 2.5)
         for action in (4, 1, 4):
@@ -566,9 +556,8 @@ def kill_at_gate(path):
     kill(int(there.name.split()[1]))
 
 
-@PLANES
-def test_two_kills_from_outside_in_the_same_step_count_against_its_inputs(tmp_path, shared_memory):
-    with Replaying([functools.partial(Gates, tmp_path)], shared_memory=shared_memory) as envs:
+def test_two_kills_from_outside_in_the_same_step_count_against_its_inputs(tmp_path):
+    with Replaying([functools.partial(Gates, tmp_path)]) as envs:
         envs.reset(seed=5)
         for _ in range(3):
             last = envs.step([1])
@@ -636,11 +625,10 @@ def test_deaths_between_steps_do_not_count_against_the_inputs():
         assert envs.stats().actors[0].restarts == 12
 
 
-@PLANES
 @pytest.mark.parametrize("losses", [1, 2, 3])
-def test_deaths_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses, shared_memory):
+def test_deaths_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses):
     """The steps that are replayed had succeeded before."""
-    with Replaying([functools.partial(Gates, tmp_path)], shared_memory=shared_memory) as envs:
+    with Replaying([functools.partial(Gates, tmp_path)]) as envs:
         envs.reset(seed=5)
         for _ in range(4):
             envs.step([1])
@@ -699,11 +687,9 @@ operations = st.lists(
 )
 
 
-def perform(asked, envs_per_actor, shared_memory, kills):
+def perform(asked, envs_per_actor, kills):
     seen = []
-    with Replaying(
-        [functools.partial(Walk, None, 5)] * 3, envs_per_actor=envs_per_actor, shared_memory=shared_memory
-    ) as envs:
+    with Replaying([functools.partial(Walk, None, 5)] * 3, envs_per_actor=envs_per_actor) as envs:
         seen.append(envs.reset(seed=1)[0].tolist())
         for what, argument in asked:
             if what == "step":
@@ -724,8 +710,8 @@ def perform(asked, envs_per_actor, shared_memory, kills):
     return seen
 
 
-@given(operations, st.sampled_from([1, 2, 3]), st.booleans())
+@given(operations, st.sampled_from([1, 2, 3]))
 @settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @pytest.mark.timeout(180)
-def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor, shared_memory):
-    assert perform(asked, envs_per_actor, shared_memory, True) == perform(asked, envs_per_actor, shared_memory, False)
+def test_kills_change_nothing_in_any_order_of_things(asked, envs_per_actor):
+    assert perform(asked, envs_per_actor, kills=True) == perform(asked, envs_per_actor, kills=False)

@@ -146,12 +146,10 @@ def receive_all(envs, count):
 
 WAYS = {
     "shared": {"backend": FORK_SERVER},
-    "frames": {"backend": FORK_SERVER, "shared_memory": False},
     "objects": {"backend": FORK_SERVER, "shares": False},
     "packed": {"backend": FORK_SERVER, "envs_per_actor": 2},
-    "packed frames": {"backend": FORK_SERVER, "envs_per_actor": 2, "shared_memory": False},
     "threads": {"backend": "thread"},
-    "packed threads": {"backend": "thread", "envs_per_actor": 2, "shared_memory": False},
+    "packed threads": {"backend": "thread", "envs_per_actor": 2},
     "in line": {"backend": "inline"},
     "replay": {"backend": FORK_SERVER, "on_failure": "replay"},
     "seeded": {"backend": FORK_SERVER, "seed_episodes": True},
@@ -269,9 +267,8 @@ def test_workers_on_other_nodes(log):
 # In order ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_requests_start_in_the_order_in_which_they_were_made(log, shared):
-    with log.make(6, max_running=1, shared_memory=shared) as envs:
+def test_requests_start_in_the_order_in_which_they_were_made(log):
+    with log.make(6, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WAITS], env_ids=[5])
         order = [3, 0, 4]
@@ -287,9 +284,8 @@ def test_requests_start_in_the_order_in_which_they_were_made(log, shared):
 
 
 @pytest.mark.parametrize("order", [[0, 2, 1], [2, 0, 1], [0, 1, 2]])
-@pytest.mark.parametrize("shared", [True, False])
-def test_requests_of_one_actor_do_not_overtake_those_of_others(log, shared, order):
-    with log.make(4, max_running=1, envs_per_actor=2, shared_memory=shared) as envs:
+def test_requests_of_one_actor_do_not_overtake_those_of_others(log, order):
+    with log.make(4, max_running=1, envs_per_actor=2) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WAITS], env_ids=[3])
         for env_id in order:
@@ -298,9 +294,8 @@ def test_requests_of_one_actor_do_not_overtake_those_of_others(log, shared, orde
         assert receive_all(envs, 4) == [3, *order]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_step_that_waits_for_a_replay_keeps_its_place(log, shared):
-    with log.make(3, max_running=1, on_failure="replay", shared_memory=shared) as envs:
+def test_a_step_that_waits_for_a_replay_keeps_its_place(log):
+    with log.make(3, max_running=1, on_failure="replay") as envs:
         envs.reset(seed=0, timeout=SOON)
         for env_id, action in ((1, WAITS), (2, WORKS), (0, WORKS)):
             envs.send([action], env_ids=[env_id])
@@ -373,10 +368,9 @@ def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, oper
 # No turn is lost -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_process_that_waits_for_its_restart_holds_no_permit(log, shared):
+def test_a_process_that_waits_for_its_restart_holds_no_permit(log):
     restart = ea.RestartPolicy(max_restarts=3, backoff=100.0, backoff_max=100.0)
-    with log.make(4, max_running=1, on_failure="renew", restart=restart, shared_memory=shared) as envs:
+    with log.make(4, max_running=1, on_failure="renew", restart=restart) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([DIES, WORKS, WORKS, WORKS])
         # The next one may have its turn before the first one's end is told.
@@ -408,10 +402,9 @@ def test_a_timeout_of_step_ends_the_waiting_alone(log):
         assert envs.step([WORKS] * 4, timeout=SOON)[0][:, 1].tolist() == [2] * 4
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_deadlines_count_from_the_start(log, shared):
+def test_deadlines_count_from_the_start(log):
     """Six steps of 0.1 s one after the other, each within 0.3 s; then one that takes too long."""
-    with log.make(6, max_running=1, pace=0.1, deadlines=ea.Deadlines(call=0.3), shared_memory=shared) as envs:
+    with log.make(6, max_running=1, pace=0.1, deadlines=ea.Deadlines(call=0.3)) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.step([WORKS] * 6, timeout=SOON)
         begin = time.monotonic()
@@ -466,7 +459,7 @@ def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
     def post(*_):
         raise MemoryError
 
-    with log.make(3, max_running=1, shared_memory=False) as envs:
+    with log.make(3, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.step_async([WAITS, WORKS, WORKS])
         envs[1]._supervisor.core.process.page.post_step = post
@@ -478,9 +471,8 @@ def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
         assert envs.reset(timeout=SOON)[0][:, 0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_what_waits_runs_before_the_vector_closes(log, shared):
-    with log.make(6, max_running=1, shared_memory=shared) as envs:
+def test_what_waits_runs_before_the_vector_closes(log):
+    with log.make(6, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WORKS] * 6)
     assert log.begun()[6:] == [0, 1, 2, 3, 4, 5]

@@ -326,7 +326,6 @@ def test_a_step_counts_whose_worker_ends_between_its_last_number_and_its_ring(en
             assert ["failure" in info for info in envs.step([1, 1])[4]] == [True, True]
 
 
-@pytest.mark.usefixtures("both_planes")
 def test_flags_without_a_truth_fail_the_step_alone():
     class Agents(EchoEnv):
         def step(self, action):

@@ -1,4 +1,4 @@
-"""Steps through shared memory: the same results as in frames, in order, and nobody else's."""
+"""Steps through shared memory: the same results as in-process, in order, and nobody else's."""
 
 from __future__ import annotations
 
@@ -123,12 +123,11 @@ def test_rewards_of_several_numbers():
             obs, reward, *rest = super().step(action)
             return obs, np.array([reward, -reward]), *rest
 
-    for shared_memory in (True, False):
-        with ea.VectorEnv([lambda i=i: Several(i, 2) for i in range(2)], shared_memory=shared_memory) as envs:
-            envs.reset(seed=0)
-            rewards = [envs.step([turn, 7])[1] for turn in range(4)]
-            assert [one.tolist() for one in rewards[:3]] == [[[0, 0], [7, -7]], [[1, -1], [7, -7]], [[0, 0], [0, 0]]]
-            assert {one.dtype for one in rewards} == {np.dtype(np.float64)}
+    with ea.VectorEnv([lambda i=i: Several(i, 2) for i in range(2)]) as envs:
+        envs.reset(seed=0)
+        rewards = [envs.step([turn, 7])[1] for turn in range(4)]
+        assert [one.tolist() for one in rewards[:3]] == [[[0, 0], [7, -7]], [[1, -1], [7, -7]], [[0, 0], [0, 0]]]
+        assert {one.dtype for one in rewards} == {np.dtype(np.float64)}
 
 
 def test_what_a_user_writes_into_an_info_is_nobody_elses():
@@ -331,10 +330,9 @@ def test_other_threads_may_wait_for_calls_meanwhile(tmp_path):
             waiting.join(SOON)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_step_in_two_halves_is_pending_in_between(shared_memory):
+def test_a_step_in_two_halves_is_pending_in_between():
     factories = [functools.partial(EchoEnv, i) for i in range(3)]
-    with ea.VectorEnv(factories, shared_memory=shared_memory) as envs:
+    with ea.VectorEnv(factories) as envs:
         envs.reset(seed=0)
         expected = envs.step([5, 6, 7])[0]
         envs.reset(seed=0)
@@ -364,10 +362,9 @@ class GatedReset(EchoEnv):
         return super().reset(seed=seed, options=options)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_an_env_whose_first_reset_is_under_way_owes_a_result(shared_memory, tmp_path):
+def test_an_env_whose_first_reset_is_under_way_owes_a_result(tmp_path):
     gate = tmp_path / "gate"
-    with ea.VectorEnv([functools.partial(GatedReset, gate)], shared_memory=shared_memory) as envs:
+    with ea.VectorEnv([functools.partial(GatedReset, gate)]) as envs:
         with pytest.raises(ea.VectorTimeoutError):
             envs.reset(timeout=0.0)
         for ask in (lambda: envs.step([0]), lambda: envs.send([0]), lambda: envs.submit([0])):

@@ -113,9 +113,8 @@ def send_and_receive(envs):
 
 
 @pytest.mark.parametrize("step", [step_at_once, send_and_receive])
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_step_in_another_thread_that_takes_long_to_read_delays_no_deadline(shared_memory, step):
-    with ea.VectorEnv([SluggishEnv] * 2, shared_memory=shared_memory) as envs:
+def test_a_step_in_another_thread_that_takes_long_to_read_delays_no_deadline(step):
+    with ea.VectorEnv([SluggishEnv] * 2) as envs:
         envs.reset(seed=0)
         seen = []
         thread = threading.Thread(target=lambda: seen.append(step(envs)))

@@ -43,7 +43,7 @@ def run(envs, steps, rng, disturb=lambda step: None):
     return results
 
 
-@pytest.mark.parametrize("options", [{}, {"autoreset": "same_step"}, {"envs_per_actor": 2}, {"shared_memory": False}])
+@pytest.mark.parametrize("options", [{}, {"autoreset": "same_step"}, {"envs_per_actor": 2}])
 @pytest.mark.parametrize("on_failure", ["raise", pytest.param("renew", marks=pytest.mark.soak), "replay"])
 def test_the_steps_after_a_snapshot_come_again(options, on_failure):
     with make(on_failure=on_failure, **options) as envs:
@@ -67,7 +67,7 @@ def test_a_snapshot_goes_into_another_env_of_another_vector():
         assert [np.array_equal(row, expected) for row in results] == [True, True, False, True]
 
 
-@pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"shared_memory": False}, {"autoreset": "same_step"}])
+@pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"autoreset": "same_step"}])
 def test_lost_envs_are_brought_back_from_their_last_snapshot(options):
     def kill(step):
         if step % 37 == 20:
@@ -101,9 +101,8 @@ def test_an_env_that_was_never_seeded_is_brought_back_too():
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
-def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps(shared_memory):
-    with make(2, on_failure="replay", every=10, shared_memory=shared_memory) as envs:
+def test_an_env_that_was_never_seeded_is_saved_after_so_many_steps():
+    with make(2, on_failure="replay", every=10) as envs:
         envs.reset()
         run(envs, 25, np.random.default_rng(0))
         envs.get_attr("spec")  # behind what was asked of the workers for the journal

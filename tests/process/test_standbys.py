@@ -46,7 +46,6 @@ def derived(root, incarnation):
 # Taking ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("fault", ["crash", "segfault", "exit", "hang_in_c", "raise"])
 def test_a_lost_process_is_replaced_by_the_standby(fault):
     with make(restart=SLOW) as envs:
@@ -74,7 +73,6 @@ def test_a_lost_process_is_replaced_by_the_standby(fault):
         wait_until(lambda: (envs[2].pid, envs[2].state) == (None, ea.ActorState.RENEWING))
 
 
-@pytest.mark.usefixtures("both_planes")
 def test_with_raise_a_reset_goes_on_in_the_standby():
     with make(on_failure="raise", restart=SLOW) as envs:
         pid = standbys(envs)[0].pid
@@ -115,7 +113,6 @@ def test_a_death_while_idle_a_renewal_and_a_kill_take_it_too():
             envs[1].get("made_as").result(SOON)
 
 
-@pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("envs_per_actor", [1, 4])
 def test_the_results_are_those_without_standbys(autoreset, envs_per_actor):
@@ -135,7 +132,6 @@ def test_the_results_are_those_without_standbys(autoreset, envs_per_actor):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.usefixtures("both_planes")
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 def test_a_standby_is_brought_to_where_the_env_was_lost(envs_per_actor):
     runs = []
@@ -175,7 +171,6 @@ def plain(infos):
     ]
 
 
-@pytest.mark.usefixtures("both_planes")
 def test_a_standby_of_several_envs_stands_in_for_fewer(tmp_path):
     closed = tmp_path / "closed"
     with make(6, factory=lambda: Placed(closed), envs_per_actor=4, restart=SLOW) as envs:

@@ -85,7 +85,6 @@ def test_the_times_of_processes_add_up():
 
 BACKENDS = {
     "process": {},
-    "frames": {"shared_memory": False},
     "thread": {"backend": "thread"},
     "inline": {"backend": "inline"},
 }

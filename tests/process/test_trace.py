@@ -73,7 +73,6 @@ def path(tmp_path):
 
 BACKENDS = {
     "process": {},
-    "frames": {"shared_memory": False},
     "thread": {"backend": "thread"},
     "inline": {"backend": "inline"},
 }

@@ -67,10 +67,9 @@ def test_a_result_or_arguments_above_the_links_limit_fail_their_own_call_alone(l
         assert len(limited.nodes) == 2
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["rows", "frames"])
-def test_a_steps_result_above_the_limit_fails_its_own_env_alone(limited, shared_memory):
+def test_a_steps_result_above_the_limit_fails_its_own_env_alone(limited):
     talkative = functools.partial(Talkative, 2 * LIMIT)
-    with ea.VectorEnv([talkative] * 4, envs_per_actor=2, backend=limited, shared_memory=shared_memory) as envs:
+    with ea.VectorEnv([talkative] * 4, envs_per_actor=2, backend=limited) as envs:
         envs.reset(seed=0, timeout=LONG)
         with pytest.raises(ea.VectorStepError) as failed:
             envs.step(np.array([1, 7, 2, 3]))

@@ -207,8 +207,7 @@ def test_far_envs_step_as_near_ones(shared, autoreset):
         np.testing.assert_equal(far, near)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["rows", "frames"])
-def test_far_results_come_one_by_one_and_infos_of_any_size(shared, shared_memory):
+def test_far_results_come_one_by_one_and_infos_of_any_size(shared):
     class Wordy(EchoEnv):
         def step(self, action):
             obs, reward, terminated, truncated, info = super().step(action)
@@ -217,7 +216,7 @@ def test_far_results_come_one_by_one_and_infos_of_any_size(shared, shared_memory
                 raise ValueError("four")
             return obs, reward, terminated, truncated, info
 
-    with ea.VectorEnv([Wordy] * 4, envs_per_actor=2, backend=shared, shared_memory=shared_memory) as envs:
+    with ea.VectorEnv([Wordy] * 4, envs_per_actor=2, backend=shared) as envs:
         envs.reset(seed=0)
         for _ in range(3):
             *_, infos = envs.step(np.array([1, 2, 3, 2]))

@@ -356,11 +356,10 @@ def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(ways):
     assert time.monotonic() - begun < promised(6.0)
 
 
-@pytest.mark.parametrize("shared_memory", [True, pytest.param(False, marks=SOAK)], ids=["rows", "frames"])
-def test_replay_gives_the_trajectory_of_an_undisturbed_run(shared_memory):
+def test_replay_gives_the_trajectory_of_an_undisturbed_run():
     launcher = ProxiedNodes(4)
     backend = ea.RemoteBackend(launcher, lease=LEASE, heartbeat=0.3)
-    options = {"envs_per_actor": 2, "on_failure": "replay", "shared_memory": shared_memory}
+    options = {"envs_per_actor": 2, "on_failure": "replay"}
     policy = ea.RestartPolicy(max_restarts=9, backoff=0.0)
     faults = {3: cut("back"), 6: spoil("back", garble), 9: spoil("there", garble_first)}
     with (
@@ -393,15 +392,14 @@ def test_what_a_frozen_node_had_still_to_do_is_never_done(launcher, backend, wit
     assert_one_at_a_time(path, least=2)
 
 
-@pytest.mark.parametrize("shared_memory", [True, False], ids=["rows", "frames"])
-def test_a_worker_whose_lease_is_over_begins_nothing(launcher, backend, tmp_path, shared_memory):
+def test_a_worker_whose_lease_is_over_begins_nothing(launcher, backend, tmp_path):
     class Marks(EchoEnv):
         def step(self, action):
             if action == 7:
                 (tmp_path / "begun").touch()
             return super().step(action)
 
-    with ea.VectorEnv([Marks], backend=backend, on_failure="renew", shared_memory=shared_memory) as envs:
+    with ea.VectorEnv([Marks], backend=backend, on_failure="renew") as envs:
         envs.reset(seed=0)
         (actor,) = envs.actors
         node, old = actor.node, processes_of(launcher, actor.node)

@@ -90,10 +90,7 @@ def test_these_tests_run_on_nodes():
 
 @pytest.mark.parametrize("autoreset", ["next_step", pytest.param("same_step", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("envs_per_actor", [pytest.param(1, marks=pytest.mark.soak), 3])
-@pytest.mark.parametrize("shared_memory", [True, pytest.param(False, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Blackjack-v1"])
-def test_equal_seeds_and_actions_give_the_results_of_sync_vector_env(
-    env_id, nodes, shared_memory, envs_per_actor, autoreset
-):
+def test_equal_seeds_and_actions_give_the_results_of_sync_vector_env(env_id, nodes, envs_per_actor, autoreset):
     parity = pytest.importorskip("test_gymnasium_parity")
-    parity.test_equal_seeds_and_actions_give_equal_results(env_id, nodes, shared_memory, envs_per_actor, autoreset)
+    parity.test_equal_seeds_and_actions_give_equal_results(env_id, nodes, envs_per_actor, autoreset)

@@ -48,15 +48,13 @@ def without_spaces():
 
 
 LOCAL = pytest.mark.parametrize("backend", ["thread", "inline"])
-CARRIERS = pytest.mark.parametrize(
-    ("factory", "shared_memory"), [(Sharing, True), (Sharing, False), (without_spaces, True)]
-)
+FACTORIES = pytest.mark.parametrize("factory", [Sharing, without_spaces])
 
 
 @LOCAL
-@CARRIERS
-def test_what_was_returned_never_changes_and_changes_no_env(backend, factory, shared_memory):
-    with ea.VectorEnv([factory] * 3, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+@FACTORIES
+def test_what_was_returned_never_changes_and_changes_no_env(backend, factory):
+    with ea.VectorEnv([factory] * 3, envs_per_actor=2, backend=backend) as envs:
         results = [envs.reset(seed=0)]
         for _ in range(4):
             obs, _, _, _, infos = envs.step(np.ones((3, 2), np.float32))
@@ -72,9 +70,9 @@ def test_what_was_returned_never_changes_and_changes_no_env(backend, factory, sh
 
 
 @LOCAL
-@CARRIERS
-def test_actions_are_the_envs_own(backend, factory, shared_memory):
-    with ea.VectorEnv([factory] * 2, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+@FACTORIES
+def test_actions_are_the_envs_own(backend, factory):
+    with ea.VectorEnv([factory] * 2, envs_per_actor=2, backend=backend) as envs:
         envs.reset(seed=0)
         actions = np.zeros((2, 2), np.float32)
         for number in range(3):
@@ -86,9 +84,9 @@ def test_actions_are_the_envs_own(backend, factory, shared_memory):
 
 
 @LOCAL
-@CARRIERS
-def test_steps_and_resets_pickle_nothing(backend, factory, shared_memory, monkeypatch):
-    with ea.VectorEnv([factory] * 2, envs_per_actor=2, backend=backend, shared_memory=shared_memory) as envs:
+@FACTORIES
+def test_steps_and_resets_pickle_nothing(backend, factory, monkeypatch):
+    with ea.VectorEnv([factory] * 2, envs_per_actor=2, backend=backend) as envs:
 
         def refuse(*_args, **_options):
             raise AssertionError("nothing of a step is pickled")

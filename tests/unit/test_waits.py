@@ -86,7 +86,7 @@ def test_a_thread_may_stop_at_any_line_on_its_way_to_sleep():
     for line in lines:
         with (
             ea.spawn(Gated, backend=BACKEND) as other,
-            ea.VectorEnv([Gated] * 2, backend=BACKEND, shared_memory=False) as envs,
+            ea.VectorEnv([Gated] * 2, backend=BACKEND) as envs,
         ):
             envs.reset()
             reader = StoppingThread(result_of(other.wait(2))).start()
