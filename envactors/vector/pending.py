@@ -89,6 +89,11 @@ class Pending:
             self.slots.states[env_id] = IDLE
             self.ready.pop(env_id, None)
 
+    def forget_taken(self) -> None:
+        """Forget what an interrupted `take` has left: results of envs that are idle again."""
+        for env_id in [env_id for env_id in self.ready if self.slots.states[env_id] == IDLE]:
+            del self.ready[env_id]
+
     def in_flight(self, env_ids: Iterable[int]) -> list[int]:
         """Return those of the envs whose results are not ready, and that were asked."""
         return [env_id for env_id in env_ids if self.slots.states[env_id] not in (IDLE, READY)]

@@ -145,3 +145,22 @@ def test_an_interrupt_disturbs_and_an_error_of_the_library_does_not():
     pending.slots.states[1] = POSTED
     pending.note_failure(KeyboardInterrupt(), before)
     assert pending.was_disturbed
+
+
+def test_a_result_whose_delivery_an_exception_has_interrupted_is_not_waited_for():
+    slots = make_slots(2)
+    pending = Pending(slots)
+    for env in range(2):
+        slots.states[env] = ARRIVED
+        pending.add(ReadyResult(env, 0.0))
+
+    class Interrupted(dict):
+        def pop(self, *_):
+            raise KeyboardInterrupt
+
+    pending.ready = Interrupted(pending.ready)
+    with pytest.raises(KeyboardInterrupt):
+        pending.take([0])
+    pending.forget_taken()
+    assert set(pending.ready) == {1}
+    assert pending.receivable == 1
