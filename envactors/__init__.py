@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from envactors.options import RestartPolicy as RestartPolicy
     from envactors.options import Snapshot as Snapshot
     from envactors.remote.backend import RemoteBackend as RemoteBackend
+    from envactors.rollout.context import PolicyContext as PolicyContext
+    from envactors.rollout.results import Rollout as Rollout
     from envactors.tuning.tuner import Tuning as Tuning
     from envactors.tuning.tuner import tune as tune
     from envactors.vector.facade import VectorEnv as VectorEnv
@@ -75,6 +77,8 @@ _HOMES = {
     "envactors.observe.trace": "trace",
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy Snapshot",
     "envactors.remote.backend": "RemoteBackend",
+    "envactors.rollout.context": "PolicyContext",
+    "envactors.rollout.results": "Rollout",
     "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",
     "envactors.vector.results": "Batch EnvStep",

@@ -13,7 +13,7 @@
         ├── VectorInputError          also a ValueError: refused before anything was sent
         │   └── SpaceMismatchError
         ├── VectorStepError           .failures .batch
-        ├── VectorTimeoutError        .env_ids .timeout
+        ├── VectorTimeoutError        .env_ids .timeout .future
         ├── AlreadyPendingError
         └── NothingPendingError
 
@@ -195,10 +195,12 @@ class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
     Attributes:
         env_ids: The envs whose results have not come.
         timeout: The time-out that has passed, in seconds.
+        future: Of a rollout: gets it once it has ended.
     """
 
     env_ids: list[int] = []  # noqa: RUF012 # copied for each error
     timeout: float | None = None
+    future: concurrent.futures.Future[Any] | None = None
 
 
 class AlreadyPendingError(VectorEnvError):

@@ -23,6 +23,7 @@ class Deadlines:
         reset: For ``reset`` (also one done by autoreset), in place of ``call``.
         step: For ``step``, in place of ``call``.
         close: For the env's ``close`` and the end of its process.
+        policy: For each call of the policy in a rollout, and for loading its parameters.
 
     Raises:
         ValueError: A deadline is negative or not a number.
@@ -33,6 +34,7 @@ class Deadlines:
     reset: float | None = None
     step: float | None = None
     close: float | None = 5.0
+    policy: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -40,6 +42,8 @@ class Deadlines:
 
     def of(self, method: str) -> float | None:
         """Return the deadline of a method in seconds; None if it has none."""
+        if method == "policy":
+            return self.policy
         own = self.step if method == "step" else self.reset if method == "reset" else None
         return self.call if own is None else own
 

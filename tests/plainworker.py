@@ -102,7 +102,7 @@ class Parent:
         self.slab, self.infos = self.memory.create(layout)
         if pickles:
             self.infos = InfoReader(self.slab)
-        self.server = Server(self, self.page, self.open_rows, guard)
+        self.server = Server(self, self.page, self, guard)
         factories = [dumps_by_value(factory)] * count
         start = Start("actor", 0, factories, ([], []), Attach(layout, autoreset), journal=True)
         self.ask(Kind.START, dumps(tuple(start)))
@@ -113,7 +113,7 @@ class Parent:
         self.page.to_worker.close()
         self.page.to_parent.close()
 
-    def open_rows(self, layout):
+    def open(self, layout):
         slab, infos = self.memory.open(layout)
         return slab, InfoWriter(slab) if self.pickles else infos
 

@@ -23,6 +23,7 @@ from envactors.actor.rows import ActorRows
 from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
+from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import reads_at_once
@@ -112,6 +113,7 @@ class Calls:
         core, now = self._core, time.monotonic()
         call.started = now
         if call.kind not in (None, Kind.CLOSE):
+            call.prepare(core.incarnation)
             self._send(call.kind, call)
             return
         core.phase = STOPPING
@@ -124,7 +126,7 @@ class Calls:
         core = self._core
         assert core.process is not None, "a live actor has a process"
         assert kind is not None, "a renewal sends CLOSE"
-        limit = core.step_limit if call.timeout is None and kind == Kind.REPLAY else call.timeout
+        limit = core.step_limit if call.timeout is None and call.is_stepwise else call.timeout
         if limit is not None and core.phase is LIVE and core.config.backend.kills:
             core.timers.set("call", call.started + limit)
         spins = self.tuner.strategy.workers_spin and call.started - self._answered < SHORT_PAUSE
@@ -173,6 +175,9 @@ class Calls:
             self._on_start_reply(frame)
         elif frame.kind == Kind.OVERFLOW and self.rows is not None:
             self.rows.on_overflow(frame)  # also of a process that is being ended: the row that it belongs to counts
+        elif frame.kind == Kind.PART and running is not None and frame.call_id == running.call_id:
+            for number, content in bundle.unpack(frame.payload):
+                running.add_part(number, content)
         elif core.phase is ENDING or running is None or frame.call_id != running.call_id:
             core.stale += 1
         elif core.phase is STOPPING:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.actor.journal_entries import Message, StepColumns, as_input
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.slots import Slots
 from envactors.errors import SerializationError
 from envactors.mailbox.messages import (
+    RECORDED_RESET,
     Attach,
     Kind,
     Pickled,
@@ -124,12 +126,41 @@ class Journal:
         if not self.whole:
             self.length += 1  # an env that was never seeded is brought back once its state was saved
             return
+        columns = self._columns(slab)
+        columns.add(slab, index, resets)
+        self._grow(call_id, check, columns.size)
+
+    def record_steps(
+        self, slab: Slab, actions: Sequence[npt.NDArray[Any]], resets: npt.NDArray[np.bool_], call_id: int, check: int
+    ) -> None:
+        """Record consecutive steps, and resets without a seed, at once.
+
+        Args:
+            slab: The rows, which say what actions look like.
+            actions: Those of the steps, per leaf.
+            resets: bool, shape (k,): which of them were resets.
+            call_id: The call in which they ran.
+            check: The checksum after the last one.
+        """
+        count = len(resets)
+        if not self.whole:
+            self.length += count
+            return
+        columns = self._columns(slab)
+        columns.extend(actions, (resets * np.uint8(RECORDED_RESET)).tobytes())
+        self._grow(call_id, check, columns.size, count)
+
+    def start_seeded(self, position: int, seed: int, call_id: int, check: int) -> None:
+        """Begin with a seeded reset."""
+        self._start_anew(bytes(dumps((position, seed, None))), call_id, check)
+
+    def _columns(self, slab: Slab) -> StepColumns:
+        """Return the columns that the next step is added to."""
         columns = self._entries[-1].columns
         if columns is None:
             columns = StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in slab.actions])
             self._entries.append(columns)
-        columns.add(slab, index, resets)
-        self._grow(call_id, check, columns.size)
+        return columns
 
     def _record_state(self, request: CallRequest, answer: Answer) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
@@ -182,9 +213,9 @@ class Journal:
         elif kind in (Kind.RESET, Kind.STEP):
             self.length += 1  # an env that was never seeded is brought back once its state was saved
 
-    def _grow(self, call_id: int, check: int, size: int) -> None:
+    def _grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
         self._last_call, self._check = call_id, check
-        self._count(1, size)
+        self._count(steps, size)
         if self._size > self._limit:
             self.forget()
 
@@ -196,6 +227,11 @@ class Journal:
     def is_due(self) -> bool:
         """Whether the state of the env is to be saved now."""
         return self._save_every is not None and self.length > 0 and self.length % self._save_every == 0
+
+    def has_come_due(self, before: int) -> bool:
+        """Return whether the state was to be saved at some length after ``before``."""
+        every = self._save_every
+        return every is not None and self.length // every > before // every
 
     def _set_attribute(self, payload: bytes) -> None:
         self._attributes[Set(*loads(payload)).name] = payload
@@ -306,6 +342,22 @@ class Journals:
         journal = self.journal(index)
         journal.record_row(slots, index, self.attach is not None and self.attach.autoreset)
         if self._save is not None and journal.is_due:
+            self._save(index)
+
+    def record_steps(
+        self,
+        slab: Slab,
+        index: int,
+        actions: Sequence[npt.NDArray[Any]],
+        resets: npt.NDArray[np.bool_],
+        call_id: int,
+        check: int,
+    ) -> None:
+        """Record consecutive steps of an env; see `Journal.record_steps`."""
+        journal = self.journal(index)
+        before = journal.length
+        journal.record_steps(slab, actions, resets, call_id, check)
+        if self._save is not None and journal.has_come_due(before):
             self._save(index)
 
     def record_all(self, slots: Slots) -> bool:

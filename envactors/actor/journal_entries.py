@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,6 +58,18 @@ class StepColumns:
                 column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
             column[row] = array[env]
         self._ops.append(RECORDED_RESET if resets else 0)
+
+    def extend(self, columns: Sequence[npt.NDArray[Any]], ops: bytes) -> None:
+        """Add several steps at once."""
+        count = len(self._ops)
+        for number, added in enumerate(columns):
+            column, size = self._columns[number], count + len(added)
+            if size > len(column):
+                larger = np.empty((max(size, 2 * len(column)), *column.shape[1:]), column.dtype)
+                larger[:count] = column[:count]
+                column = self._columns[number] = larger
+            column[count:size] = added
+        self._ops += ops
 
     @property
     def recorded(self) -> RecordedSteps:

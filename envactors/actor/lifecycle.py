@@ -240,8 +240,9 @@ class Lifecycle:
         begun: list[int] = []
         running: Request | None = call
         if rows is not None and process is not None:
-            begun = row_failures.begun(rows, blames=reason in (EndReason.TIMEOUT, EndReason.ABORT))
-            running = rows.request(begun[0]) if begun else call
+            handed = [] if call is None else call.hand_over(rows, process)
+            begun = handed or row_failures.begun(rows, blames=reason in (EndReason.TIMEOUT, EndReason.ABORT))
+            running = rows.request(begun[0]) if begun and not handed else call
             rows.keep_complete()
         if running is not None and running.started:
             core.record_span(f"{running.method} (lost)", running.started)

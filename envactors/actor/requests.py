@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
-from envactors.mailbox.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
+from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps
 from envactors.options import Deadlines
 
 # The payload of a request that says it all with its kind.
 NO_ARGUMENTS: Final = dumps(())
-_METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset"}
+_METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset", METHOD_POLICY: "policy"}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -64,6 +64,26 @@ class CallRequest(Request):
         # Adapters of drop-ins have methods of their own that do so.
         return self.kind == Kind.REPLAY or self.method.removeprefix("envactors_") in ("step", "reset")
 
+    @property
+    def is_stepwise(self) -> bool:
+        """Whether each step and reset in it has a deadline of its own, by what the worker says that it is at."""
+        return self.kind == Kind.REPLAY
+
+    def prepare(self, incarnation: int) -> None:
+        """Do what is to be done just before it is sent to a process; under the lock."""
+
+    def add_part(self, number: int, content: memoryview) -> None:
+        """Keep a part of its result, which has come before the end; under the lock."""
+
+    def hand_over(self, rows: Any, process: Any) -> list[int]:
+        """Have the rows go on with what it ran when its process ended; under the lock.
+
+        Returns:
+            The envs that had begun, if rows do not say so themselves.
+        """
+        del rows, process
+        return []
+
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         """Hand out the outcome; runs without the actor's lock, and may run twice."""
         if self.future is not None:
@@ -78,7 +98,7 @@ class CallRequest(Request):
 
     def next_look(self, page: ControlPage, deadlines: Deadlines, now: float) -> float | None:
         """Return when its deadline passes at the earliest (infinity for never), None if it has passed."""
-        if self.kind != Kind.REPLAY:
+        if not self.is_stepwise:
             when = float("inf") if self.timeout is None else self.started + self.timeout
             return when if when > now else None
         progress = page.progress()

@@ -30,6 +30,7 @@ ASKED: Final = 1  # waits in the queue of its actor
 POSTED: Final = 2  # stands in its row, and its worker has not completed it
 ARRIVED: Final = 3  # the outcome is certain and was taken into account; it is to be read
 READY: Final = 4  # the result waits to be delivered
+ROLLING: Final = 5  # a rollout has it; its steps that go on in rows have the states above meanwhile
 
 # Values of `Slot.holds`.
 NO_EPISODE: Final = -1
@@ -155,6 +156,7 @@ class Slots:
             process yet, need a reset, or are to leave it.
         outcomes: What envs are answered that have no result of their own.
         overflow: What has come beside the rows, by env.
+        at_rest: The state of each env while it is asked nothing: `IDLE`, or `ROLLING`.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class Slots:
         self.unusual = set(range(count))
         self.outcomes: dict[int, Outcome] = {}
         self.overflow: dict[int, memoryview] = {}
+        self.at_rest = bytearray(count)
 
     def plan(self, index: int, incarnation: int) -> Any:
         """Decide what an env is posted, and write it into its row; return its payload, None without any."""
@@ -218,6 +221,11 @@ class Slots:
             bits |= PAYLOAD
         self.ops[index] = bits
         return payload
+
+    def next_seed(self, index: int, incarnation: int) -> int | None:
+        """Return the seed of an env's next reset, by autoreset; None to let the env choose."""
+        slot = self.of[index]
+        return self._seed_of_reset(slot, incarnation) if self.ended[index] else slot.next_seed
 
     def _seed_of_reset(self, slot: Slot, incarnation: int) -> int | None:
         if slot.op is not None and slot.op.seed is not None:
@@ -297,7 +305,7 @@ class Slots:
     def make_idle(self, index: int) -> None:
         """Forget what an env was asked."""
         self.of[index].op = None
-        self.states[index] = IDLE
+        self.states[index] = self.at_rest[index]
         self.note_usual(index)
 
     def note_usual(self, index: int) -> None:

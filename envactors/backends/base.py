@@ -57,6 +57,19 @@ class RowMemory(Protocol):
             OverflowError: Likewise.
         """
 
+    def extend(self, size: int) -> tuple[tuple[int, int], Any]:
+        """Add a part, all zeros, that stays until nobody refers to it any more.
+
+        Args:
+            size: Its size in bytes.
+
+        Returns:
+            Its place, which workers open; the memory.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+
     def close(self) -> None:
         """Close the memory for further workers; slabs that are open stay usable."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import sys
 import threading
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,8 +25,16 @@ from envactors.worker.main import Server
 from envactors.worker.step_runner import WriteGuard
 
 
+class _LocalPart(mmap.mmap):
+    """A part of the memory of one process, to which weak references lead."""
+
+
 class LocalMemory:
     """Memory of one process; see `envactors.backends.base.RowMemory`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._parts: weakref.WeakValueDictionary[tuple[int, int], _LocalPart] = weakref.WeakValueDictionary()
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         # Not a bytearray: pages are allocated when they are first used, and private ones are copied in forked children.
@@ -36,6 +46,17 @@ class LocalMemory:
     def open(self, _layout: Layout) -> tuple[Slab, InfoWriter]:
         """Return the slab, which the parent has created, for a worker."""
         return self._slab, InfoWriter(self._slab, self._contents)
+
+    def extend(self, size: int) -> tuple[tuple[int, int], mmap.mmap]:
+        part = _LocalPart(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        place = next(self._numbers), size
+        self._parts[place] = part
+        return place, part
+
+    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        """Return a part that the parent has added, for a worker."""
+        part = memoryview(self._parts[place])
+        return part if writable else part.toreadonly()
 
     def close(self) -> None:
         """Do nothing: the memory is freed with its last user."""
@@ -140,7 +161,7 @@ class LocalWorker(Worker):
         self.channel = LocalChannel(self._replies, self._requests, self._replied, to_worker.ring if rings else None)
         end = LocalChannel(self._requests, self._replies, to_worker, self._replied.ring if rings else None)
         self._guard = WriteGuard()
-        self._server = Server(end, self.page, None if memory is None else memory.open, self._guard)
+        self._server = Server(end, self.page, memory, self._guard)
 
     def kill(self) -> None:
         self._guard.close()

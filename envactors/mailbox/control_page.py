@@ -62,7 +62,7 @@ BEGUN: Final = 32
 FINISHED: Final = 33
 # The position in its actor of the env that runs, from 0.
 ENV_INDEX: Final = 34
-# What this env runs: `METHOD_CALL`, `METHOD_STEP` or `METHOD_RESET`. An autoreset within a step changes it.
+# What this env runs: one of the values that begin with METHOD. An autoreset within a step changes it.
 METHOD: Final = 35
 # When that has started (`time.monotonic`); read and written through `ControlPage.times`.
 SINCE: Final = 36
@@ -70,6 +70,8 @@ SINCE: Final = 36
 OVERFLOWS: Final = 37
 
 METHOD_CALL: Final = 0
+# In a rollout: the policy, which acts for all envs of the worker.
+METHOD_POLICY: Final = 3
 # How often to read what a worker is at, if it changes all the time.
 _MOST_READS = 100
 
@@ -135,7 +137,7 @@ class Progress(NamedTuple):
         call_id: The call id of the request that it runs or ran last; 0 before the first.
         ended: Whether that request has finished.
         position: The position in its actor of the env that runs.
-        method: `METHOD_CALL`, `METHOD_STEP` or `METHOD_RESET`.
+        method: `METHOD_CALL`, `METHOD_STEP`, `METHOD_RESET` or `METHOD_POLICY`.
         since: When that has started (`time.monotonic`).
     """
 
@@ -240,7 +242,7 @@ class ControlPage:
                 break
         if not 0 <= begun <= self.last_call:
             begun, ended = self.last_call, False  # nothing that may have run is to run again
-        if not METHOD_CALL <= method <= METHOD_RESET:
+        if not METHOD_CALL <= method <= METHOD_POLICY:
             method = METHOD_CALL
         return Progress(begun, ended, position, method, since if 0.0 <= since <= time.monotonic() else 0.0)
 
@@ -253,7 +255,7 @@ class ControlPage:
             "BEGUN": 0 <= counters[BEGUN] <= self.last_call,
             "FINISHED": 0 <= counters[FINISHED] <= self.last_call,
             "ENV_INDEX": 0 <= counters[ENV_INDEX] < envs,
-            "METHOD": METHOD_CALL <= counters[METHOD] <= METHOD_RESET,
+            "METHOD": METHOD_CALL <= counters[METHOD] <= METHOD_POLICY,
             "SINCE": 0.0 <= since <= time.monotonic(),
         }
         return ", ".join(name for name, can_be_true in cells.items() if not can_be_true)

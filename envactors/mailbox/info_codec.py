@@ -20,13 +20,13 @@ import operator
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import dumps, loads
-from envactors.mailbox.slab import Slab
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
@@ -43,6 +43,18 @@ _LENGTH = struct.Struct("<I")
 _MOST_LAYOUTS = 64
 
 
+class InfoRooms(Protocol):
+    """What has a row per info: a `Slab`, or a trajectory."""
+
+    info_encoding: npt.NDArray[np.uint8]
+    inline_info_sizes: npt.NDArray[np.uint32]
+
+    @property
+    def inline_info_rooms(self) -> Any: ...
+
+    def inline_info(self, env: int, /) -> memoryview: ...
+
+
 class InfoWriter:
     """The worker's side, for all envs that share a slab.
 
@@ -55,7 +67,7 @@ class InfoWriter:
         passes_objects: Whether they are objects, which have to be copies.
     """
 
-    def __init__(self, slab: Slab, contents: list[Any] | None = None) -> None:
+    def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
         self.passes_objects = contents is not None
         self._rooms = slab.inline_info_rooms
         # Writing a number through a memoryview takes a third of the time that an array takes.
@@ -115,7 +127,7 @@ class InfoReader:
             calls it.
     """
 
-    def __init__(self, slab: Slab, contents: list[Any] | None = None) -> None:
+    def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
         self._slab = slab
         self._contents = contents
         self._encodings = slab.info_encoding.data

@@ -40,6 +40,7 @@ class Kind(enum.IntEnum):
     PAYLOADS = 12
     SAVE = 13
     RESTORE = 14
+    EXTEND = 15
 
     RESULT = 16
     FAILED = 17
@@ -48,6 +49,8 @@ class Kind(enum.IntEnum):
     OVERFLOW = 19
     # Sent during START while there are more envs to make: how many are made, and so whose factory runs.
     ENV_MADE = 20
+    # Sent while an EXTEND runs: parts of its result, a `envactors.mailbox.bundle`.
+    PART = 22
     # At any time, of any thread: what env code logs, as the attributes of a log record.
     LOGGED = 21
 
@@ -196,6 +199,16 @@ class Close(NamedTuple):
     """Close the envs and end."""
 
 
+class Extend(NamedTuple):
+    """Call a function, which is pickled by its name, with the worker's server and these arguments.
+
+    So a room above this one, such as `envactors.rollout`, has requests of its own.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+
+
 class Fault(enum.IntEnum):
     """Where a call failed."""
 
@@ -236,7 +249,7 @@ class Transition(NamedTuple):
 
 REQUESTS: dict[int, Any] = {
     Kind[message.__name__.upper()]: message
-    for message in (Start, Call, Get, Set, Describe, Reset, Step, Close, Attach, Adopt, Replay, Save, Restore)
+    for message in (Start, Call, Get, Set, Describe, Reset, Step, Close, Attach, Adopt, Replay, Save, Restore, Extend)
 }
 
 

@@ -33,6 +33,29 @@ INLINE_INFO_ROOM: Final = 4096
 _ALIGNMENT = 128
 
 
+class Places:
+    """Places arrays one after the other in memory.
+
+    Args:
+        memory: The memory, zeros at first; None only to find out how much is needed.
+
+    Attributes:
+        size: The size of all arrays so far, in bytes.
+    """
+
+    def __init__(self, memory: mmap.mmap | bytearray | memoryview | None) -> None:
+        self.size = 0
+        self._memory = memory
+
+    def __call__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        self.size = start + math.prod(shape) * np.dtype(dtype).itemsize
+        if self._memory is None:
+            return np.broadcast_to(np.zeros((), dtype), shape)
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, self._memory, start)
+        return array
+
+
 class Layout(NamedTuple):
     """The contents of a slab, the same in the parent and the workers.
 
@@ -85,17 +108,8 @@ class Slab:
 
     def __init__(self, layout: Layout, memory: mmap.mmap | bytearray | None) -> None:
         self.layout = layout
-        self.size = 0
         n = layout.envs
-
-        def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
-            self.size = start + math.prod(shape) * np.dtype(dtype).itemsize
-            if memory is None:
-                return np.broadcast_to(np.zeros((), dtype), shape)
-            array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, start)
-            return array
-
+        place = Places(memory)
         self.posted: npt.NDArray[np.int64] = place((n,), np.int64)
         self.completed: npt.NDArray[np.int64] = place((n,), np.int64)
         self.when: npt.NDArray[np.float64] = place((n,), np.float64)
@@ -114,6 +128,7 @@ class Slab:
         self.observations: list[npt.NDArray[Any] | None] = [
             place((2, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
+        self.size = place.size
         # Indexing an array takes four times as long as indexing this list.
         self.inline_info_rooms: list[memoryview] = [row.data for row in self.inline_infos]
         self._inline_info_sizes = self.inline_info_sizes.data

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from envactors.errors import VectorEnvError
 from envactors.mailbox.info_codec import INLINE_INFO, RECORDED, InfoReader
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
@@ -207,6 +208,9 @@ class MirroredMemory:
         self.layout, self.rows = layout, rows
         self._announce(self)
         return slab, InfoReader(slab)
+
+    def extend(self, size: int) -> tuple[tuple[int, int], Any]:
+        raise VectorEnvError(f"{size} bytes for rollouts were asked for: they do not run on nodes yet, use step there")
 
     def close(self) -> None:
         """Have the nodes forget it; slabs that are open stay usable."""

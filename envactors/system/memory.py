@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from typing import TYPE_CHECKING
 
 from envactors.system.choice import PORTABLE
@@ -45,11 +46,35 @@ class SharedFile:
         """
         reserve(self.fileno(), start, size)
 
+    def extend(self, size: int) -> tuple[tuple[int, int], Part]:
+        """Add a part behind all others, reserve its memory, and map it.
+
+        Returns:
+            Where it begins and how long it is, by which other processes map it; the part.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        start = -(-os.fstat(self.fileno()).st_size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.reserve(start, size)
+        return (start, size), Part(self.fileno(), size, offset=start)
+
     def close(self) -> None:
         self._file.close()
 
     def __del__(self) -> None:
         self.close()
+
+
+class Part(mmap.mmap):
+    """A part of a file that is given back to the system once nobody refers to it, or to arrays in it, any more."""
+
+    def __init__(self, *_args: object, **_options: object) -> None:
+        self._owner_pid = os.getpid()
+
+    def __del__(self) -> None:
+        if hasattr(mmap, "MADV_REMOVE") and os.getpid() == self._owner_pid:  # a fork has it, too
+            self.madvise(mmap.MADV_REMOVE)
 
 
 def map_file(fd: int, size: int, start: int = 0) -> mmap.mmap:

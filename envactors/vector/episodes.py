@@ -82,6 +82,17 @@ class Episodes:
         if over:
             self._end(slot)
 
+    def record_column(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
+        """Record consecutive transitions of an env; ``over`` and ``resets``: bool, shape (k,)."""
+        last = len(over) - 1
+        rows = np.flatnonzero(over | resets).tolist()
+        self._steps[index] += last - sum(row < last for row in rows)
+        for row in rows:
+            if row < last:
+                self.record(index, over=bool(over[row]), reset=bool(resets[row]))
+        if last >= 0:
+            self.record(index, over=bool(over[last]), reset=bool(resets[last]))
+
     def resume(self, slot: Slot, *, steps: int, episodes: int) -> None:
         """Go on with the counts of an env that was written to a file."""
         self._steps[slot.index] = steps - self._rounds

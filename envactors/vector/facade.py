@@ -17,6 +17,8 @@ from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.specs import Spec
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot, check_timeout, deadline_after
+from envactors.rollout.methods import RolloutMethods
+from envactors.rollout.rollouts import Rollouts
 from envactors.vector import inputs
 from envactors.vector.asking import Asker, EnvFuture, Selection, make_future
 from envactors.vector.build import Choices, VectorActors, describe_envs, share_rows
@@ -27,12 +29,13 @@ from envactors.vector.episodes import Episodes
 from envactors.vector.interrupts import notes_interrupts
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.results import Batch, Batcher, RowReader
+from envactors.vector.rollout_books import RolloutBooks
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.stepper import Stepper
 
 
 @notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
-class VectorEnv(EnvSnapshots):
+class VectorEnv(EnvSnapshots, RolloutMethods):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. One thread at a time uses a vector env.
@@ -167,14 +170,17 @@ class VectorEnv(EnvSnapshots):
             episodes.seed_episodes()
         self._asker = asker = Asker(slots, supervisors, pending)
         self._all_ids = asker.all.env_ids
-        action = described.action
         self._stepper = stepper = Stepper(
-            slots, supervisors, asker, reader, pending, episodes, action, learns=batcher.learns
+            slots, supervisors, asker, reader, pending, episodes, described.action, learns=batcher.learns
         )
         self._collector = Collector(handles, slots, pending, batcher, reader, outcomes, stepper, asker)
         same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
-        saves = snapshot is not None
-        self._checkpoints = Checkpoints(handles, pending, episodes, reader, same, action, saves=saves, every=every)
+        parts = handles, pending, episodes, reader, same, described.action
+        self._checkpoints = Checkpoints(*parts, saves=snapshot is not None, every=every)
+
+    def _make_rollouts(self) -> Rollouts:
+        books = RolloutBooks(self._handles, self._slots, self._asker, self._pending, self._episodes, self._reader)
+        return books.make_rollouts(self.actors, self._built.memory)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared; for subclasses, which can call methods of the handles."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from envactors.actor.slots import IDLE, READY, Slots
+from envactors.actor.slots import IDLE, READY, ROLLING, Slots
 from envactors.errors import AlreadyPendingError, EnvActorsError
 from envactors.vector.results import EnvStep
 
@@ -103,4 +103,4 @@ class Pending:
         """How many results `recv` may wait for: those of all envs that were asked, without futures."""
         slots = self.slots
         owned = sum(slot.op is not None and slot.op.future is not None for slot in slots.of)
-        return len(slots.states) - slots.states.count(IDLE) - owned
+        return len(slots.states) - slots.states.count(IDLE) - slots.states.count(ROLLING) - owned

@@ -73,6 +73,7 @@ class RowReader:
 
     Attributes:
         contents: What came beside the rows of each env's last result.
+        copies: As ``copy``.
         copies_objects: Whether copies are kept of what passes as objects: a last result may stand in, and users may
             change what they got.
     """
@@ -82,7 +83,7 @@ class RowReader:
         self._reward_spec = reward_spec
         self.rows = rows = slots.slab
         self.contents: list[Content] = [NO_CONTENT] * rows.layout.envs
-        self._copy = copy
+        self.copies = copy
         # The one array of observations, if there is only one.
         is_array = isinstance(rows.layout.observation, ArraySpec)
         self._only = rows.observations[0] if is_array and rows.layout.reward is not None else None
@@ -103,7 +104,7 @@ class RowReader:
         half = all_halves[0]
         in_one_piece = all_envs and all_halves.count(half) == len(all_halves)
         if in_one_piece and self._only is not None:
-            return self._only[half].copy() if self._copy else self._only[half]
+            return self._only[half].copy() if self.copies else self._only[half]
         ids = np.array(env_ids, np.int64)
         halves = np.frombuffer(all_halves, np.uint8)[ids]
 
@@ -114,7 +115,7 @@ class RowReader:
                     yield [content[1][number] for content in contents or ()]
                     number += 1
                 elif in_one_piece:
-                    yield array[half].copy() if self._copy else array[half]
+                    yield array[half].copy() if self.copies else array[half]
                 else:
                     yield array[halves, ids]
 

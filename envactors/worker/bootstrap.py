@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import functools
 import multiprocessing
 import os
 import socket
@@ -162,17 +161,32 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
         sock.setblocking(True)
-        rows = None if descriptors.slab is None else functools.partial(_open_rows, descriptors.slab)
+        memory_of_rows = None if descriptors.slab is None else MappedParts(descriptors.slab)
         channel = Channel(sock)
-        server = Server(channel, page, rows, send=FrameSender(channel).send)
+        server = Server(channel, page, memory_of_rows, send=FrameSender(channel).send)
         forward_records(server.send_record)
         context.of_process = server.host.running
         server.serve()
 
 
-def _open_rows(fd: int, layout: Layout) -> tuple[Slab, InfoWriter]:
-    slab = Slab(layout, map_file(fd, layout.size))
-    return slab, InfoWriter(slab)
+class MappedParts:
+    """The memory of a vector, whose parts a worker maps; see `envactors.worker.main.OpenMemory`.
+
+    Args:
+        fd: The file.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
+        slab = Slab(layout, map_file(self._fd, layout.size))
+        return slab, InfoWriter(slab)
+
+    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        start, size = place
+        part = memoryview(map_file(self._fd, size, start))
+        return part if writable else part.toreadonly()
 
 
 def _reseed() -> None:

@@ -41,6 +41,7 @@ class HostedEnv:
         context: The context of its actor.
         index: Its index in the vector.
         check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
+        dtype, shape: Those of an observation that is one array, else None.
     """
 
     def __init__(
@@ -75,12 +76,15 @@ class HostedEnv:
             autoreset: Whether an episode that ends is reset at once (Gymnasium's ``SAME_STEP``).
             next_seed: The seed of such a reset; None lets the env choose.
         """
-        result = self.env.step(action)
+        return self.take(self.env.step(action), autoreset, next_seed)
+
+    def take(self, result: Any, autoreset: bool, next_seed: int | None) -> Fields:
+        """Do what `step` does, given what the env has returned."""
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._refuse("step", result, "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
         # `conform` does the same check for a value that fits, but calling it takes as long as a light step.
-        if type(obs) is not np.ndarray or obs.dtype is not self._dtype or obs.shape != self._shape:
+        if type(obs) is not np.ndarray or obs.dtype is not self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
         if self.journal:
             self.check = checksum(obs, self.check)
@@ -104,12 +108,17 @@ class HostedEnv:
             seed: The seed; None lets the env choose.
             options: The options, None for none.
         """
-        given = {"seed": seed, "options": options}
-        kwargs = {name: value for name, value in given.items() if value is not None or name in self._needed_by_reset}
-        result = self.env.reset(**kwargs)
+        if seed is None and options is None and not self._needed_by_reset:
+            result = self.env.reset()
+        else:
+            given = {"seed": seed, "options": options}
+            needed = self._needed_by_reset
+            result = self.env.reset(**{name: one for name, one in given.items() if one is not None or name in needed})
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._refuse("reset", result, "(obs, info)")
-        obs = self._conform(result[0])
+        obs = result[0]
+        if type(obs) is not np.ndarray or obs.dtype is not self.dtype or obs.shape != self.shape:  # as in `take`
+            obs = self._conform(obs)
         if self.journal:
             self.check = checksum(obs, 0 if seed is not None else self.check)
         info = result[1]
@@ -119,8 +128,7 @@ class HostedEnv:
 
     def _set_spec(self, spec: Spec | None) -> None:
         self.spec = spec
-        # The dtype and shape of an observation that is one array, else None.
-        self._dtype, self._shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
+        self.dtype, self.shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
 
     def _conform(self, obs: Any) -> Any:
         if self.spec is None:

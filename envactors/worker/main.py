@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
+from envactors.mailbox import bundle
 from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import (
     FRAMES,
@@ -21,7 +22,7 @@ from envactors.mailbox.control_page import (
     wait_cpu,
 )
 from envactors.mailbox.info_codec import InfoWriter
-from envactors.mailbox.messages import REQUESTS, Adopt, Attach, Fault, Frame, Kind, Start
+from envactors.mailbox.messages import REQUESTS, Adopt, Attach, Extend, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, loads, pack_failure
 from envactors.mailbox.slab import Layout, Slab
 from envactors.system.clocks import boot_clock
@@ -32,8 +33,16 @@ from envactors.worker.host import Host
 from envactors.worker.log_records import set_levels
 from envactors.worker.step_runner import StepRunner, WriteGuard
 
-# Opens the slab of a layout.
-OpenRows: TypeAlias = Callable[[Layout], tuple[Slab, InfoWriter]]
+
+class OpenMemory(Protocol):
+    """The memory of a vector, as its workers see it."""
+
+    def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
+        """Open the slab."""
+
+    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        """Open a part that the parent has added, at the place that it has said."""
+
 
 _ANYWHERE = contextlib.nullcontext()
 # A worker that spins on a CPU of its own is moved there again after this many spins.
@@ -47,7 +56,7 @@ class Server:
     Args:
         channel: The worker's end of the channel.
         page: The worker's control page.
-        open_rows: Opens the slab; None if steps never go through shared memory.
+        memory: The memory of its vector; None if it has none.
         guard: Of a worker that cannot be killed: tells it that it was abandoned.
         send: Sends frames, if not the channel itself: of a worker whose log records are forwarded.
 
@@ -55,13 +64,18 @@ class Server:
         handled: The value of `POSTED` up to which all requests were run, or are about to be.
         closed: Whether no more requests will come.
         host: The host of the envs.
+        page: The control page.
+        runner: Runs steps and resets.
+        guard: Of a worker that cannot be killed.
+        call_id: The call id of the current request.
+        extension: What a `Kind.EXTEND` request keeps for the next one.
     """
 
     def __init__(
         self,
         channel: FrameChannel,
         page: ControlPage,
-        open_rows: OpenRows | None = None,
+        memory: OpenMemory | None = None,
         guard: WriteGuard | None = None,
         send: Callable[[Frame], None] | None = None,
     ) -> None:
@@ -71,10 +85,12 @@ class Server:
         self._channel = channel
         self._send = channel.send if send is None else send
         self._is_forwarding = send is not None
-        self._page = page
+        self.page = page
         self._counters = page.counters
-        self._open_rows = open_rows
-        self._runner = StepRunner(host, page, self._reply, guard)
+        self.memory = memory
+        self.guard = guard
+        self.extension: Any = None
+        self.runner = StepRunner(host, page, self._reply, guard)
         self._forks = context.forks
         # How many frames were read, to compare with `FRAMES`.
         self._frames_read = 0
@@ -82,12 +98,12 @@ class Server:
         self._last_step = 0
         # Those of the current request.
         self._incarnation = 0
-        self._call_id = 0
+        self.call_id = 0
         # By kind of request, whose names they have.
         handlers = host.call, host.get, host.set, host.describe, host.replay, host.save, host.restore, host.close
         self._handlers: dict[int, Callable[[Any], Any]] = {
             Kind[handler.__name__.strip("_").upper()]: handler
-            for handler in (self._start, self._adopt, self._attach, *handlers)
+            for handler in (self._start, self._adopt, self._attach, self._extend, *handlers)
         }
 
     def serve(self) -> None:
@@ -96,7 +112,7 @@ class Server:
         with contextlib.closing(Poller()) as poller:
             fd = self._channel.fileno()
             poller.add(fd)
-            self._page.to_worker.register(poller)
+            self.page.to_worker.register(poller)
             try:
                 while not self.closed:
                     handled = self.handled
@@ -142,23 +158,23 @@ class Server:
         if step != self._last_step and not self.closed:
             if counters[LEASE]:
                 self._check_lease()
-            self._last_step = self._call_id = step
-            self._runner.run_rows(step)
+            self._last_step = self.call_id = step
+            self.runner.run_rows(step)
 
     def _run_frame(self, frame: Frame) -> None:
         if frame.kind == _PAYLOADS:
-            self._runner.take_payloads(frame.call_id, frame.payload)
+            self.runner.take_payloads(frame.call_id, frame.payload)
             return
         self._check_lease()
-        self._incarnation, self._call_id = frame.incarnation, frame.call_id
-        self._page.start_request(frame.call_id, METHOD_CALL, 0)
+        self._incarnation, self.call_id = frame.incarnation, frame.call_id
+        self.page.start_request(frame.call_id, METHOD_CALL, 0)
         self._reply(*self._execute(frame))
-        self._page.finish_frame(frame.call_id)
+        self.page.finish_frame(frame.call_id)
         self.closed = frame.kind == Kind.CLOSE
 
     def _check_lease(self) -> None:
         """End at once if the lease is over: another process may have taken this one's place."""
-        lease = self._page.times[LEASE]
+        lease = self.page.times[LEASE]
         if lease and boot_clock() > lease:
             os._exit(1)
 
@@ -178,7 +194,7 @@ class Server:
         return reply
 
     def _reply(self, kind: Kind, payload: Any) -> None:
-        self._send(Frame(kind, self._incarnation, self._call_id, payload))
+        self._send(Frame(kind, self._incarnation, self.call_id, payload))
 
     def send_record(self, payload: bytes) -> None:
         """Send what env code has logged; in any thread."""
@@ -198,5 +214,12 @@ class Server:
 
     def _attach(self, message: Attach | None) -> None:
         if message is not None:
-            assert self._open_rows is not None, "the parent attaches only workers that it has passed a slab"
-            self._runner.attach(*self._open_rows(message.layout), message.autoreset)
+            assert self.memory is not None, "the parent attaches only workers that it has passed a slab"
+            self.runner.attach(*self.memory.open(message.layout), message.autoreset)
+
+    def _extend(self, message: Extend) -> Any:
+        return message.function(self, *message.arguments)
+
+    def send_part(self, index: int, payload: bytes | bytearray) -> None:
+        """Send a part of the result of the request that runs."""
+        self._reply(Kind.PART, bundle.pack([(index, payload)]))

@@ -143,7 +143,9 @@ def test_the_deadline_of_a_method(call, reset, step, method):
     deadlines = ea.Deadlines(call=call, reset=reset, step=step)
     assert deadlines.of("step") == (call if step is None else step)
     assert deadlines.of("reset") == (call if reset is None else reset)
-    if method not in ("step", "reset"):
+    if method == "policy":
+        assert deadlines.of(method) is None
+    elif method not in ("step", "reset"):
         assert deadlines.of(method) == call
 
 
@@ -153,7 +155,7 @@ def test_a_deadline_of_zero_is_a_deadline():
 
 
 def test_defaults_are_those_of_the_api():
-    assert dataclasses.astuple(ea.Deadlines()) == (60.0, None, None, None, 5.0)
+    assert dataclasses.astuple(ea.Deadlines()) == (60.0, None, None, None, 5.0, None)
     assert dataclasses.astuple(ea.RestartPolicy()) == (3, 600.0, 0.1, 30.0, math.inf)
 
 

@@ -167,7 +167,7 @@ def test_a_row_whose_payload_was_not_read_yet_waits_for_the_post_that_brings_it(
     """It was written after the worker has looked for frames, and before it looks at the rows."""
     parent = make_parent(action=None)
     parent.run({1: 4})
-    runner, later = parent.server._runner, []
+    runner, later = parent.server.runner, []
     run_rows = runner.run_rows
 
     def run_late(number):
@@ -291,7 +291,7 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
     guard = WriteGuard()
     parent = make_parent(guard=guard, pickles=False)
     writing, go_on, order = threading.Event(), threading.Event(), []
-    row = parent.server._runner._rows[0]
+    row = parent.server.runner._rows[0]
     mark, encode = row._mark_plain, row._encode
 
     def slowly(write, *args):

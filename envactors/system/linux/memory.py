@@ -23,9 +23,9 @@ def open_unnamed(name: str) -> IO[bytes]:
 
 
 def fix_size(fd: int, size: int) -> None:
-    """Set the size of a file, for good: reading what another process has cut off would end this one with SIGBUS."""
+    """Set the size of a file; it can only grow: reading what another process has cut off would end this one."""
     os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
 
 
 def check_room(size: int) -> None:

@@ -1,0 +1,36 @@
+"""What rollouts need of the vector whose envs they step."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.future import ActorFuture
+
+
+class Books(Protocol):
+    """The vector's books: what its envs have done, and their last results."""
+
+    def check_steppable(self) -> None:
+        """Refuse to step an env that needs a reset.
+
+        Raises:
+            VectorInputError: There is one.
+        """
+
+    def make_future(self, index: int) -> ActorFuture:
+        """Return a future for a step of an env that goes on in its row."""
+
+    def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
+        """Record consecutive transitions of an env; those that were neither steps nor resets are left out."""
+
+    def keep(self, index: int, leaves: list[Any], reward: Any, *, terminated: bool, truncated: bool) -> None:
+        """Keep the last result of an env, which stands in no row; ``leaves`` are those of its observation."""
+
+    def last_leaves(self, index: int) -> list[npt.NDArray[Any]]:
+        """Return the leaves of the last observation of an env."""
+
+    def starts(self, index: int) -> bool:
+        """Return whether that observation is the first one of its episode."""

@@ -1,0 +1,279 @@
+"""The columns of one worker's envs in a trajectory: what it writes, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METHOD_STEP, SINCE
+from envactors.mailbox.info_codec import PLAIN, InfoWriter
+from envactors.mailbox.messages import Fault, episode_seed
+from envactors.mailbox.pickling import pack_failure
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch, unflatten
+from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
+from envactors.worker.host import Fields, HostedEnv
+from envactors.worker.main import Server
+from envactors.worker.step_runner import PayloadError, WorkerRetiredError
+
+
+class Column:
+    """One env in a rollout, and how it goes on.
+
+    Attributes:
+        hosted: The env.
+        env_step: The env's own ``step``.
+        is_special: Whether the next step resets it, or repeats its last observation.
+        repeats, seed: As in `envactors.rollout.orders.EnvPlan`.
+    """
+
+    def __init__(
+        self, hosted: HostedEnv, ended: bool, repeats: bool, seed: int | None, root_seed: int | None, episode: int
+    ) -> None:
+        self.hosted = hosted
+        self.env_step = hosted.env.step
+        self.is_special = ended or repeats
+        self.repeats = repeats
+        self.seed = seed
+        self._root_seed = root_seed
+        self._episode = episode
+
+    def go_on(self, op: int, autoreset: str) -> None:
+        """Note that the env was reset, or that its episode has ended."""
+        self.repeats = op != RESET and autoreset == "disabled"
+        self.is_special = self.repeats or (op != RESET and autoreset == "next_step")
+        if op == RESET or autoreset == "same_step":
+            self.seed = None
+            if self._root_seed is not None:
+                self._episode += 1
+                self.seed = episode_seed(self._root_seed, self._episode)
+
+
+class Columns:
+    """Steps envs, and writes what they return.
+
+    Args:
+        trajectory: The trajectory.
+        server: The worker's server.
+        first: The index of the first env.
+        count: How many envs the worker has.
+
+    Attributes:
+        trajectory: As above.
+        chosen: For how many steps the policy has chosen: the number of the first env counts.
+    """
+
+    def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
+        self.trajectory = trajectory
+        self._server = server
+        self._guard = server.guard
+        self._infos = InfoWriter(trajectory)
+        layout = trajectory.layout
+        self._envs = layout.envs
+        self._spec = layout.observation
+        is_array = isinstance(self._spec, ArraySpec)
+        self._only_obs: Any = trajectory.observations[0] if is_array else None
+        is_action_array = isinstance(layout.action, ArraySpec)
+        # By step; None for each if an action has several leaves.
+        self._only_action: Any = trajectory.actions[0] if is_action_array else [None] * layout.steps
+        self._copies_action = is_action_array and trajectory.actions[0].ndim > 2
+        self._mine = slice(first, first + count)
+        self._my_action = trajectory.actions[0][:, self._mine] if is_action_array else None
+        self.chosen = trajectory.chosen.data
+        # What the policy sees: also the record of what the actions were chosen for, so that it is not to change it.
+        self._seen = [array[:, first : first + count] for array in trajectory.observations if array is not None]
+        self._starts_seen: npt.NDArray[np.bool_] = trajectory.starts[:, first : first + count]
+        for view in (*self._seen, self._starts_seen):
+            view.flags.writeable = False
+        # Single numbers are written through memoryviews in a third of the time that arrays take.
+        self._rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
+        self._terminated = trajectory.terminated.reshape(-1).data
+        self._truncated = trajectory.truncated.reshape(-1).data
+        self._ops = trajectory.ops.reshape(-1).data
+        self._starts = trajectory.starts.reshape(-1).data
+        self._checks = trajectory.checks.reshape(-1).data
+        self._done = trajectory.done.data
+        self._encodings = trajectory.info_encoding.data
+        is_plain = self._rewards is not None and self._only_obs is not None
+        # Whether most results can be written without a call.
+        self._is_short = is_plain and self._guard is None and not server.host.hosted_envs[0].journal
+
+    def observed(self, step: int) -> tuple[Any, npt.NDArray[np.bool_]]:
+        """Return the observations before a step, and which of them are the first ones of their episodes; read-only."""
+        starts = self._starts_seen[step]
+        if self._only_obs is not None:
+            return self._seen[0][step], starts
+        return unflatten(self._spec, iter([view[step] for view in self._seen])), starts
+
+    def write_actions(self, step: int, actions: Any) -> None:
+        """Write the actions that the policy has chosen.
+
+        Raises:
+            SpaceMismatchError: They do not conform.
+        """
+        mine, spec = self._my_action, self.trajectory.layout.action
+        if mine is not None:
+            if type(actions) is not np.ndarray or actions.dtype != mine.dtype or actions.shape != mine.shape[1:]:
+                actions = split_batch(spec, actions, len(mine[step]), "the policy's actions")
+            mine[step] = actions
+            return
+        count = self._mine.stop - self._mine.start
+        for position, value in enumerate(split_batch(spec, actions, count, "the policy's actions"), self._mine.start):
+            for array, leaf in zip(self.trajectory.actions, flatten(spec, value), strict=True):
+                array[step, position] = leaf
+
+    def clear(self, start: int) -> None:
+        """Have all steps from this one on be plain: no end of an episode, no reset, an empty info."""
+        trajectory, mine = self.trajectory, self._mine
+        for array in (trajectory.terminated, trajectory.truncated, trajectory.ops):
+            array[start:, mine] = 0
+        trajectory.starts[start + 1 :, mine] = False
+        trajectory.info_encoding.reshape(-1, self._envs)[start:, mine] = PLAIN
+
+    def step(self, step: int, due: Sequence[Column], autoreset: str) -> int | None:
+        """Take one step of some envs.
+
+        Args:
+            step: Which.
+            due: The envs.
+            autoreset: What happens at the end of an episode.
+
+        Returns:
+            The position of the env that has raised, None if none has.
+        """
+        server, page, now, same_step = self._server, self._server.page, time.monotonic, autoreset == "same_step"
+        counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
+        only, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
+        observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
+        # As the policy has left it.
+        counters[METHOD] = METHOD_STEP
+        for column in due:
+            hosted = column.hosted
+            index = hosted.index
+            if column.is_special:
+                if self._take_special(column, step, autoreset):
+                    continue
+                return hosted.position
+            times[SINCE] = now()
+            counters[ENV_INDEX] = hosted.position
+            try:
+                action = only[index] if only is not None else self._action(step, index)
+                result = column.env_step(action.copy() if copies else action)
+                if observations is not None and type(result) is tuple and len(result) == 5:
+                    obs, reward, terminated, truncated, info = result
+                    if (
+                        type(obs) is np.ndarray
+                        and obs.dtype is hosted.dtype
+                        and obs.shape == hosted.shape
+                        and isinstance(reward, float)
+                        and not (terminated or truncated or info)
+                        and type(info) is dict
+                    ):
+                        # What `HostedEnv.take` and `_write` do, for what is so most often and was cleared before.
+                        observations[index] = obs
+                        rewards[first_row + index] = reward
+                        done[index] = step + 1
+                        continue
+                fields = hosted.take(result, same_step, column.seed)
+            except BaseException as error:
+                server.runner.fail_row(hosted.position, server.call_id, error)
+                return hosted.position
+            if not self._finish(column, step, fields, STEP, autoreset):
+                return hosted.position
+            counters[METHOD] = METHOD_STEP  # a reset within the step has changed it
+        return None
+
+    def _take_special(self, column: Column, step: int, autoreset: str) -> bool:
+        """Reset an env, or repeat its last observation; return False if it has raised."""
+        hosted, page = column.hosted, self._server.page
+        if column.repeats:
+            self._repeat(hosted.index, step)
+            return True
+        page.record_env(METHOD_RESET, hosted.position)
+        try:
+            fields = hosted.reset(column.seed, None)
+        except BaseException as error:
+            self._server.runner.fail_row(hosted.position, self._server.call_id, error)
+            return False
+        is_fine = self._finish(column, step, fields, RESET, autoreset)
+        page.counters[METHOD] = METHOD_STEP
+        return is_fine
+
+    def _finish(self, column: Column, step: int, fields: Fields, op: int, autoreset: str) -> bool:
+        """Write what an env has returned; return False if that is not possible."""
+        hosted, server = column.hosted, self._server
+        page = server.page
+        if page.is_timing:
+            counters = page.counters
+            page.spans.add(page.times[SINCE], time.monotonic(), server.call_id, hosted.position, counters[METHOD])
+        over = bool(fields[2]) or bool(fields[3])
+        try:
+            self._write(hosted, step, fields, op, starts=op == RESET or (over and autoreset == "same_step"))
+        except WorkerRetiredError:
+            raise
+        except BaseException as error:
+            unfit = PayloadError(pack_failure(error, Fault.RESULT))
+            server.runner.fail_row(hosted.position, server.call_id, unfit)
+            return False
+        if op == RESET or over:
+            column.go_on(op, autoreset)
+        return True
+
+    def _action(self, step: int, index: int) -> Any:
+        return reader(self.trajectory.layout.action, [array[step] for array in self.trajectory.actions], index)()
+
+    def _write(self, hosted: HostedEnv, step: int, fields: Fields, op: int, *, starts: bool) -> None:
+        """Write the result of an env's step.
+
+        Args:
+            hosted: The env.
+            step: The step.
+            fields: The result.
+            op: What became of the env.
+            starts: Whether its observation is the first one of an episode.
+        """
+        obs, reward, terminated, truncated, info = fields
+        index, guard = hosted.index, self._guard
+        row = step * self._envs + index
+        leaves = [obs] if self._only_obs is not None else flatten(self._spec, obs)
+        if guard is not None:
+            guard.begin_write()
+        try:
+            for array, leaf in zip(self.trajectory.observations, leaves, strict=True):
+                if array is not None:
+                    array[step + 1, index] = leaf
+            if self._rewards is not None:
+                self._rewards[row] = reward
+            else:
+                self.trajectory.rewards[step, index] = reward
+            self._terminated[row] = terminated
+            self._truncated[row] = truncated
+            self._ops[row] = op
+            self._starts[row + self._envs] = starts
+            if hosted.journal:
+                self._checks[row] = hosted.check
+            if not info and type(info) is dict:
+                self._encodings[row] = PLAIN
+            else:
+                part = self._infos.encode(row, info, [])
+                if part is not None:
+                    self._server.send_part(row, part)
+            self._done[index] = step + 1
+        finally:
+            if guard is not None:
+                guard.writer = None
+
+    def _repeat(self, index: int, step: int) -> None:
+        """Write the last observation of an env once more."""
+        trajectory = self.trajectory
+        row = step * self._envs + index
+        for array in trajectory.observations:
+            if array is not None:
+                array[step + 1, index] = array[step, index]
+        trajectory.rewards[step, index] = 0
+        self._ops[row] = REPEAT
+        self._done[index] = step + 1

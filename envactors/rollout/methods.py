@@ -1,0 +1,99 @@
+"""The methods of a vector env that run its policy in the workers."""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from envactors.errors import VectorInputError, VectorTimeoutError
+from envactors.options import check_timeout
+from envactors.rollout.results import Rollout
+from envactors.rollout.rollouts import Rollouts
+
+
+class RolloutMethods(abc.ABC):
+    """What `envactors.VectorEnv` inherits."""
+
+    _rollouts: Rollouts | None = None
+
+    @abc.abstractmethod
+    def _make_rollouts(self) -> Rollouts:
+        """Return what runs rollouts; called once."""
+
+    @abc.abstractmethod
+    def _check_open(self) -> None:
+        """Refuse to go on if the vector is closed.
+
+        Raises:
+            ActorClosedError: It is.
+        """
+
+    def set_policy(self, make_policy: Callable[[], Any], seed: int = 0) -> None:
+        """Have each worker make a policy, which `rollout` calls there; a new process makes it again.
+
+        Args:
+            make_policy: Called without arguments in each worker; returns the policy. That is called as
+                ``policy(obs, context)``: ``obs`` are the observations of the worker's envs as `step` returns them,
+                read-only, and ``context`` is a `PolicyContext`. It returns the actions, as `step` takes them, or
+                ``(actions, extras)`` with a dict of arrays that have the envs along axis 0. If it has a method
+                ``load``, that is called with the parameters of a rollout.
+            seed: What the random numbers of ``context.rng`` follow from.
+
+        Raises:
+            TypeError: ``make_policy`` cannot be called.
+            ValueError: The seed is no int from 0.
+            AlreadyPendingError: Rollouts are in flight.
+            Exception: What ``make_policy`` has raised.
+        """
+        self._check_open()
+        if self._rollouts is None:
+            self._rollouts = self._make_rollouts()
+        self._rollouts.set_policy(make_policy, seed)
+
+    def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:
+        """Run so many steps of every env in the workers, with the policy of `set_policy`, and wait.
+
+        Args:
+            steps: How many steps.
+            parameters: What the policy is to load first: any nest of arrays, which are copied once and reach it as
+                read-only views of shared memory, or another object that can be pickled. None for what it has.
+            timeout: How long to wait, in seconds.
+
+        Raises:
+            VectorInputError: There is no policy, ``steps`` is no int from 1, or an env needs a reset first.
+            AlreadyPendingError: Two rollouts are in flight, or results are pending.
+            VectorTimeoutError: The waiting ended; the rollout continues, and is the result of ``.future``.
+            VectorStepError: Some envs failed; ``.batch`` is a `Rollout` of full shape.
+            TypeError: Parameters were given, and the policy has no ``load``.
+            Exception: What the policy has raised.
+        """
+        check_timeout(timeout, "rollout(timeout=...)")
+        future = self.rollout_async(steps, parameters)
+        try:
+            return future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            raise VectorTimeoutError(
+                f"rollout waited {timeout} s for {steps} steps, which continue: wait for .future",
+                env_ids=[],
+                timeout=timeout,
+                future=future,
+            ) from None
+
+    def rollout_async(self, steps: int, parameters: Any = None) -> Future[Rollout]:
+        """Start a rollout, and return its future; two may be in flight. Arguments and errors as for `rollout`."""
+        return self._start_rollout(steps, parameters, each=False)[0]
+
+    def rollout_each(self, steps: int, parameters: Any = None) -> list[Future[Rollout]]:
+        """Start a rollout, and return a future per actor, of the `Rollout` of its envs; no actor waits for another."""
+        return self._start_rollout(steps, parameters, each=True)
+
+    def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[Future[Rollout]]:
+        if self._rollouts is None:
+            raise VectorInputError("a rollout was asked for: call set_policy first")
+        self._check_open()
+        return self._rollouts.start(steps, parameters, each=each)

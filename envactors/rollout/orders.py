@@ -1,0 +1,77 @@
+"""What a worker is asked for in a rollout, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from envactors.mailbox.specs import ArraySpec
+
+# Why a worker has stopped; the values of `Stop.reason`.
+DONE: Final = "done"
+NEEDS_POLICY: Final = "needs policy"  # its process is new
+LEARNT: Final = "learnt"  # what the policy returns beside the actions, for which the trajectory has no place
+RAISED: Final = "raised"  # an env; its failure stands in its row
+
+
+# How an env goes on: whether its episode has ended and the next step resets it; whether it has ended and nothing resets
+# it; the seed of its next reset, None to let the env choose; what the seeds of the episodes after that follow from,
+# None if episodes are not seeded; the number of the next episode.
+EnvPlan: TypeAlias = "tuple[bool, bool, int | None, int | None, int]"
+
+
+class Parameters(NamedTuple):
+    """Parameters of a policy.
+
+    Attributes:
+        version: How often parameters were given.
+        pickled: What they are, without the arrays.
+        place: The part of the memory that has the arrays; None if there are none.
+        spans: Where each of the arrays begins and ends in it.
+    """
+
+    version: int
+    pickled: bytes
+    place: tuple[int, int] | None
+    spans: list[tuple[int, int]]
+
+
+class Order(NamedTuple):
+    """What a worker is asked for: some steps of a rollout.
+
+    Attributes:
+        policy: The number of the policy.
+        rollout: The number of the rollout since that policy was set.
+        start, stop: Which steps.
+        due: The positions of the envs that take the first of these steps; the others have taken it, or do not.
+        layout: What the trajectory looks like: a pickled `TrajectoryLayout`.
+        place: Where it is.
+        parameters: The fields of the `Parameters` that the policy is to load first, if it has not; None if none were
+            ever given.
+        plans: How each env goes on.
+        autoreset: What happens at the end of an episode.
+    """
+
+    policy: int
+    rollout: int
+    start: int
+    stop: int
+    due: tuple[int, ...]
+    layout: bytes
+    place: tuple[int, int]
+    parameters: tuple[Any, ...] | None
+    plans: list[EnvPlan]
+    autoreset: str
+
+
+class Stop(NamedTuple):
+    """How a worker has carried out an order; how far stands in the trajectory.
+
+    Attributes:
+        reason: One of the values above.
+        position: The position of the env that has raised.
+        learnt: What the policy returns beside the actions, by name, for one env.
+    """
+
+    reason: str
+    position: int = 0
+    learnt: tuple[tuple[str, ArraySpec], ...] = ()

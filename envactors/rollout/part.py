@@ -1,0 +1,346 @@
+"""One actor's part of one rollout: orders to its worker, and steps in rows where the worker could not go on.
+
+    order ──▶ the worker steps its envs and the policy ──▶ done, or it stops
+      ▲                                                        │ an env has raised, or the process has ended
+      └───── the step is whole ◀── its other envs go on in rows, as in `VectorEnv.step`
+
+So what becomes of an env that fails is decided in one place, `envactors.actor.decide`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from envactors.actor.requests import Group
+from envactors.actor.slots import ASKED, POSTED, ROLLING, Op, Slots
+from envactors.actor.supervisor import Supervisor
+from envactors.errors import ActorError
+from envactors.mailbox.info_codec import PLAIN
+from envactors.mailbox.slab import HALF, SEED
+from envactors.mailbox.slab import RESET as RESET_BIT
+from envactors.mailbox.specs import flatten
+from envactors.rollout.books import Books
+from envactors.rollout.orders import LEARNT, NEEDS_POLICY, RAISED, EnvPlan, Order, Parameters, Stop
+from envactors.rollout.progress import PartProgress
+from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
+from envactors.rollout.trajectory import RESET, STAND_IN, STEP, Trajectory
+
+if TYPE_CHECKING:
+    from envactors.actor.future import ActorFuture
+    from envactors.actor.rows import ActorRows
+
+
+class ActorPart:
+    """One actor's part of one rollout.
+
+    Args:
+        supervisor: The actor.
+        slots: All envs of the vector.
+        books: The vector's books.
+        policy: The policy.
+        number: The number of the rollout since the policy was set.
+        steps: How many steps it has.
+        parameters: What the policy is to load, if it has not.
+        on_learnt: Called with what the policy returns beside the actions; makes a trajectory with a place for that.
+        on_end: Called once the part has ended.
+
+    Attributes:
+        first, stop: The range of its envs.
+        place: Where its trajectory is.
+        progress: How far it is.
+        infos: Of steps that went on in rows: the step, the env, the info.
+        failures: The step, the env, the exception.
+        errors: What is raised, by env.
+        error: What the policy has raised, or why the actor cannot go on.
+        large_infos: What was sent beside the trajectory, by row.
+        version: How often parameters were given.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        slots: Slots,
+        books: Books,
+        policy: Policy,
+        number: int,
+        steps: int,
+        parameters: Parameters | None,
+        on_learnt: Callable[[ActorPart, Stop], None],
+        on_end: Callable[[ActorPart], None],
+    ) -> None:
+        self.supervisor = supervisor
+        self.first = supervisor.config.first_index
+        self.stop = self.first + len(supervisor.config.start.factories)
+        self.place: tuple[int, int]
+        self.infos: list[tuple[int, int, dict[str, Any]]] = []
+        self.failures: list[tuple[int, int, BaseException]] = []
+        self.errors: dict[int, BaseException] = {}
+        self.error: BaseException | None = None
+        self.large_infos: dict[int, memoryview] = {}
+        self.version = 0 if parameters is None else parameters.version
+        self._slots = slots
+        self._books = books
+        self._policy = policy
+        self._number = number
+        self._steps = steps
+        self._parameters = parameters
+        self._on_learnt = on_learnt
+        self._on_end = on_end
+        self._envs = range(self.first, self.stop)
+        self.progress = PartProgress(supervisor, slots, books, steps)
+        # The steps that go on in rows, by env; the lock guards it.
+        self._in_rows: dict[int, ActorFuture] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What it is written into."""
+        return self.progress.trajectory
+
+    @trajectory.setter
+    def trajectory(self, trajectory: Trajectory) -> None:
+        self.progress.trajectory = trajectory
+
+    # Orders ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin: the last observations are the first ones of the trajectory."""
+        self.write_beginning()
+        self._ask()
+
+    def write_beginning(self) -> None:
+        """Write what the first actions are chosen for."""
+        trajectory = self.trajectory
+        trajectory.done[self.first : self.stop] = 0
+        trajectory.chosen[self.first : self.stop] = 0
+        for index in self._envs:
+            trajectory.starts[0, index] = self._books.starts(index)
+            for array, leaf in zip(trajectory.observations, self._books.last_leaves(index), strict=True):
+                if array is not None:
+                    array[0, index] = leaf
+
+    def _ask(self) -> None:
+        core = self.supervisor.core
+        request = OrderRequest(self)
+        with core.change, core.lock:
+            if core.closing:
+                request.settle(None, core.errors.closed(request, core.incarnation), core.incarnation)
+                return
+            self.supervisor.queue(request)
+
+    def order(self, incarnation: int) -> Order:
+        """Return what the worker is asked; under the lock."""
+        rows, slots = self.supervisor.calls.rows, self._slots
+        assert rows is not None, "the vector is open"
+        step = self.progress.step
+        lost = [index for index in self._envs if rows.is_lost(index) and slots.is_bound(index)]
+        due = [index for index in self._envs if self.progress.counted[index] == step and index not in lost]
+        plans: list[EnvPlan] = []
+        for index in self._envs:
+            slot = slots.of[index]
+            slot.incarnation = incarnation
+            slot.seed = slots.next_seed(index, incarnation)
+            follows = slot.root_seed if slot.next_seed is not None else None
+            repeats = slots.autoreset == "disabled" and slot.needs_reset
+            plans.append((bool(slots.ended[index]), repeats, slot.seed, follows, slot.episode))
+        return Order(
+            self._policy.number,
+            self._number,
+            step,
+            step + 1 if lost else self._steps,
+            tuple(index - self.first for index in due),
+            self.trajectory.pickled_layout,
+            self.place,
+            None if self._parameters is None else tuple(self._parameters),
+            plans,
+            slots.autoreset,
+        )
+
+    def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
+        """Go on after an order has ended.
+
+        Args:
+            stop: How it was carried out; None if it was not.
+            error: Why not.
+            call_id: Its call id.
+            was_lost: Whether its process has ended, and rows go on.
+        """
+        core = self.supervisor.core
+        if was_lost:
+            self._go_on()
+            return
+        with core.change, core.lock:
+            rows = self.supervisor.calls.rows
+            if rows is not None:
+                self.progress.count(call_id)
+                if stop is not None and stop.reason == RAISED:
+                    self._leave_to_rows(rows, call_id, self.first + stop.position)
+        if error is not None:
+            self.error = error
+            self._on_end(self)
+        elif stop is not None and stop.reason == NEEDS_POLICY:
+            self._set_policy()
+        elif stop is not None and stop.reason == LEARNT:
+            self._on_learnt(self, stop)
+        else:
+            self._go_on()
+
+    def _set_policy(self) -> None:
+        def then(_loads: bool, error: BaseException | None) -> None:
+            if error is None:
+                self._ask()
+            elif isinstance(error, ActorError) and core.lives and not core.closing:
+                self._ask()  # another process takes its place, which the restart policy limits
+            else:
+                self.error = error
+                self._on_end(self)
+
+        core = self.supervisor.core
+        request = PolicyRequest(self.supervisor, self._policy, then)
+        with core.change, core.lock:
+            self.supervisor.queue(request)
+
+    def be_late(self, position: int, *, in_policy: bool) -> None:
+        self.progress.be_late(position, in_policy=in_policy)
+
+    def keep_info(self, row: int, content: memoryview) -> None:
+        self.large_infos[row] = content
+
+    # Rows ------------------------------------------------------------------------------------------------
+
+    def hand_over(self, rows: ActorRows, call_id: int, *, in_policy: bool) -> list[int]:
+        """Have the rows go on with the step that was under way when the process ended; under the lock.
+
+        Returns:
+            The envs that fail with the policy; none if an env was running.
+        """
+        self.progress.count(call_id)
+        late, self.progress.late = self.progress.late, None
+        if late is not None:
+            in_policy = late.in_policy
+            rows.overdue = None if in_policy else self.first + late.position
+        step, left = self.progress.step, self.progress.left()
+        if not left:
+            return []
+        if not in_policy and self.trajectory.chosen[self.first] > step:
+            for index in left:
+                self._post(index, call_id, step)
+            return []
+        # The policy, or what comes before it: where a replay brings the env back, the step is tried once more.
+        recovery = self.supervisor.core.recovery
+        failing = []
+        for index in left:
+            journal = recovery.journal(index)
+            if recovery.replays and journal.can_retry(self._slots, index, ActorError("")):
+                journal.count_failure()
+            else:
+                self._post(index, call_id, step)
+                failing.append(index)
+        return failing
+
+    def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int) -> None:
+        """Have the rows go on with a step in which an env has raised; under the lock."""
+        step = self.progress.step
+        self._post(raised, call_id, step)
+        rows.arrive_for_others()
+        others = [index for index in self._envs if self.progress.counted[index] == step and index != raised]
+        self._queue(others, step)
+
+    def _post(self, index: int, call_id: int, step: int) -> None:
+        """Have a row stand for what the worker was asked of an env: it was asked, and has no result."""
+        slots, slot = self._slots, self._slots.of[index]
+        self._own(index, step)
+        slot.seed = slots.next_seed(index, slot.incarnation)
+        bits = slots.halves[index] ^ HALF
+        bits |= RESET_BIT if slots.ended[index] else 0
+        slots.ops[index] = bits | (SEED if slot.seed is not None else 0)
+        # The shared number, too: a worker runs each row whose two numbers differ.
+        slots.slab.posted[index] = slots.numbers_of[index] = call_id
+        slots.states[index] = POSTED
+
+    def _own(self, index: int, step: int) -> None:
+        """Give a step of an env that goes on in its row a future, and the row the action."""
+        slots = self._slots
+        future = self._books.make_future(index)
+        for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=True):
+            array[index] = chosen[step, index]
+        slots.of[index].op = Op("step", future=future)
+        with self._lock:
+            self._in_rows[index] = future
+
+    def _queue(self, indices: list[int], step: int) -> None:
+        """Have envs step in rows; under the lock."""
+        for index in indices:
+            self._own(index, step)
+            self._slots.states[index] = ASKED
+        if indices:
+            self.supervisor.queue(Group(list(indices), stream=True))
+
+    def _go_on(self) -> None:
+        """Wait for what goes on in rows; then give the next order, or end."""
+        with self._lock:
+            waiting = [future for future in self._in_rows.values() if not future.settled()]
+        if waiting:
+            waiting[0].add_done_callback(lambda _: self._go_on())
+            return
+        with self._lock:
+            futures, self._in_rows = self._in_rows, {}
+        for index, future in futures.items():
+            self._take(index, future)
+        step = self.progress.step
+        if self.errors or step >= self._steps:
+            self._on_end(self)
+            return
+        lost = self._find_lost(step)
+        if lost:
+            core = self.supervisor.core
+            with core.change, core.lock:
+                self._queue(lost, step)
+            self._go_on()
+            return
+        self._ask()
+
+    def _find_lost(self, step: int) -> list[int]:
+        """Return the envs whose step is to fail, since their process has ended and nothing brings them back."""
+        rows = self.supervisor.calls.rows
+        if rows is None or self.trajectory.chosen[self.first] <= step:
+            return []
+        return [
+            index
+            for index in self._envs
+            if self.progress.counted[index] == step and rows.is_lost(index) and self._slots.is_bound(index)
+        ]
+
+    def _take(self, index: int, future: ActorFuture) -> None:
+        """Write a step that went on in a row into the trajectory."""
+        slots, trajectory = self._slots, self.trajectory
+        slots.states[index] = ROLLING
+        error = future.exception()
+        step = self.progress.counted[index]
+        if error is not None:
+            self.errors[index] = error
+            self.failures.append((step, index, error))
+            return
+        result = future.result()
+        leaves = flatten(trajectory.layout.observation, result.obs)
+        for array, leaf in zip(trajectory.observations, leaves, strict=True):
+            if array is not None:
+                array[step + 1, index] = leaf
+        trajectory.rewards[step, index] = result.reward
+        trajectory.terminated[step, index] = result.terminated
+        trajectory.truncated[step, index] = result.truncated
+        was_reset = bool(slots.ops[index] & RESET_BIT) and not result.truncated
+        failure = result.info.get("failure")
+        trajectory.ops[step, index] = STAND_IN if failure is not None else RESET if was_reset else STEP
+        begins = (result.terminated or result.truncated) and slots.autoreset == "same_step"
+        trajectory.starts[step + 1, index] = was_reset or begins
+        row = step * trajectory.layout.envs + index
+        trajectory.info_encoding[row] = PLAIN
+        if result.info:
+            self.infos.append((step, index, result.info))
+        if failure is not None:
+            self.failures.append((step, index, failure))
+        self.progress.counted[index] = step + 1
+        trajectory.done[index] = step + 1

@@ -1,0 +1,126 @@
+"""How far one actor is in a rollout, and what follows from that for its envs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.slots import Slots
+from envactors.actor.supervisor import Supervisor
+from envactors.mailbox.messages import episode_seed
+from envactors.rollout.books import Books
+from envactors.rollout.trajectory import REPEAT, RESET, Trajectory
+
+
+class Late(NamedTuple):
+    """How far a worker was when a deadline passed.
+
+    Attributes:
+        done: int64, shape (n,): how many steps of each of its envs were whole.
+        position: The position of the env that is late.
+        in_policy: Whether the policy is late instead.
+    """
+
+    done: npt.NDArray[np.int64]
+    position: int
+    in_policy: bool
+
+
+class PartProgress:
+    """Takes into account what a worker has written into the trajectory.
+
+    Args:
+        supervisor: The actor.
+        slots: All envs of the vector.
+        books: The vector's books.
+        steps: How many steps the rollout has.
+
+    Attributes:
+        trajectory: The trajectory.
+        counted: How many steps of each env were taken into account.
+        late: How far the worker was when a deadline passed, if one has: no later result of it counts.
+    """
+
+    def __init__(self, supervisor: Supervisor, slots: Slots, books: Books, steps: int) -> None:
+        self._supervisor = supervisor
+        self._slots = slots
+        self._books = books
+        self._steps = steps
+        self._first = supervisor.config.first_index
+        self._stop = self._first + len(supervisor.config.start.factories)
+        self._envs = range(self._first, self._stop)
+        self.trajectory: Trajectory
+        self.counted = dict.fromkeys(self._envs, 0)
+        self.late: Late | None = None
+
+    @property
+    def step(self) -> int:
+        """The step that some env has not taken."""
+        return min(self.counted.values())
+
+    def left(self) -> list[int]:
+        """Return the envs that have not taken that step."""
+        step = self.step
+        return [index for index in self._envs if self.counted[index] == step < self._steps]
+
+    def be_late(self, position: int, *, in_policy: bool) -> None:
+        """Note how far the worker is, since a deadline has passed."""
+        self.late = Late(self.trajectory.done[self._first : self._stop].copy(), position, in_policy)
+
+    def count(self, call_id: int) -> None:
+        """Take into account what the worker has done; under the lock."""
+        core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
+        whole = (trajectory.done[self._first : self._stop] if self.late is None else self.late.done).tolist()
+        for index, claimed in zip(self._envs, whole, strict=True):
+            before, done = self.counted[index], min(claimed, self._steps)
+            if done <= before:
+                continue
+            ops = trajectory.ops[before:done, index]
+            over = trajectory.terminated[before:done, index] | trajectory.truncated[before:done, index]
+            slot = slots.of[index]
+            slot.holds = slot.incarnation
+            if core.recovery.replays:
+                self._record(index, before, done, call_id)
+            core.completed += done - before
+            if ops.any():
+                slot.fresh = slot.fresh and not (ops == RESET).any()
+                ran = ops != REPEAT
+                over, ops = over[ran], ops[ran]
+            self._books.record(index, over, ops == RESET)
+            self.counted[index] = done
+            self._keep(index)
+
+    def _keep(self, index: int) -> None:
+        """Keep the last result of an env."""
+        trajectory, done = self.trajectory, self.counted[index]
+        leaves = [None if array is None else array[done, index].copy()[()] for array in trajectory.observations]
+        reward = trajectory.rewards[done - 1, index]
+        terminated = bool(trajectory.terminated[done - 1, index])
+        truncated = bool(trajectory.truncated[done - 1, index])
+        self._books.keep(index, leaves, reward, terminated=terminated, truncated=truncated)
+
+    def _record(self, index: int, before: int, done: int, call_id: int) -> None:
+        """Record in the journal of an env what it has done; a seeded reset starts anew."""
+        core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
+        slot, journal, seed = slots.of[index], core.recovery.journal(index), slots.of[index].seed
+        seeds = slot.next_seed is not None
+        over = trajectory.terminated[:, index] | trajectory.truncated[:, index]
+        start = before
+        episode = slot.episode
+        for step in range(before, done) if seeds or seed is not None else ():
+            is_reset = trajectory.ops[step, index] == RESET
+            if is_reset or (slots.autoreset == "same_step" and over[step]):
+                if seed is not None:
+                    journal.start_seeded(index - self._first, seed, call_id, int(trajectory.checks[step, index]))
+                    start = step + 1
+                episode += 1
+                seed = episode_seed(slot.root_seed, episode) if seeds and slot.root_seed is not None else None
+        if start < done:
+            ran = trajectory.ops[start:done, index] != REPEAT
+            actions = [array[start:done, index][ran] for array in trajectory.actions]
+            resets = trajectory.ops[start:done, index][ran] == RESET
+            core.recovery.record_steps(
+                slots.slab, index, actions, resets, call_id, int(trajectory.checks[done - 1, index])
+            )

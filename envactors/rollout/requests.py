@@ -1,0 +1,138 @@
+"""What a worker is sent for rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from envactors.actor.requests import CallRequest
+from envactors.actor.supervisor import Supervisor
+from envactors.mailbox.control_page import METHOD_POLICY, ControlPage
+from envactors.mailbox.messages import Extend, Kind
+from envactors.mailbox.pickling import dumps
+from envactors.options import Deadlines
+from envactors.rollout import runner
+from envactors.rollout.orders import Order, Stop
+
+if TYPE_CHECKING:
+    from envactors.actor.process import ActorProcess
+    from envactors.actor.rows import ActorRows
+
+
+class Policy:
+    """A policy as workers are told of it.
+
+    Args:
+        number: Its number, which no other policy of the vector has.
+        pickled: A function that makes it.
+        seed: Its seed.
+    """
+
+    def __init__(self, number: int, pickled: bytes, seed: int) -> None:
+        self.number = number
+        self.pickled = pickled
+        self.seed = seed
+
+
+class PolicyRequest(CallRequest):
+    """Has a worker make its policy.
+
+    Args:
+        supervisor: The actor.
+        policy: The policy.
+        then: Called with whether the policy can load parameters, and the error, None if there was none; may be called
+            twice.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, policy: Policy, then: Callable[[bool, BaseException | None], None]
+    ) -> None:
+        config = supervisor.config
+        super().__init__("set_policy", config.first_index, config.deadlines.start, kind=Kind.EXTEND)
+        message = Extend(runner.set_policy, (policy.number, policy.pickled, policy.seed))
+        self.payload = dumps(tuple(message))
+        self._then = then
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        del incarnation
+        self._then(bool(value), error)
+
+
+class OrderGiver(Protocol):
+    """What gives orders: one actor's part of a rollout. All but `on_end` is called under the actor's lock.
+
+    Attributes:
+        first: The index of the actor's first env.
+    """
+
+    first: int
+
+    def order(self, incarnation: int) -> Order:
+        """Return what the worker is asked."""
+
+    def keep_info(self, row: int, content: memoryview) -> None:
+        """Keep an info that has no place in the trajectory."""
+
+    def be_late(self, position: int, *, in_policy: bool) -> None:
+        """Note how far the worker is, since a deadline has passed."""
+
+    def hand_over(self, rows: ActorRows, call_id: int, *, in_policy: bool) -> list[int]:
+        """Have the rows go on with the step that was under way when the process ended.
+
+        Returns:
+            The envs that fail with the policy; none if an env was running.
+        """
+
+    def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
+        """Go on after an order has ended."""
+
+
+class OrderRequest(CallRequest):
+    """An order to a worker.
+
+    Args:
+        part: The part of a rollout that it belongs to.
+    """
+
+    def __init__(self, part: OrderGiver) -> None:
+        super().__init__("rollout", part.first, kind=Kind.EXTEND)
+        self._part = part
+        self._is_over = False
+        # Whether its process has ended while it ran, so that rows go on with what it has begun.
+        self._was_lost = False
+
+    @property
+    def is_stepwise(self) -> bool:
+        return True
+
+    @property
+    def needs_permit(self) -> bool:
+        return True
+
+    def prepare(self, incarnation: int) -> None:
+        self.timeout = None
+        self.payload = dumps((runner.run_rollout, tuple(self._part.order(incarnation))))
+
+    def next_look(self, page: ControlPage, deadlines: Deadlines, now: float) -> float | None:
+        when = super().next_look(page, deadlines, now)
+        if when is None:
+            progress = page.progress()
+            self._part.be_late(progress.position, in_policy=progress.method == METHOD_POLICY)
+        return when
+
+    def add_part(self, number: int, content: memoryview) -> None:
+        self._part.keep_info(number, content)
+
+    def hand_over(self, rows: ActorRows, process: ActorProcess) -> list[int]:
+        self._was_lost = True
+        progress = process.page.progress()
+        in_policy = progress.method == METHOD_POLICY and progress.call_id == self.call_id
+        if in_policy:
+            self.method = "policy"
+        return self._part.hand_over(rows, self.call_id, in_policy=in_policy)
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        del incarnation
+        if not self._is_over:
+            self._is_over = True
+            self._part.on_end(None if self._was_lost else value, error, self.call_id, was_lost=self._was_lost)

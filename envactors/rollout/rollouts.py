@@ -1,0 +1,331 @@
+"""The rollouts of a vector: at most two at a time, in two trajectories that are filled in turns."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from envactors.actor.slots import IDLE, ROLLING, Slots
+from envactors.actor.supervisor import Supervisor
+from envactors.backends.base import RowMemory
+from envactors.errors import ActorError, AlreadyPendingError, SpaceMismatchError, VectorInputError, VectorStepError
+from envactors.mailbox.info_codec import PLAIN, InfoReader
+from envactors.mailbox.pickling import dumps_by_value
+from envactors.mailbox.slab import Layout
+from envactors.mailbox.specs import ArraySpec, leaves, unflatten
+from envactors.options import is_int
+from envactors.rollout.books import Books
+from envactors.rollout.orders import Stop
+from envactors.rollout.parameters import ParameterStore
+from envactors.rollout.part import ActorPart
+from envactors.rollout.requests import Policy, PolicyRequest
+from envactors.rollout.results import Rollout
+from envactors.rollout.trajectory import STEP, Trajectory, TrajectoryLayout, size_of
+
+# The most rollouts in flight.
+_MOST = 2
+
+
+class _Run:
+    """A rollout in flight.
+
+    Attributes:
+        parts: The part of each actor.
+        trajectory: What it is written into.
+        place: Where that is.
+        futures: One for all actors, or one for each.
+        left: The parts that have not ended.
+    """
+
+    def __init__(self, trajectory: Trajectory, place: tuple[int, int]) -> None:
+        self.trajectory = trajectory
+        self.place = place
+        self.parts: list[ActorPart] = []
+        self.futures: list[Future[Rollout]] = []
+        self.left: set[ActorPart] = set()
+
+
+class Rollouts:
+    """Runs rollouts of a vector.
+
+    Args:
+        slots: All envs.
+        supervisors: The actors, in order.
+        books: The vector's books.
+        memory: The memory of the vector.
+        copy: Whether results are copied out of the shared memory.
+    """
+
+    def __init__(
+        self, slots: Slots, supervisors: Sequence[Supervisor], books: Books, memory: RowMemory, *, copy: bool
+    ) -> None:
+        layout = slots.slab.layout
+        if not all(leaf.batchable for leaf in leaves(layout.observation)):
+            raise SpaceMismatchError(f"observations are {layout.observation}: rollouts need arrays of fixed shapes")
+        if layout.action is None:
+            raise SpaceMismatchError("the envs have no action space of arrays: rollouts need one")
+        self._slots = slots
+        self._supervisors = supervisors
+        self._books = books
+        self._memory = memory
+        self._copy = copy
+        self._lock = threading.RLock()
+        self._policies = 0
+        self._policy: Policy | None = None
+        self._parameters = ParameterStore(memory)
+        # Whether the policy can load them.
+        self._loads = False
+        # The number of the next rollout since the policy was set.
+        self._next = 0
+        # The trajectories that are filled in turns, with their places, and which of them is next.
+        self._trajectories: list[tuple[Trajectory, tuple[int, int]] | None] = [None, None]
+        self._turn = 0
+        self._extras: tuple[tuple[str, ArraySpec], ...] = ()
+        # What is in flight, oldest first; and what waits for its actor.
+        self._runs: list[_Run] = []
+        self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
+        self._reactor = supervisors[0].reactor
+
+    # The policy ------------------------------------------------------------------------------------------
+
+    def set_policy(self, make_policy: Any, seed: int) -> None:
+        """Have each worker make its policy, and wait for that.
+
+        Raises:
+            TypeError: ``make_policy`` cannot be called.
+            ValueError: The seed is no int from 0.
+            AlreadyPendingError: Rollouts are in flight.
+            Exception: What ``make_policy`` has raised.
+        """
+        if not callable(make_policy):
+            raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
+        if not is_int(seed, 0):
+            raise ValueError(f"seed is {seed!r}: expected an int >= 0")
+        self._check_free(1)
+        self._policies += 1
+        policy = Policy(self._policies, bytes(dumps_by_value(make_policy)), seed)
+        futures: list[Future[bool]] = []
+        for supervisor in self._supervisors:
+            future: Future[bool] = Future()
+            futures.append(future)
+            request = PolicyRequest(supervisor, policy, functools.partial(_settle, future))
+            with supervisor.core.change, supervisor.core.lock:
+                supervisor.queue(request)
+        can_load = [future.result() for future in futures]
+        self._loads = all(can_load)
+        self._policy = policy
+        self._extras = ()
+        self._next = 0
+        self._parameters = ParameterStore(self._memory)
+
+    # Rollouts --------------------------------------------------------------------------------------------
+
+    def start(self, steps: int, parameters: Any, *, each: bool) -> list[Future[Rollout]]:
+        """Start a rollout.
+
+        Args:
+            steps: How many steps.
+            parameters: What the policy is to load; None for what it has.
+            each: Whether each actor has a future of its own.
+
+        Raises:
+            VectorInputError: There is no policy, or ``steps`` is no int from 1.
+            AlreadyPendingError: Two are in flight.
+        """
+        if self._policy is None:
+            raise VectorInputError("a rollout was asked for: call set_policy first")
+        if not is_int(steps):
+            raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
+        self._check_free(_MOST)
+        if not self._runs:
+            self._books.check_steppable()
+        if parameters is not None and not self._loads:
+            raise TypeError("parameters were given to a policy that has no method load: expected one that takes them")
+        if parameters is not None:
+            self._parameters.give(parameters)
+        with self._lock:
+            run = _Run(*self._take_trajectory(steps))
+            run.futures = [Future() for _ in range(len(self._supervisors) if each else 1)]
+            for future in run.futures:
+                future.set_running_or_notify_cancel()
+            run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
+            run.left = set(run.parts)
+            self._next += 1
+            self._runs.append(run)
+            slots = self._slots
+            slots.at_rest[:] = bytes([ROLLING]) * len(slots.states)
+            if len(self._runs) == 1:
+                slots.states[:] = slots.at_rest
+            for part in run.parts:
+                self._waiting[part.supervisor].append(part)
+            ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
+        for part in ready:
+            part.begin()
+        return run.futures
+
+    def _make_part(self, run: _Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
+        part = ActorPart(
+            supervisor,
+            self._slots,
+            self._books,
+            policy,
+            self._next,
+            steps,
+            self._parameters.last,
+            functools.partial(self._on_learnt, run),
+            functools.partial(self._on_part_end, run),
+        )
+        part.trajectory, part.place = run.trajectory, run.place
+        return part
+
+    def _check_free(self, most: int) -> None:
+        """Refuse another rollout while there are ``most`` in flight, or results are pending.
+
+        Raises:
+            AlreadyPendingError: So it is.
+        """
+        states = self._slots.states
+        busy = [index for index, state in enumerate(states) if state != self._slots.at_rest[index]]
+        if len(self._runs) >= most:
+            raise AlreadyPendingError(f"{len(self._runs)} rollouts are in flight: wait for the oldest one first")
+        if not self._runs and busy:
+            raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
+
+    def _take_trajectory(self, steps: int) -> tuple[Trajectory, tuple[int, int]]:
+        """Return the trajectory whose turn it is, made anew if it does not fit."""
+        rows: Layout = self._slots.slab.layout
+        assert rows.action is not None, "it was checked"
+        layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, self._extras, rows.envs, steps)
+        self._turn ^= 1
+        found = self._trajectories[self._turn]
+        if found is None or found[0].layout != layout:
+            place, part = self._memory.extend(size_of(layout))
+            found = self._trajectories[self._turn] = Trajectory(layout, part), place
+        return found
+
+    def _on_learnt(self, run: _Run, part: ActorPart, stop: Stop) -> None:
+        """Give a rollout a trajectory that has a place for what its policy returns beside the actions."""
+        with self._lock:
+            if run.trajectory.layout.extras != stop.learnt:
+                self._extras = stop.learnt
+                self._turn ^= 1
+                run.trajectory, run.place = self._take_trajectory(run.trajectory.layout.steps)
+            part.trajectory, part.place = run.trajectory, run.place
+        part.begin()
+
+    # Ends ------------------------------------------------------------------------------------------------
+
+    def _on_part_end(self, run: _Run, part: ActorPart) -> None:
+        with self._lock:
+            if part not in run.left:
+                return
+            run.left.discard(part)
+            queue = self._waiting[part.supervisor]
+            queue.popleft()
+            following = queue[0] if queue else None
+            if not run.left:
+                self._runs.remove(run)
+            slots = self._slots
+            if following is None:
+                for index in range(part.first, part.stop):
+                    slots.at_rest[index] = IDLE
+                    slots.make_idle(index)
+        if following is not None:
+            following.begin()
+        if len(run.futures) > 1:
+            self._hand_out(run, [part], run.futures[run.parts.index(part)])
+        elif not run.left:
+            self._hand_out(run, run.parts, run.futures[0])
+
+    def _hand_out(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
+        """Have results made in a thread where that may take long."""
+        self._reactor.callbacks.submit(functools.partial(self._settle, run, parts, future))
+
+    def _settle(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
+        if future.done():
+            return
+        try:
+            rollout = self._assemble(run, parts)
+            error = _error_of(parts, rollout)
+        except BaseException as failure:
+            future.set_exception(failure)
+            return
+        if error is None:
+            future.set_result(rollout)
+        else:
+            future.set_exception(error)
+
+    def _assemble(self, run: _Run, parts: list[ActorPart]) -> Rollout:
+        trajectory, layout = run.trajectory, run.trajectory.layout
+        first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
+
+        def taken(array: Any, count: int = steps) -> Any:
+            columns = array[:count, first:stop]
+            return columns.copy() if self._copy else columns
+
+        observations = trajectory.observations
+        done = trajectory.done[first:stop]
+        ran = np.arange(steps)[:, None] < done[None, :]
+        infos = self._read_infos(trajectory, parts, done)
+        last = [None if array is None else array[steps, first:stop].copy() for array in observations]
+        return Rollout(
+            np.arange(first, stop),
+            unflatten(layout.observation, iter([taken(array) for array in observations])),
+            unflatten(layout.action, iter([taken(array) for array in trajectory.actions])),
+            taken(trajectory.rewards),
+            taken(trajectory.terminated),
+            taken(trajectory.truncated),
+            taken(trajectory.starts),
+            {name: taken(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
+            unflatten(layout.observation, iter(last)),
+            infos,
+            sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
+            np.array([part.version for part in parts]),
+            (trajectory.ops[:, first:stop] == STEP) & ran,
+        )
+
+    def _read_infos(self, trajectory: Trajectory, parts: list[ActorPart], done: Any) -> list[Any]:
+        reader, envs = InfoReader(trajectory), trajectory.layout.envs
+        large = {number: content for part in parts for number, content in part.large_infos.items()}
+        found = [info for part in parts for info in part.infos]
+        for row in np.flatnonzero(trajectory.info_encoding != PLAIN).tolist():
+            step, index = divmod(row, envs)
+            offset = index - parts[0].first
+            if 0 <= offset < len(done) and step < done[offset]:
+                info, _ = reader.decode(row, large.get(row))
+                found.append((step, index, info))
+        return sorted(found, key=lambda entry: entry[:2])
+
+
+def _settle(future: Future[bool], loads: bool, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(loads)
+    else:
+        future.set_exception(error)
+
+
+def _error_of(parts: list[ActorPart], rollout: Rollout) -> BaseException | None:
+    """Return what is raised in place of a rollout; None for nothing."""
+    for part in parts:
+        if part.error is not None and not isinstance(part.error, ActorError):
+            return part.error  # the policy's own
+    failures = {index: error for part in parts for index, error in part.errors.items()}
+    for part in parts:
+        if part.error is not None:
+            failures.update(dict.fromkeys(range(part.first, part.stop), part.error))
+    if not failures:
+        return None
+    env_id, first = next(iter(failures.items()))
+    count = f"{len(failures)} of {len(rollout.env_ids)}"
+    text = f"{count} envs failed in rollout; env {env_id}: {type(first).__name__}: {first}"
+    error = VectorStepError(text, failures=failures, batch=rollout)
+    error.__cause__ = first
+    return error

@@ -1,0 +1,125 @@
+"""The memory that a rollout is written into: time-major arrays that the caller and its workers share.
+
+Each worker writes the columns of its own envs. ``done`` is written last, so that whatever it counts is whole, wherever
+the worker is killed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.mailbox.slab import PLAIN_REWARD, Places
+from envactors.mailbox.specs import ArraySpec, Spec, leaves, unflatten
+
+# The values of `Trajectory.ops`: what became of an env in a step.
+STEP: Final = 0
+RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
+REPEAT: Final = 2  # the episode has ended, and nothing resets: the last observation again
+STAND_IN: Final = 3  # its process was lost, and the last observation stands in
+
+# Room for an encoded info, in bytes; larger ones are sent beside. MuJoCo's take about 500.
+_INFO_ROOM = 1024
+
+
+class TrajectoryLayout(NamedTuple):
+    """The contents of a trajectory, the same in the caller and the workers.
+
+    Attributes:
+        observation: One env's observation; leaves that cannot be batched are not in the trajectory.
+        action: One env's action.
+        reward: One env's reward; None if rewards are objects.
+        extras: What the policy returns beside the actions, by name, for one env.
+        envs: The number of envs.
+        steps: The number of steps.
+    """
+
+    observation: Spec
+    action: Spec
+    reward: ArraySpec | None
+    extras: tuple[tuple[str, ArraySpec], ...]
+    envs: int
+    steps: int
+
+
+class _Rooms:
+    """Rooms of one size, one behind the other; a list of them would take as much memory as the rest."""
+
+    def __init__(self, rooms: npt.NDArray[np.uint8]) -> None:
+        self._rooms = rooms
+
+    def __getitem__(self, number: int) -> memoryview:
+        room: memoryview = self._rooms[number].data
+        return room
+
+
+class Trajectory:
+    """The arrays of a layout over shared memory.
+
+    Args:
+        layout: The layout.
+        memory: The memory, zeros at first; None only to find out its size.
+
+    Attributes:
+        layout: As above.
+        pickled_layout: The same, pickled.
+        size: The size of all arrays, in bytes.
+        done: int64, shape (n,): how many steps of each env are whole.
+        chosen: int64, shape (n,): for how many steps the policy has chosen each env's action.
+        ops: uint8, shape (t, n): what became of an env in a step.
+        starts: bool, shape (t + 1, n): whether an observation is the first one of its episode.
+        terminated, truncated: bool, shape (t, n).
+        checks: uint32, shape (t, n): the checksums of envs that have a journal.
+        rewards: float64, shape (t, n) and the reward's.
+        actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
+        observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
+        info_encoding, inline_info_sizes, inline_info_rooms: As those of a `envactors.mailbox.slab.Slab` that has a row
+            for each env and step, step by step.
+    """
+
+    def __init__(self, layout: TrajectoryLayout, memory: mmap.mmap | memoryview | None) -> None:
+        self.layout = layout
+        self.pickled_layout = pickle.dumps(layout, 5)
+        n, t = layout.envs, layout.steps
+        place = Places(memory)
+        self.done: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.chosen: npt.NDArray[np.int64] = place((n,), np.int64)
+        self.ops: npt.NDArray[np.uint8] = place((t, n), np.uint8)
+        self.starts: npt.NDArray[np.bool_] = place((t + 1, n), np.bool_)
+        self.terminated: npt.NDArray[np.bool_] = place((t, n), np.bool_)
+        self.truncated: npt.NDArray[np.bool_] = place((t, n), np.bool_)
+        self.checks: npt.NDArray[np.uint32] = place((t, n), np.uint32)
+        reward = layout.reward or PLAIN_REWARD
+        self.rewards: npt.NDArray[np.float64] = place((t, n, *reward.shape), reward.dtype)
+        self.actions = [place((t, n, *leaf.shape), leaf.dtype) for leaf in leaves(layout.action)]
+        self.extras = [place((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
+        self.observations = [
+            place((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None
+            for leaf in leaves(layout.observation)
+        ]
+        self.info_encoding: npt.NDArray[np.uint8] = place((t * n,), np.uint8)
+        self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
+        self.inline_info_rooms = _Rooms(place((t * n, _INFO_ROOM), np.uint8))
+        self.size = place.size
+
+    def inline_info(self, row: int) -> memoryview:
+        """Return the used part of the room of a row."""
+        return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
+
+    def columns(self, arrays: Sequence[npt.NDArray[Any] | None], first: int, stop: int) -> list[Any]:
+        """Return the columns of some envs of arrays; None for those that are None."""
+        return [None if array is None else array[:, first:stop] for array in arrays]
+
+    def action(self, step: int, env: int) -> Any:
+        """Return the action that was chosen for an env."""
+        return unflatten(self.layout.action, iter([array[step, env].copy()[()] for array in self.actions]))
+
+
+def size_of(layout: TrajectoryLayout) -> int:
+    """Return how many bytes a trajectory takes."""
+    return Trajectory(layout, None).size

@@ -1,0 +1,86 @@
+"""What rollouts tell a vector: what its envs have done, and their last results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.handle import ActorView
+from envactors.actor.slots import Slots
+from envactors.backends.base import RowMemory
+from envactors.mailbox.slab import RESET
+from envactors.mailbox.specs import flatten, unflatten
+from envactors.rollout.rollouts import Rollouts
+from envactors.vector.asking import Asker, EnvFuture, make_future
+from envactors.vector.episodes import Episodes
+from envactors.vector.pending import Pending
+from envactors.vector.results import EnvStep, RowReader
+
+
+class RolloutBooks:
+    """The books of a vector; see `envactors.rollout.books.Books`.
+
+    Args:
+        handles: The handle of each env.
+        slots: All envs.
+        asker: Asks envs.
+        pending: Where results are.
+        episodes: The bookkeeper.
+        reader: Has the last result of each env.
+    """
+
+    def __init__(
+        self,
+        handles: Sequence[ActorView],
+        slots: Slots,
+        asker: Asker,
+        pending: Pending,
+        episodes: Episodes,
+        reader: RowReader,
+    ) -> None:
+        self._handles = handles
+        self._slots = slots
+        self._asker = asker
+        self._pending = pending
+        self._episodes = episodes
+        self._reader = reader
+        # Whether the last observation of each env was the first one of its episode, and the post that it came before.
+        self._starts: dict[int, tuple[int, bool]] = {}
+
+    def make_rollouts(self, actors: Sequence[ActorView], memory: RowMemory) -> Rollouts:
+        """Return what runs rollouts of the vector, given its actors and its memory."""
+        supervisors = [actor._supervisor for actor in actors]
+        return Rollouts(self._slots, supervisors, self, memory, copy=self._reader.copies)
+
+    def check_steppable(self) -> None:
+        self._asker.check_steppable(self._asker.all.env_ids)
+
+    def make_future(self, index: int) -> EnvFuture:
+        return make_future(self._handles[index], index, self._pending)
+
+    def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
+        self._episodes.record_column(index, over, resets)
+        autoreset = self._slots.autoreset
+        begins = bool(resets[-1]) or (bool(over[-1]) and autoreset == "same_step")
+        self._starts[index] = self._slots.numbers_of[index], begins
+
+    def keep(self, index: int, leaves: list[Any], reward: Any, *, terminated: bool, truncated: bool) -> None:
+        obs = unflatten(self._slots.slab.layout.observation, iter(leaves))
+        incarnation = self._slots.of[index].incarnation
+        self._reader.keep(EnvStep(index, obs, reward, terminated, truncated, {}, incarnation))
+
+    def last_leaves(self, index: int) -> list[npt.NDArray[Any]]:
+        last = self._reader.last(index)
+        assert last is not None, "it was reset"
+        return flatten(self._slots.slab.layout.observation, last.obs)
+
+    def starts(self, index: int) -> bool:
+        slots, slab = self._slots, self._slots.slab
+        number, begins = self._starts.get(index, (-1, False))
+        if number == slots.numbers_of[index]:
+            return begins
+        over = bool(slab.terminated[index] or slab.truncated[index])
+        return bool(slots.ops[index] & RESET) or (over and slots.autoreset == "same_step")

@@ -1,0 +1,556 @@
+"""Rollouts: the policy runs in the workers, with the results of a loop that steps and chooses in the caller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers import SOON, wait_until
+
+import envactors as ea
+
+ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
+
+
+class Walk(gymnasium.Env):
+    """Everything matters: seed, actions, how many steps. Does once what a file says, at a step."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, orders: Path | None = None, fault: str = "", at: int = 0, length: int = 7) -> None:
+        self.orders = orders
+        self.fault = fault
+        self.at = at
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.where = self.np_random.normal(size=2)
+        self.count = 0
+        return self.where.copy(), {"seed": seed} if seed is not None else {}
+
+    def step(self, action):
+        self.count += 1
+        if self.count == self.at and self.orders is not None:
+            obey(self.orders, self.fault)
+        self.where += self.np_random.normal(size=2) + action
+        info = {"count": self.count} if self.count % 3 == 0 else {}
+        return self.where.copy(), float(self.where[0]), self.count >= self.length, False, info
+
+
+def obey(orders, fault):
+    """Does what is asked, once."""
+    try:
+        orders.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    if fault == "raise":
+        raise RuntimeError("as ordered")
+    if fault == "die":
+        os._exit(3)
+    if fault == "hang":
+        time.sleep(3600)
+
+
+def choose(obs, context):
+    return (np.abs(obs).sum(1) * 10 + context.env_ids).astype(np.int64) % 5
+
+
+def make_policy():
+    return choose
+
+
+def make_noisy_policy():
+    def policy(obs, context):
+        noise = context.rng.integers(0, 5, len(obs))
+        return (choose(obs, context) + noise) % 5, {"noise": noise, "starts": context.starts.astype(np.float32)}
+
+    return policy
+
+
+class Learning:
+    """A policy that adds what it has loaded."""
+
+    def __init__(self):
+        self.offset = 0
+        self.loads = 0
+        self.is_read_only = False
+
+    def load(self, parameters):
+        self.offset = int(parameters["offset"][0])
+        self.is_read_only = not parameters["offset"].flags.writeable
+        self.loads += 1
+
+    def __call__(self, obs, context):
+        said = {"loads": np.full(len(obs), self.loads), "read_only": np.full(len(obs), self.is_read_only)}
+        return np.full(len(obs), self.offset), said
+
+
+def loop(envs, steps, obs):
+    """Steps with the policy in the caller; returns obs, actions, rewards, terminated of all steps, and the last obs."""
+    rows = []
+    for _ in range(steps):
+        actions = choose(obs, ea.PolicyContext(np.arange(envs.num_envs), None, 0, None))
+        after, rewards, terminated, _, _ = envs.step(actions)
+        rows.append((obs, actions, rewards, terminated))
+        obs = after
+    return [np.stack(column) for column in zip(*rows, strict=True)], obs
+
+
+def assert_same(rollouts, expected, last):
+    columns = [(one.obs, one.actions, one.rewards, one.terminated) for one in rollouts]
+    found = [np.concatenate(column) for column in zip(*columns, strict=True)]
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(rollouts[-1].last_obs, last)
+
+
+SETTINGS = [
+    {"backend": "inline"},
+    {"backend": "thread", "envs_per_actor": 2},
+    {},
+    {"envs_per_actor": 2},
+    {"on_failure": "replay", "envs_per_actor": 2},
+    {"seed_episodes": True, "envs_per_actor": 3},
+]
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_a_rollout_is_the_loop_of_steps(options, autoreset):
+    with ea.VectorEnv([Walk] * 3, autoreset=autoreset, **options) as envs:
+        obs, _ = envs.reset(seed=4)
+        expected, last = loop(envs, 30, obs)
+    with ea.VectorEnv([Walk] * 3, autoreset=autoreset, **options) as envs:
+        envs.reset(seed=4)
+        envs.set_policy(make_policy)
+        rollouts = [envs.rollout(11), envs.rollout(9), envs.rollout(10)]
+        assert_same(rollouts, expected, last)
+        following, _ = loop(envs, 3, last)
+    with ea.VectorEnv([Walk] * 3, autoreset=autoreset, **options) as envs:
+        obs, _ = envs.reset(seed=4)
+        whole, _ = loop(envs, 33, obs)
+    np.testing.assert_array_equal(following[0], whole[0][30:])
+
+
+def test_steps_and_rollouts_alternate():
+    with ea.VectorEnv([Walk] * 2) as envs:
+        obs, _ = envs.reset(seed=4)
+        expected, last = loop(envs, 12, obs)
+    with ea.VectorEnv([Walk] * 2) as envs:
+        obs, _ = envs.reset(seed=4)
+        envs.set_policy(make_policy)
+        first = envs.rollout(5)
+        (middle, *_), obs = loop(envs, 3, first.last_obs)
+        second = envs.rollout(4)
+    np.testing.assert_array_equal(np.concatenate([first.obs, middle, second.obs]), expected[0])
+    np.testing.assert_array_equal(second.last_obs, last)
+
+
+def test_a_rollout_says_where_episodes_begin_and_what_is_no_step():
+    with ea.VectorEnv([Walk] * 2, envs_per_actor=2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_noisy_policy)
+        rollout = envs.rollout(18)
+        again = envs.rollout(1)
+    begins = [step in (0, 8, 16) for step in range(18)]
+    assert rollout.starts[:, 0].tolist() == begins
+    assert rollout.extras["starts"][:, 1].tolist() == begins
+    assert rollout.valid[:, 0].tolist() == [step not in (7, 15) for step in range(18)]
+    assert rollout.rewards[7].tolist() == [0.0, 0.0]
+    assert [(step, env) for step, env, _ in rollout.infos] == [(step, env) for step in (2, 5, 10, 13) for env in (0, 1)]
+    assert rollout.infos[0][2] == {"count": 3}
+    assert rollout.env_ids.tolist() == [0, 1]
+    assert not again.starts.any()
+
+
+def test_random_numbers_follow_from_the_seed_the_rollout_and_the_step():
+    with ea.VectorEnv([Walk] * 4, envs_per_actor=2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_noisy_policy, seed=7)
+        rollouts = [envs.rollout(3), envs.rollout(3)]
+    for number, rollout in enumerate(rollouts):
+        for step in range(3):
+            for first in (0, 2):
+                rng = np.random.Generator(np.random.Philox(key=7, counter=[0, step, number, first]))
+                assert rollout.extras["noise"][step, first : first + 2].tolist() == rng.integers(0, 5, 2).tolist()
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_parameters_are_loaded_once_and_are_read_only(backend):
+    with ea.VectorEnv([Walk] * 2, backend=backend) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(Learning)
+        first = envs.rollout(2)
+        second = envs.rollout(2, {"offset": np.array([3])})
+        third = envs.rollout(2)
+        fourth = envs.rollout(2, {"offset": np.array([4])})
+    assert [rollout.actions[0, 0] for rollout in (first, second, third, fourth)] == [0, 3, 3, 4]
+    assert [rollout.policy_version.tolist() for rollout in (first, second, third, fourth)] == [
+        [version] * 2 for version in (0, 1, 1, 2)
+    ]
+    assert fourth.extras["loads"][0].tolist() == [2, 2]
+    assert second.extras["read_only"].all()
+
+
+def test_parameters_need_a_policy_that_loads_them():
+    with ea.VectorEnv([Walk]) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        with pytest.raises(TypeError, match="that has no method load"):
+            envs.rollout(2, {"offset": np.zeros(1)})
+        assert envs.rollout(2).valid.all(), "the envs are where they were"
+
+
+def test_a_new_process_makes_the_policy_again_and_loads_the_last_parameters():
+    with ea.VectorEnv([Walk] * 2, on_failure="replay", restart=ALWAYS) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(Learning)
+        envs.rollout(2, {"offset": np.array([3])})
+        os.kill(envs.actors[0].pid, signal.SIGKILL)
+        wait_until(lambda: envs.actors[0].incarnation == 1)
+        rollout = envs.rollout(2)
+    assert rollout.actions.tolist() == [[3, 3]] * 2
+    assert rollout.policy_version.tolist() == [1, 1]
+    assert rollout.extras["loads"][0].tolist() == [1, 1]
+
+
+class Gate(Walk):
+    """Its steps wait for a file."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def step(self, action):
+        while not self.gate.exists():
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def test_two_rollouts_may_be_in_flight_and_nothing_else(tmp_path):
+    gate = tmp_path / "gate"
+    with ea.VectorEnv([lambda: Gate(gate)] * 2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        first, second = envs.rollout_async(4), envs.rollout_async(4)
+        for ask in (
+            lambda: envs.rollout_async(1),
+            lambda: envs.step([0, 0]),
+            lambda: envs.send([0, 0]),
+            lambda: envs.submit([0, 0]),
+            envs.reset,
+        ):
+            with pytest.raises(ea.AlreadyPendingError):
+                ask()
+        with pytest.raises(ea.NothingPendingError):
+            envs.recv()
+        gate.touch()
+        np.testing.assert_array_equal(second.result(SOON).obs[0], first.result(SOON).last_obs)
+        envs.step([0, 0])
+
+
+def test_a_rollout_that_takes_too_long_continues(tmp_path):
+    gate = tmp_path / "gate"
+    with ea.VectorEnv([lambda: Gate(gate)]) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        with pytest.raises(ea.VectorTimeoutError) as caught:
+            envs.rollout(4, timeout=0.05)
+        gate.touch()
+        assert caught.value.future.result(SOON).valid.all()
+
+
+def test_each_actor_can_have_a_future_of_its_own(tmp_path):
+    gate = tmp_path / "gate"
+    with ea.VectorEnv([Walk, Walk, lambda: Gate(gate), lambda: Gate(gate)], envs_per_actor=2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        quick, slow = envs.rollout_each(4)
+        assert quick.result(SOON).env_ids.tolist() == [0, 1]
+        assert not slow.done()
+        gate.touch()
+        assert slow.result(SOON).env_ids.tolist() == [2, 3]
+        assert slow.result().obs.shape == (4, 2, 2)
+
+
+def test_closing_ends_rollouts_in_flight(tmp_path):
+    envs = ea.VectorEnv([lambda: Gate(tmp_path / "never")] * 2)
+    envs.reset(seed=1)
+    envs.set_policy(make_policy)
+    futures = [envs.rollout_async(4), envs.rollout_async(4)]
+    envs.close(0)
+    for future in futures:
+        assert isinstance(future.exception(SOON), ea.VectorStepError)
+
+
+def test_what_is_refused():
+    with ea.VectorEnv([Walk]) as envs:
+        with pytest.raises(ea.VectorInputError, match="call set_policy first"):
+            envs.rollout(1)
+        with pytest.raises(TypeError, match="expected a function"):
+            envs.set_policy(3)
+        with pytest.raises(ValueError, match="expected an int >= 0"):
+            envs.set_policy(make_policy, seed=-1)
+        envs.set_policy(make_policy)
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            envs.rollout(1)
+        envs.reset()
+        for steps in (0, 1.0, True):
+            with pytest.raises(ea.VectorInputError, match="steps is"):
+                envs.rollout(steps)
+        envs.send([0])
+        with pytest.raises(ea.AlreadyPendingError):
+            envs.rollout(1)
+        envs.recv()
+
+
+def broken():
+    raise LookupError("no policy")
+
+
+def test_a_policy_that_cannot_be_made():
+    with ea.VectorEnv([Walk]) as envs:
+        with pytest.raises(LookupError, match="no policy"):
+            envs.set_policy(broken)
+        envs.reset()
+        envs.set_policy(make_policy)
+        assert envs.rollout(2).valid.all()
+
+
+# Failures ------------------------------------------------------------------------------------------------
+
+
+def with_fault(tmp_path, fault, on_failure, *, envs_per_actor, autoreset="next_step"):
+    """Returns a vector whose env 1 fails once, in its fourth step; its other envs do not."""
+    faulty = Walk(tmp_path / "orders", fault, at=4)
+    return ea.VectorEnv(
+        [Walk, lambda: faulty, Walk],
+        envs_per_actor=envs_per_actor,
+        on_failure=on_failure,
+        autoreset=autoreset,
+        deadlines=ea.Deadlines(step=1.0),
+        restart=ALWAYS,
+    )
+
+
+FAULTS = pytest.mark.parametrize("fault", ["die", "raise", "hang"])
+ERRORS = {"die": ea.ActorDiedError, "raise": RuntimeError, "hang": ea.ActorTimeoutError}
+
+
+@FAULTS
+@pytest.mark.parametrize("envs_per_actor", [1, 3])
+def test_a_failure_that_is_raised_has_what_had_ended(tmp_path, fault, envs_per_actor):
+    with with_fault(tmp_path, fault, "raise", envs_per_actor=envs_per_actor) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        with pytest.raises(ea.VectorStepError, match="env 1") as caught:
+            envs.rollout(6, timeout=SOON)
+        assert isinstance(caught.value.failures[1], ERRORS[fault])
+        batch = caught.value.batch
+        assert batch.obs.shape == (6, 3, 2)
+        assert batch.valid[:, 1].tolist() == [True] * 3 + [False] * 3
+        # Env 2, in the same process, was lost with it before its own step.
+        is_lost = envs_per_actor == 3 and fault != "raise"
+        assert [(step, env) for step, env, _ in batch.failures] == [(3, 1), (3, 2)][: 1 + is_lost]
+        if envs_per_actor == 1:
+            assert batch.valid[:, [0, 2]].all(), "no actor waits for another"
+        envs.reset(seed=2)
+        assert envs.rollout(6, timeout=SOON).valid.all()
+
+
+@FAULTS
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("envs_per_actor", [1, 3])
+def test_with_renew_a_failure_costs_what_it_costs_in_step(tmp_path, fault, envs_per_actor, autoreset):
+    with with_fault(tmp_path, fault, "renew", envs_per_actor=envs_per_actor, autoreset=autoreset) as envs:
+        obs, _ = envs.reset(seed=1)
+        expected, last = loop(envs, 12, obs)
+    (tmp_path / "orders").unlink()
+    with with_fault(tmp_path, fault, "renew", envs_per_actor=envs_per_actor, autoreset=autoreset) as envs:
+        obs, _ = envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        rollout = envs.rollout(12, timeout=SOON)
+        assert_same([rollout], expected, last)
+        assert (3, 1) in [(step, env) for step, env, _ in rollout.failures]
+        assert not rollout.valid[3, 1]
+        assert isinstance(rollout.failures[0][2], ERRORS[fault])
+        envs.step([0] * 3)
+
+
+@FAULTS
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+@pytest.mark.parametrize("envs_per_actor", [1, 3])
+def test_with_replay_a_failure_changes_no_result(tmp_path, fault, envs_per_actor, autoreset):
+    with ea.VectorEnv([Walk] * 3, autoreset=autoreset) as envs:
+        obs, _ = envs.reset(seed=1)
+        expected, last = loop(envs, 20, obs)
+    with with_fault(tmp_path, fault, "replay", envs_per_actor=envs_per_actor, autoreset=autoreset) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        rollouts = [envs.rollout(10, timeout=SOON), envs.rollout(10, timeout=SOON)]
+        assert (tmp_path / "orders").exists()
+        assert_same(rollouts, expected, last)
+        assert not rollouts[0].failures
+
+
+def make_faulty_policy(orders, fault):
+    def policy(obs, context):
+        if context.step == 4 and context.env_ids[0] == 0:
+            obey(orders, fault)
+        return choose(obs, context)
+
+    return lambda: policy
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_what_a_policy_raises_is_raised(tmp_path, on_failure):
+    with ea.VectorEnv([Walk] * 2, on_failure=on_failure) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_faulty_policy(tmp_path / "orders", "raise"))
+        with pytest.raises(RuntimeError, match="as ordered"):
+            envs.rollout(7, timeout=SOON)
+        envs.rollout(2, timeout=SOON)
+        envs.step([0, 0])
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
+@pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
+def test_an_error_says_that_the_policy_was_running(tmp_path, fault, on_failure):
+    deadlines = ea.Deadlines(policy=1.0)
+    with ea.VectorEnv([Walk] * 4, envs_per_actor=2, on_failure=on_failure, deadlines=deadlines, restart=ALWAYS) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_faulty_policy(tmp_path / "orders", fault))
+        if on_failure == "raise":
+            with pytest.raises(ea.VectorStepError) as caught:
+                envs.rollout(7, timeout=SOON)
+            rollout = caught.value.batch
+        else:
+            rollout = envs.rollout(7, timeout=SOON)
+    if on_failure == "replay":
+        assert rollout.failures == []
+        assert rollout.valid.all()
+        return
+    assert [(step, env) for step, env, _ in rollout.failures] == [(4, 0), (4, 1)]
+    first = rollout.failures[0][2]
+    assert isinstance(first, ERRORS[fault])
+    assert "in policy" in str(first)
+    assert first.method == "policy"
+    assert rollout.valid[:, 2:].all()
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 4])
+def test_kills_at_any_moment_change_nothing_under_replay(envs_per_actor):
+    def run(kills):
+        options = {"on_failure": "replay", "seed_episodes": True, "restart": ALWAYS}
+        with ea.VectorEnv([lambda: Walk(length=50)] * 4, envs_per_actor=envs_per_actor, **options) as envs:
+            envs.reset(seed=1)
+            envs.set_policy(make_noisy_policy, seed=2)
+            rollouts = []
+            for number in range(kills or 6):
+                future = envs.rollout_async(400)
+                if kills:
+                    time.sleep(0.003 * (number % 5))
+                    os.kill(envs.actors[number % len(envs.actors)].pid, signal.SIGKILL)
+                rollouts.append(future.result(SOON))
+            assert sum(actor.restarts for actor in envs.stats().actors) == (kills or 0)
+            return rollouts
+
+    for mine, theirs in zip(run(6), run(0), strict=True):
+        for name in ("obs", "actions", "rewards", "terminated", "truncated", "starts", "valid", "last_obs"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
+        np.testing.assert_array_equal(mine.extras["noise"], theirs.extras["noise"])
+        assert mine.failures == []
+
+
+# Other options -------------------------------------------------------------------------------------------
+
+
+def test_without_autoreset_an_env_repeats_its_last_observation():
+    with ea.VectorEnv([Walk, lambda: Walk(length=4)], autoreset="disabled") as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        rollout = envs.rollout(6)
+        assert rollout.valid[:, 0].all()
+        assert rollout.valid[:, 1].tolist() == [True] * 4 + [False] * 2
+        assert rollout.terminated[:, 1].tolist() == [False] * 3 + [True] + [False] * 2
+        assert rollout.rewards[4:, 1].tolist() == [0.0, 0.0]
+        np.testing.assert_array_equal(rollout.obs[5, 1], rollout.obs[4, 1])
+        np.testing.assert_array_equal(rollout.last_obs[1], rollout.obs[4, 1])
+        with pytest.raises(ea.VectorInputError, match="needs a reset first"):
+            envs.rollout(1)
+
+
+def test_without_copies_a_rollout_is_a_view():
+    with ea.VectorEnv([Walk] * 2, copy=False) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        first = envs.rollout(3)
+        kept = first.obs.copy()
+        envs.rollout(3)
+        np.testing.assert_array_equal(first.obs, kept)
+        third = envs.rollout(3)
+        assert np.shares_memory(first.obs, third.obs)
+
+
+class Rich(Walk):
+    """Observations of several leaves, actions too, and infos that have no place in the trajectory."""
+
+    observation_space = spaces.Dict({"a": spaces.Box(-9, 9, (3,), np.float32), "b": spaces.Discrete(9)})
+    action_space = spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)))
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.look(), {}
+
+    def look(self):
+        return {"a": np.full(3, self.count, np.float32), "b": np.int64(self.count % 9)}
+
+    def step(self, action):
+        self.count += 1
+        large = {"large": "x" * 5000} if self.count == 2 else {}
+        return self.look(), float(action[0] + action[1][0]), False, False, large
+
+
+def make_rich_policy():
+    return lambda obs, context: (obs["b"] % 3, obs["a"][:, :2] / 100)
+
+
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_nested_spaces_and_large_infos(backend):
+    with ea.VectorEnv([Rich] * 2, envs_per_actor=2, backend=backend) as envs:
+        envs.reset()
+        envs.set_policy(make_rich_policy)
+        rollout = envs.rollout(5)
+    assert rollout.obs["a"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert rollout.obs["b"].shape == (5, 2)
+    assert rollout.actions[0][:, 1].tolist() == [0, 1, 2, 0, 1]
+    assert rollout.actions[1].shape == (5, 2, 2)
+    assert rollout.last_obs["b"].tolist() == [5, 5]
+    assert [(step, env, len(info["large"])) for step, env, info in rollout.infos] == [(1, 0, 5000), (1, 1, 5000)]
+
+
+def test_max_running_limits_actors_that_run_a_rollout():
+    with ea.VectorEnv([Walk] * 4, max_running=1) as envs:
+        obs, _ = envs.reset(seed=4)
+        expected, last = loop(envs, 10, obs)
+        envs.reset(seed=4)
+        envs.set_policy(make_policy)
+        assert_same([envs.rollout(10, timeout=SOON)], expected, last)
+
+
+def test_rollouts_count_as_steps():
+    with ea.VectorEnv([Walk] * 2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        envs.rollout(17)
+        stats = envs.stats()
+    assert list(stats.steps) == [15, 15], "two of the rows are resets"
+    assert list(stats.episodes) == [2, 2]
