@@ -11,6 +11,7 @@ What becomes of the requests of a process that has ended is in `envactors.actor.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable
 
@@ -23,7 +24,7 @@ from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Group, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
-from envactors.backends.base import LaunchRefusedError, Worker
+from envactors.backends.base import Backend, LaunchRefusedError, Worker
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Adopt, Frame, Kind
 from envactors.mailbox.pickling import loads
@@ -142,7 +143,7 @@ class Lifecycle:
                 return
             core.use(process := ActorProcess(worker, config.name, core.reactor, self))
             if core.phase is LAUNCHING:
-                message = config.start._replace(attach=core.recovery.attach)
+                message = config.start._replace(attach=core.recovery.attach, authkey=_authkey_for(config.backend))
                 process.introduce(Kind.START, message, core.incarnation)
             else:
                 worker.kill()
@@ -357,3 +358,8 @@ class Lifecycle:
         core.timers.cancel("close")
         core.phase = CLOSED
         core.deferred.waiting.append(self._on_closed)
+
+
+def _authkey_for(backend: Backend) -> bytes | None:
+    """Return what workers need to talk to managers of the caller; None for those of other machines."""
+    return None if backend.is_far else bytes(multiprocessing.current_process().authkey)

@@ -77,7 +77,8 @@ class Start(NamedTuple):
     ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
     checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers. With
     ``seed_episodes`` the infos of resets contain their seeds. ``snapshot`` is a pickled pair of functions that return
-    and set the state of an env.
+    and set the state of an env. ``authkey`` is the caller's for `multiprocessing`, whose managers ask for it; None for
+    workers on other machines.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Start(NamedTuple):
     levels: dict[str, int] = {}  # noqa: RUF012 # never changed
     seed_episodes: bool = False
     snapshot: bytes | None = None
+    authkey: bytes | None = None
 
 
 class Adopt(NamedTuple):

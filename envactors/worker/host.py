@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import multiprocessing
 import pickle
 import platform
 import sys
@@ -179,6 +180,8 @@ class Host:
             incarnation: The number of this process.
             on_made: Called with the number of envs that are made, while there are more to make.
         """
+        if message.authkey is not None:
+            multiprocessing.current_process().authkey = message.authkey  # factories may have proxies of a manager
         for offset, factory in enumerate(message.factories):
             self._contexts.append(ActorContext(message.name, message.first + offset, incarnation))
             self._page.record_env(METHOD_CALL, offset)

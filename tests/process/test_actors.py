@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import copy
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -703,3 +704,12 @@ def test_an_actor_whose_death_was_raised_where_its_handle_is_known_is_freed():
     supervisor = lose()
     gc.collect()
     assert supervisor() is None
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "loky"])
+def test_a_factory_may_have_proxies_of_a_manager(start_method):
+    """As with `multiprocessing`, whose processes get the key of the process that starts them."""
+    with multiprocessing.Manager() as manager:
+        shared = manager.dict(seen=3)
+        with ea.spawn(lambda: shared, backend=ea.ProcessBackend(start_method)) as actor:
+            assert actor.call("get", "seen").result(SOON) == 3
