@@ -1,4 +1,4 @@
-"""What a journal consists of: steps whose actions stand in rows, and all other requests."""
+"""The entries of a journal: runs of steps, as arrays of actions, and single requests."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class StepColumns:
 
 
 def as_input(kind: int, message: Any) -> tuple[Any, ...]:
-    """Return a request as errors tell of it: its method and arguments."""
+    """Return a request as errors show it: its method and arguments."""
     if kind == Kind.RESET:
         return "reset", message.seed, content_of(message.options)
     if kind == Kind.STEP:

@@ -113,7 +113,7 @@ class PoolFuture(ActorFuture):
     def _leave_actor(self) -> None:
         """Have the actor run the next call; may be called again."""
         self._pool.release(self)
-        if not self.claim:  # else the thread that has claimed it goes on with the calls after this one
+        if not self.claim:  # else the thread that has claimed it assigns the calls after this one
             self._pool.assign_waiting()
 
 
@@ -237,8 +237,8 @@ class ActorPool:
     def assign_waiting(self) -> None:
         """Send calls that wait to idle actors, or cancel them if the pool is closed.
 
-        Called without the lock of any actor, by every thread that uses the pool: it also goes on with what other
-        threads have left because of an exception.
+        Called without the lock of any actor, by every thread that uses the pool: it also finishes what other threads
+        have left because of an exception.
         """
         if not self._waiting:
             return  # who adds a call comes here afterwards
@@ -280,7 +280,7 @@ class ActorPool:
             raise
 
     def _match(self, claim: list[PoolFuture]) -> PoolFuture | None:
-        """Claim the next call that waits and choose its actor; return None if there is no call or no actor for it."""
+        """Claim the next call that waits and choose its actor; return None if either is missing."""
         with self._lock:
             future = self._next_unclaimed()
             if future is None:

@@ -66,7 +66,7 @@ class CallRequest(Request):
 
     @property
     def is_stepwise(self) -> bool:
-        """Whether each step and reset in it has a deadline of its own, by what the worker says that it is at."""
+        """Whether its steps and resets have deadlines one by one, by the progress that the worker records."""
         return self.kind == Kind.REPLAY
 
     def prepare(self, incarnation: int) -> None:
@@ -76,7 +76,7 @@ class CallRequest(Request):
         """Keep a part of its result, which has come before the end; under the lock."""
 
     def hand_over(self, rows: Any, process: Any) -> list[int]:
-        """Have the rows go on with what it ran when its process ended; under the lock.
+        """Have rows finish what it ran when its process ended; called under the lock.
 
         Returns:
             The envs that had begun, if rows do not say so themselves.

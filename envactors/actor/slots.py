@@ -30,7 +30,7 @@ ASKED: Final = 1  # waits in the queue of its actor
 POSTED: Final = 2  # stands in its row, and its worker has not completed it
 ARRIVED: Final = 3  # the outcome is certain and was taken into account; it is to be read
 READY: Final = 4  # the result waits to be delivered
-ROLLING: Final = 5  # a rollout has it; its steps that go on in rows have the states above meanwhile
+ROLLING: Final = 5  # in a rollout; while one of its steps is finished in its row, it has one of the states above
 
 # Values of `Slot.holds`.
 NO_EPISODE: Final = -1

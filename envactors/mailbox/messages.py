@@ -204,7 +204,7 @@ class Close(NamedTuple):
 class Extend(NamedTuple):
     """Call a function, which is pickled by its name, with the worker's server and these arguments.
 
-    So a room above this one, such as `envactors.rollout`, has requests of its own.
+    With it, packages above this one, such as `envactors.rollout`, define more requests.
     """
 
     function: Any

@@ -210,7 +210,7 @@ class MirroredMemory:
         return slab, InfoReader(slab)
 
     def extend(self, size: int) -> tuple[tuple[int, int], Any]:
-        raise VectorEnvError(f"{size} bytes for rollouts were asked for: they do not run on nodes yet, use step there")
+        raise VectorEnvError(f"rollouts do not run on nodes yet (they would need {size} bytes there): use step")
 
     def close(self) -> None:
         """Have the nodes forget it; slabs that are open stay usable."""

@@ -21,13 +21,13 @@ class Books(Protocol):
         """
 
     def make_future(self, index: int) -> ActorFuture:
-        """Return a future for a step of an env that goes on in its row."""
+        """Return a future for an env's step that is finished in its row."""
 
     def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
         """Record consecutive transitions of an env; those that were neither steps nor resets are left out."""
 
     def keep(self, index: int, leaves: list[Any], reward: Any, *, terminated: bool, truncated: bool) -> None:
-        """Keep the last result of an env, which stands in no row; ``leaves`` are those of its observation."""
+        """Keep an env's last result, which is in no row; ``leaves`` are those of its observation."""
 
     def last_leaves(self, index: int) -> list[npt.NDArray[Any]]:
         """Return the leaves of the last observation of an env."""

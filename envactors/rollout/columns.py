@@ -22,7 +22,7 @@ from envactors.worker.step_runner import PayloadError, WorkerRetiredError
 
 
 class Column:
-    """One env in a rollout, and how it goes on.
+    """One env in a rollout, and what its next step does.
 
     Attributes:
         hosted: The env.

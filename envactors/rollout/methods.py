@@ -21,11 +21,11 @@ class RolloutMethods(abc.ABC):
 
     @abc.abstractmethod
     def _make_rollouts(self) -> Rollouts:
-        """Return what runs rollouts; called once."""
+        """Make the object that runs rollouts; called once."""
 
     @abc.abstractmethod
     def _check_open(self) -> None:
-        """Refuse to go on if the vector is closed.
+        """Raise if the vector is closed.
 
         Raises:
             ActorClosedError: It is.
@@ -44,7 +44,7 @@ class RolloutMethods(abc.ABC):
 
         Raises:
             TypeError: ``make_policy`` cannot be called.
-            ValueError: The seed is no int from 0.
+            ValueError: The seed is not an int >= 0.
             AlreadyPendingError: Rollouts are in flight.
             Exception: What ``make_policy`` has raised.
         """
@@ -54,7 +54,7 @@ class RolloutMethods(abc.ABC):
         self._rollouts.set_policy(make_policy, seed)
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:
-        """Run so many steps of every env in the workers, with the policy of `set_policy`, and wait.
+        """Run this many steps of every env with the policy of `set_policy`, in the workers, and wait.
 
         Args:
             steps: How many steps.
@@ -63,9 +63,9 @@ class RolloutMethods(abc.ABC):
             timeout: How long to wait, in seconds.
 
         Raises:
-            VectorInputError: There is no policy, ``steps`` is no int from 1, or an env needs a reset first.
+            VectorInputError: No policy was set, ``steps`` is not an int >= 1, or an env needs a reset first.
             AlreadyPendingError: Two rollouts are in flight, or results are pending.
-            VectorTimeoutError: The waiting ended; the rollout continues, and is the result of ``.future``.
+            VectorTimeoutError: The timeout passed. The rollout continues; ``.future`` will hold it.
             VectorStepError: Some envs failed; ``.batch`` is a `Rollout` of full shape.
             TypeError: Parameters were given, and the policy has no ``load``.
             Exception: What the policy has raised.
@@ -94,6 +94,6 @@ class RolloutMethods(abc.ABC):
 
     def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[Future[Rollout]]:
         if self._rollouts is None:
-            raise VectorInputError("a rollout was asked for: call set_policy first")
+            raise VectorInputError("rollout needs a policy: call set_policy first")
         self._check_open()
         return self._rollouts.start(steps, parameters, each=each)

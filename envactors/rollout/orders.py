@@ -1,4 +1,4 @@
-"""What a worker is asked for in a rollout, and what it answers."""
+"""The messages of a rollout: orders to workers, and their replies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from envactors.mailbox.specs import ArraySpec
 DONE: Final = "done"
 NEEDS_POLICY: Final = "needs policy"  # its process is new
 LEARNT: Final = "learnt"  # what the policy returns beside the actions, for which the trajectory has no place
-RAISED: Final = "raised"  # an env; its failure stands in its row
+RAISED: Final = "raised"  # an env has raised; its row holds the failure
 
 
-# How an env goes on: whether its episode has ended and the next step resets it; whether it has ended and nothing resets
-# it; the seed of its next reset, None to let the env choose; what the seeds of the episodes after that follow from,
-# None if episodes are not seeded; the number of the next episode.
+# The state of an env before its next step: whether that step resets it, as its episode has ended; whether the episode
+# has ended and nothing resets it; the seed of its next reset, None to let the env choose; the seed that those of later
+# episodes are derived from, None if episodes are not seeded; the number of the next episode.
 EnvPlan: TypeAlias = "tuple[bool, bool, int | None, int | None, int]"
 
 
@@ -36,7 +36,7 @@ class Parameters(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker is asked for: some steps of a rollout.
+    """An order to a worker: some steps of a rollout.
 
     Attributes:
         policy: The number of the policy.
@@ -47,7 +47,7 @@ class Order(NamedTuple):
         place: Where it is.
         parameters: The fields of the `Parameters` that the policy is to load first, if it has not; None if none were
             ever given.
-        plans: How each env goes on.
+        plans: The state of each env before its next step.
         autoreset: What happens at the end of an episode.
     """
 
@@ -64,7 +64,7 @@ class Order(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """How a worker has carried out an order; how far stands in the trajectory.
+    """How an order ended; the trajectory says how many steps were taken.
 
     Attributes:
         reason: One of the values above.

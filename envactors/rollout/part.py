@@ -1,10 +1,10 @@
-"""One actor's part of one rollout: orders to its worker, and steps in rows where the worker could not go on.
+"""One actor's part of one rollout: orders to its worker, and single steps in rows after a failure.
 
     order ──▶ the worker steps its envs and the policy ──▶ done, or it stops
       ▲                                                        │ an env has raised, or the process has ended
-      └───── the step is whole ◀── its other envs go on in rows, as in `VectorEnv.step`
+      └───── the step is complete ◀── its other envs take it in rows, as in `VectorEnv.step`
 
-So what becomes of an env that fails is decided in one place, `envactors.actor.decide`.
+A failed env is therefore handled in one place, by `envactors.actor.decide`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ActorPart:
         infos: Of steps that went on in rows: the step, the env, the info.
         failures: The step, the env, the exception.
         errors: What is raised, by env.
-        error: What the policy has raised, or why the actor cannot go on.
+        error: What the policy has raised, or why the actor has failed.
         large_infos: What was sent beside the trajectory, by row.
         version: How often parameters were given.
     """
@@ -90,13 +90,13 @@ class ActorPart:
         self._on_end = on_end
         self._envs = range(self.first, self.stop)
         self.progress = PartProgress(supervisor, slots, books, steps)
-        # The steps that go on in rows, by env; the lock guards it.
+        # The futures of steps in rows, by env; guarded by the lock.
         self._in_rows: dict[int, ActorFuture] = {}
         self._lock = threading.Lock()
 
     @property
     def trajectory(self) -> Trajectory:
-        """What it is written into."""
+        """The trajectory of the rollout."""
         return self.progress.trajectory
 
     @trajectory.setter
@@ -131,7 +131,7 @@ class ActorPart:
             self.supervisor.queue(request)
 
     def order(self, incarnation: int) -> Order:
-        """Return what the worker is asked; under the lock."""
+        """Return the next order; called under the lock."""
         rows, slots = self.supervisor.calls.rows, self._slots
         assert rows is not None, "the vector is open"
         step = self.progress.step
@@ -159,13 +159,13 @@ class ActorPart:
         )
 
     def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
-        """Go on after an order has ended.
+        """Continue after an order has ended.
 
         Args:
             stop: How it was carried out; None if it was not.
             error: Why not.
             call_id: Its call id.
-            was_lost: Whether its process has ended, and rows go on.
+            was_lost: Whether its process has ended, so that rows finish the step.
         """
         core = self.supervisor.core
         if was_lost:
@@ -211,7 +211,7 @@ class ActorPart:
     # Rows ------------------------------------------------------------------------------------------------
 
     def hand_over(self, rows: ActorRows, call_id: int, *, in_policy: bool) -> list[int]:
-        """Have the rows go on with the step that was under way when the process ended; under the lock.
+        """Have rows finish the step that the process was in when it ended; called under the lock.
 
         Returns:
             The envs that fail with the policy; none if an env was running.
@@ -241,7 +241,7 @@ class ActorPart:
         return failing
 
     def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int) -> None:
-        """Have the rows go on with a step in which an env has raised; under the lock."""
+        """Have rows finish a step in which an env has raised; called under the lock."""
         step = self.progress.step
         self._post(raised, call_id, step)
         rows.arrive_for_others()
@@ -249,7 +249,7 @@ class ActorPart:
         self._queue(others, step)
 
     def _post(self, index: int, call_id: int, step: int) -> None:
-        """Have a row stand for what the worker was asked of an env: it was asked, and has no result."""
+        """Make an env's row look as if the step had been posted there, and has no result yet."""
         slots, slot = self._slots, self._slots.of[index]
         self._own(index, step)
         slot.seed = slots.next_seed(index, slot.incarnation)
@@ -261,7 +261,7 @@ class ActorPart:
         slots.states[index] = POSTED
 
     def _own(self, index: int, step: int) -> None:
-        """Give a step of an env that goes on in its row a future, and the row the action."""
+        """Give an env's step in a row its future and its action."""
         slots = self._slots
         future = self._books.make_future(index)
         for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=True):
@@ -279,7 +279,7 @@ class ActorPart:
             self.supervisor.queue(Group(list(indices), stream=True))
 
     def _go_on(self) -> None:
-        """Wait for what goes on in rows; then give the next order, or end."""
+        """Wait for the steps in rows, then give the next order or end."""
         with self._lock:
             waiting = [future for future in self._in_rows.values() if not future.settled()]
         if waiting:

@@ -68,7 +68,7 @@ class OrderGiver(Protocol):
     first: int
 
     def order(self, incarnation: int) -> Order:
-        """Return what the worker is asked."""
+        """Return the next order."""
 
     def keep_info(self, row: int, content: memoryview) -> None:
         """Keep an info that has no place in the trajectory."""
@@ -77,14 +77,14 @@ class OrderGiver(Protocol):
         """Note how far the worker is, since a deadline has passed."""
 
     def hand_over(self, rows: ActorRows, call_id: int, *, in_policy: bool) -> list[int]:
-        """Have the rows go on with the step that was under way when the process ended.
+        """Have rows finish the step that the process was in when it ended.
 
         Returns:
             The envs that fail with the policy; none if an env was running.
         """
 
     def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
-        """Go on after an order has ended."""
+        """Continue after an order has ended."""
 
 
 class OrderRequest(CallRequest):
@@ -98,7 +98,7 @@ class OrderRequest(CallRequest):
         super().__init__("rollout", part.first, kind=Kind.EXTEND)
         self._part = part
         self._is_over = False
-        # Whether its process has ended while it ran, so that rows go on with what it has begun.
+        # Whether its process ended while it ran, so that rows finish the step.
         self._was_lost = False
 
     @property

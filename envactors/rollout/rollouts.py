@@ -37,7 +37,7 @@ class _Run:
 
     Attributes:
         parts: The part of each actor.
-        trajectory: What it is written into.
+        trajectory: Its trajectory.
         place: Where that is.
         futures: One for all actors, or one for each.
         left: The parts that have not ended.
@@ -87,7 +87,7 @@ class Rollouts:
         self._trajectories: list[tuple[Trajectory, tuple[int, int]] | None] = [None, None]
         self._turn = 0
         self._extras: tuple[tuple[str, ArraySpec], ...] = ()
-        # What is in flight, oldest first; and what waits for its actor.
+        # The rollouts in flight, oldest first; and per actor its parts that have not ended.
         self._runs: list[_Run] = []
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         self._reactor = supervisors[0].reactor
@@ -99,7 +99,7 @@ class Rollouts:
 
         Raises:
             TypeError: ``make_policy`` cannot be called.
-            ValueError: The seed is no int from 0.
+            ValueError: The seed is not an int >= 0.
             AlreadyPendingError: Rollouts are in flight.
             Exception: What ``make_policy`` has raised.
         """
@@ -132,14 +132,14 @@ class Rollouts:
         Args:
             steps: How many steps.
             parameters: What the policy is to load; None for what it has.
-            each: Whether each actor has a future of its own.
+            each: Whether to return one future per actor.
 
         Raises:
-            VectorInputError: There is no policy, or ``steps`` is no int from 1.
+            VectorInputError: No policy was set, or ``steps`` is not an int >= 1.
             AlreadyPendingError: Two are in flight.
         """
         if self._policy is None:
-            raise VectorInputError("a rollout was asked for: call set_policy first")
+            raise VectorInputError("rollout needs a policy: call set_policy first")
         if not is_int(steps):
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
         self._check_free(_MOST)

@@ -1,6 +1,6 @@
 """The memory that a rollout is written into: time-major arrays that the caller and its workers share.
 
-Each worker writes the columns of its own envs. ``done`` is written last, so that whatever it counts is whole, wherever
+Each worker writes the columns of its envs. ``done`` is written last: every step that it counts is complete, wherever
 the worker is killed.
 """
 
@@ -21,7 +21,7 @@ from envactors.mailbox.specs import ArraySpec, Spec, leaves, unflatten
 STEP: Final = 0
 RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
 REPEAT: Final = 2  # the episode has ended, and nothing resets: the last observation again
-STAND_IN: Final = 3  # its process was lost, and the last observation stands in
+STAND_IN: Final = 3  # its process was lost, and the last observation was returned again
 
 # Room for an encoded info, in bytes; larger ones are sent beside. MuJoCo's take about 500.
 _INFO_ROOM = 1024

@@ -51,7 +51,7 @@ class RolloutBooks:
         self._starts: dict[int, tuple[int, bool]] = {}
 
     def make_rollouts(self, actors: Sequence[ActorView], memory: RowMemory) -> Rollouts:
-        """Return what runs rollouts of the vector, given its actors and its memory."""
+        """Make the object that runs the vector's rollouts."""
         supervisors = [actor._supervisor for actor in actors]
         return Rollouts(self._slots, supervisors, self, memory, copy=self._reader.copies)
 
