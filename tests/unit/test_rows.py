@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from plainrows import WRITES_PER_ENV, PlayedActor, running_reactor
+from plainrows import WRITES_PER_ENV, PlayedActor
 
 import envactors as ea
 from envactors.actor import row_failures
@@ -14,28 +14,6 @@ from envactors.backends.base import NodeLoss
 from envactors.mailbox.control_page import FINISHED, METHOD_RESET, OVERFLOWS, SINCE, STEP
 
 ENVS = PlayedActor.ENVS
-
-
-@pytest.fixture(scope="module")
-def reactor():
-    with running_reactor() as reactor:
-        yield reactor
-
-
-@pytest.fixture
-def make_actor(reactor):
-    """Returns a function that makes an actor whose envs have made a step."""
-    actors = []
-
-    def make(**options):
-        actor = PlayedActor(reactor, **options)
-        actors.append(actor)
-        actor.begin()
-        return actor
-
-    yield make
-    for actor in actors:
-        actor.close()
 
 
 def ran(error):

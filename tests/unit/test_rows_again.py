@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from plainrows import WRITES_PER_ENV, PlayedActor, running_reactor
+from plainrows import WRITES_PER_ENV, PlayedActor
 
 import envactors as ea
 from envactors.actor.requests import CallRequest
@@ -16,29 +16,6 @@ from envactors.mailbox.pickling import loads
 from envactors.mailbox.slab import PAYLOAD, RESET, SEED
 
 ENVS = PlayedActor.ENVS
-
-
-@pytest.fixture(scope="module")
-def reactor():
-    with running_reactor() as reactor:
-        yield reactor
-
-
-@pytest.fixture
-def make_actor(reactor):
-    """Returns a function that makes an actor, whose envs have made a step unless it says otherwise."""
-    actors = []
-
-    def make(*, begins=True, **options):
-        actor = PlayedActor(reactor, **options)
-        actors.append(actor)
-        if begins:
-            actor.begin()
-        return actor
-
-    yield make
-    for actor in actors:
-        actor.close()
 
 
 def restart(actor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import SOON
 from interrupting import interrupt
-from plainrows import PlayedActor, running_reactor
+from plainrows import PlayedActor
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
@@ -15,29 +15,6 @@ from envactors.actor.slots import ASKED, IDLE, POSTED
 from envactors.mailbox.messages import Call, Kind
 
 ENVS = PlayedActor.ENVS
-
-
-@pytest.fixture(scope="module")
-def reactor():
-    with running_reactor() as reactor:
-        yield reactor
-
-
-@pytest.fixture
-def make_actor(reactor):
-    """Returns a function that makes an actor, whose envs have made a step unless it says otherwise."""
-    actors = []
-
-    def make(*, begins=True, **options):
-        actor = PlayedActor(reactor, **options)
-        actors.append(actor)
-        if begins:
-            actor.begin()
-        return actor
-
-    yield make
-    for actor in actors:
-        actor.close()
 
 
 def in_state(actor, state):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plainrows import WRITES_PER_ENV, PlayedActor, make_slots, running_reactor
+from plainrows import WRITES_PER_ENV, PlayedActor, make_slots
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import ARRIVED, IDLE, LOST, NO_EPISODE, POSTED, Op
@@ -189,12 +189,6 @@ def test_an_env_that_was_put_into_another_state_goes_on_with_the_seeds_of_that()
 
 
 # All envs at once ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def reactor():
-    with running_reactor() as reactor:
-        yield reactor
 
 
 @pytest.fixture(params=["raise", "replay"])

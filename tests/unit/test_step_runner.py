@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from plainworker import ACTION, Parent, Scripted, fault_of
+from plainworker import ACTION, Scripted, fault_of
 
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, OVERFLOWS
@@ -25,19 +25,6 @@ def unpickle_badly():
 class ExplodesOnArrival:
     def __reduce__(self):
         return unpickle_badly, ()
-
-
-@pytest.fixture
-def make_parent():
-    parents = []
-
-    def make(*args, **options):
-        parents.append(Parent(*args, **options))
-        return parents[-1]
-
-    yield make
-    for parent in parents:
-        parent.close()
 
 
 @pytest.fixture(params=[True, False], ids=["pickled", "objects"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import SOON
-from plainworker import ACTION, Parent, Scripted, fault_of
+from plainworker import ACTION, Scripted, fault_of
 
 from envactors.mailbox.control_page import (
     ASLEEP,
@@ -28,20 +28,6 @@ from envactors.mailbox.slab import RESET, RING
 from envactors.system.polling import Doorbell
 from envactors.worker.main import Server
 from envactors.worker.step_runner import WorkerRetiredError, WriteGuard
-
-
-@pytest.fixture
-def make_parent():
-    parents = []
-
-    def make(*args, **options):
-        parents.append(Parent(*args, **options))
-        return parents[-1]
-
-    yield make
-    for parent in parents:
-        parent.close()
-
 
 # Rings ---------------------------------------------------------------------------------------------------
 
