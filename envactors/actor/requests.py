@@ -185,11 +185,6 @@ class RequestTable:
             call.future.mark_running()
         return call
 
-    def holds(self, future: ActorFuture) -> bool:
-        """Return whether the call of a future that has not ended waits or runs, or has run and is to run again."""
-        calls = (self.running, *self.queue)
-        return future.has_run or any(isinstance(one, CallRequest) and one.future is future for one in calls)
-
     def interrupt(self) -> CallRequest | None:
         """Take out the call that runs."""
         running, self.running = self.running, None

@@ -56,7 +56,7 @@ class Cutter(EchoEnv):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             with contextlib.suppress(OSError):
                 if "envactors-slab" in os.readlink(f"/proc/self/fd/{name}"):  # noqa: PTH115
-                    for size in (0, 1 << 30):
+                    for size in (0, 1):
                         try:
                             os.ftruncate(int(name), size)
                             cut += 1

@@ -12,7 +12,6 @@ from typing import ClassVar
 import pytest
 from helpers import SOON, run_script, wait_until
 from interleaving import Lines, StoppingThread, when_this_thread_sleeps
-from interrupting import interrupt
 
 import envactors as ea
 
@@ -186,38 +185,6 @@ def test_an_interrupt_while_a_result_is_read_takes_no_actor_out_of_its_pool():
             lines.has_stopped = bool(interrupted)
             check_all_work(pool)
         assert lines.count > 3
-
-
-OFTEN = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
-
-
-def use(pool, value, calls):
-    """Has a call run for each actor and another one cancelled, which waits for an actor; adds them to ``calls``."""
-    for _ in range(len(pool) + 1):
-        calls.append(pool.submit("echo", value))
-    calls[-1].cancel()
-    concurrent.futures.wait(calls, SOON)
-
-
-def check_after_an_exception(pool, calls, where):
-    try:
-        check_all_work(pool)
-        assert not concurrent.futures.wait(calls, SOON).not_done
-    except BaseException as error:
-        raise AssertionError(f"after an exception at {where}: {error!r}") from error
-
-
-@pytest.mark.parametrize("first", [5, pytest.param(0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("value", [1, threading.Lock()], ids=["pickled", "not pickled"])
-def test_a_pool_is_usable_after_an_exception_at_any_line(value, first):
-    with ea.ActorPool(Worker, 2, backend=BACKEND, restart=OFTEN) as pool:
-        where, line = "", first
-        while where is not None:
-            calls = []
-            where = interrupt(lambda calls=calls: use(pool, value, calls), line)
-            check_after_an_exception(pool, calls, f"{where} (line {line})")
-            line += 11 if first else 1
-        assert line > 100
 
 
 def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_that_it_cancels():

@@ -378,7 +378,8 @@ def test_with_renew_a_failure_costs_what_it_costs_in_step(tmp_path, fault, envs_
         obs, _ = envs.reset(seed=1)
         envs.set_policy(make_policy)
         rollout = envs.rollout(12, timeout=SOON)
-        assert_same([rollout], expected, last)
+        if fault != "raise" or envs_per_actor == 1:  # else how far the others come before the process goes is chance
+            assert_same([rollout], expected, last)
         assert (3, 1) in [(step, env) for step, env, _ in rollout.failures]
         assert not rollout.valid[3, 1]
         assert isinstance(rollout.failures[0][2], ERRORS[fault])

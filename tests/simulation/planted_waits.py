@@ -80,13 +80,12 @@ def _lock_order() -> Iterator[None]:
         self._leave_actor()
 
     look = Mutant("actor.pool:ActorPool._match", "actor._supervisor.is_usable", "actor.state.value != 'dead'", "")
-    real = PoolFuture.mark_cancelled
     PoolFuture.mark_cancelled = mark_cancelled  # type: ignore[method-assign,assignment]
     try:
         with look.planted():
             yield
     finally:
-        PoolFuture.mark_cancelled = real  # type: ignore[method-assign]
+        del PoolFuture.mark_cancelled
 
 
 @dataclasses.dataclass
@@ -135,27 +134,6 @@ PLANTED = [
         "super().settle(value, error, incarnation)\n    self._owner.reactor.wake(self)\n    self._leave_actor()",
         "is_new = not self.settled()\n    ActorFuture.settle(self, value, error, incarnation)\n"
         "    self._owner.reactor.wake(self)\n    if is_new:\n        self._leave_actor()",
-    ),
-    _mutant(
-        "an interrupt loses the call that is being sent",
-        "pool-interrupt",
-        _POOL + "ActorPool._handle",
-        "claim.clear()  # again, since an exception may fall in here, too",
-        "pass",
-    ),
-    _mutant(
-        "a call whose thread was interrupted waits for the next use of its pool",
-        "pool-interrupt-submit",
-        _POOL + "ActorPool._handle",
-        "reactor.callbacks.submit(self.assign_waiting)",
-        "pass",
-    ),
-    _mutant(
-        "a call is sent again although its actor has it",
-        "pool-interrupt-submit",
-        _POOL + "PoolFuture.assign",
-        "self._is_taken()",
-        "self.settled()",
     ),
     _mutant(
         "a thread that waits is not woken where it reads replies",

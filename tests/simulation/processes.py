@@ -275,7 +275,7 @@ class Process(Worker):
         page = bytearray(page_size(envs))
         self._bells = Bell(world), Bell(world)
         self.page = self._page_over(page)
-        self._server = Server(end, self._page_over(page), None if memory is None else memory.open)  # type: ignore[arg-type]
+        self._server = Server(end, self._page_over(page), memory)  # type: ignore[arg-type]
         self.wakes_at: float | None = None
         self.has_ended = False
         self._status = _SEGFAULT

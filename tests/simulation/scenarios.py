@@ -37,7 +37,5 @@ _BUILDERS: list[tuple[str, tuple[ModuleType, ...], Callable[[Run], Check]]] = [
     ("pool-idle-again", _POOL, pool_calls.pool_idle_again),
     ("pool-wait", (pool, future), pool_calls.pool_wait),
     ("pool-interrupt", _POOL, pool_calls.pool_interrupt),
-    ("pool-interrupt-submit", _POOL, pool_calls.pool_interrupt_submit),
-    ("pool-interrupt-cancel", _POOL, pool_calls.pool_interrupt_cancel),
 ]
 SCENARIOS = {name: Scenario(name, modules, build, waits.installed) for name, modules, build in _BUILDERS}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dataclasses
-import dis
 import linecache
 import sys
 import threading
@@ -31,8 +30,6 @@ _PATIENCE = 60.0
 _ABORT_PATIENCE = 5.0
 # A thread that is being ended and catches this many exceptions is left where it is.
 _MOST_ABORTS = 100
-# Where a line begins with it, such as ``try:``, nothing is ever raised, and the statements around it do not cover it.
-_NOP = dis.opmap["NOP"]
 _PRIMITIVES = str(Path(__file__).with_name("primitives.py"))
 
 
@@ -246,8 +243,7 @@ class Run:
             return self._trace_lines
         line = (frame.f_code.co_filename, frame.f_lineno)
         is_spinning = self._count_visit(line) > _SPINS
-        can_interrupt = id(frame.f_code) in task.interruptible and frame.f_code.co_code[frame.f_lasti] != _NOP
-        if can_interrupt and (frame, frame.f_lineno) not in task.seen:
+        if id(frame.f_code) in task.interruptible and (frame, frame.f_lineno) not in task.seen:
             # A line to which a frame comes back may be the end of a ``with``, where no signal handler runs.
             task.seen.add((frame, frame.f_lineno))
             self._at_point(task, is_spinning=is_spinning, can_interrupt=True)
