@@ -18,7 +18,9 @@ class PolicyContext:
         rng: A generator, or a function that makes it.
 
     Attributes:
-        env_ids, starts, step: As above.
+        env_ids: int64, shape (n,): the envs whose observations it gets.
+        starts: bool, shape (n,): whether an observation is the first one of its episode.
+        step: The step within the rollout, from 0.
     """
 
     __slots__ = ("_rng", "env_ids", "starts", "step")
