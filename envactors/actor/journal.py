@@ -111,7 +111,7 @@ class Journal:
         seed = slots.seed_posted(index)
         if seed is not None and (within or bits & RESET):
             options = None if within or payload is None else Pickled(payload)
-            self._start_anew(bytes(dumps((slot.position, seed, options))), call_id, check)
+            self.start_seeded(slot.position, seed, call_id, check, options)
         elif payload is not None:
             message: tuple[Any, ...] = slot.position, None, Pickled(payload)
             if not bits & RESET:
@@ -150,9 +150,9 @@ class Journal:
         columns.extend(actions, (resets * np.uint8(RECORDED_RESET)).tobytes())
         self._grow(call_id, check, columns.size, count)
 
-    def start_seeded(self, position: int, seed: int, call_id: int, check: int) -> None:
+    def start_seeded(self, position: int, seed: int, call_id: int, check: int, options: Pickled | None = None) -> None:
         """Begin with a seeded reset."""
-        self._start_anew(bytes(dumps((position, seed, None))), call_id, check)
+        self._start_anew(bytes(dumps((position, seed, options))), call_id, check)
 
     def _columns(self, slab: Slab) -> StepColumns:
         """Return the columns that the next step is added to."""
@@ -223,13 +223,8 @@ class Journal:
         self.length += steps
         self._size += steps * (1 + size // _STEP_ROOM)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the state of the env is to be saved now."""
-        return self._save_every is not None and self.length > 0 and self.length % self._save_every == 0
-
     def has_come_due(self, before: int) -> bool:
-        """Return whether the state was to be saved at some length after ``before``."""
+        """Return whether the state is to be saved, since the length has passed a multiple after ``before``."""
         every = self._save_every
         return every is not None and self.length // every > before // every
 
@@ -333,15 +328,16 @@ class Journals:
         journal = self.journal(index)
         before = journal.length
         same = journal.record(answer)
-        if self._save is not None and journal.length != before and journal.is_due:
+        if self._save is not None and journal.has_come_due(before):
             self._save(index)
         return same
 
     def record_row(self, slots: Slots, index: int) -> None:
         """Record the result that stands in a row; see `Journal.record_row`."""
         journal = self.journal(index)
+        before = journal.length
         journal.record_row(slots, index, self.attach is not None and self.attach.autoreset)
-        if self._save is not None and journal.is_due:
+        if self._save is not None and journal.has_come_due(before):
             self._save(index)
 
     def record_steps(

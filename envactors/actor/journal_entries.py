@@ -55,7 +55,7 @@ class StepColumns:
         for number, array in enumerate(rows.actions):
             column = self._columns[number]
             if row == len(column):
-                column = self._columns[number] = np.concatenate([column, np.empty_like(column)])
+                column = self._grow(number, row + 1)
             column[row] = array[env]
         self._ops.append(RECORDED_RESET if resets else 0)
 
@@ -65,11 +65,17 @@ class StepColumns:
         for number, added in enumerate(columns):
             column, size = self._columns[number], count + len(added)
             if size > len(column):
-                larger = np.empty((max(size, 2 * len(column)), *column.shape[1:]), column.dtype)
-                larger[:count] = column[:count]
-                column = self._columns[number] = larger
+                column = self._grow(number, size)
             column[count:size] = added
         self._ops += ops
+
+    def _grow(self, number: int, size: int) -> npt.NDArray[Any]:
+        """Make a column at least twice as long, with room for so many rows; return it."""
+        column = self._columns[number]
+        larger = np.empty((max(size, 2 * len(column)), *column.shape[1:]), column.dtype)
+        larger[: len(column)] = column
+        self._columns[number] = larger
+        return larger
 
     @property
     def recorded(self) -> RecordedSteps:

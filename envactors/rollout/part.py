@@ -107,11 +107,6 @@ class ActorPart:
 
     def begin(self) -> None:
         """Begin: the last observations are the first ones of the trajectory."""
-        self.write_beginning()
-        self._ask()
-
-    def write_beginning(self) -> None:
-        """Write what the first actions are chosen for."""
         trajectory = self.trajectory
         trajectory.done[self.first : self.stop] = 0
         trajectory.chosen[self.first : self.stop] = 0
@@ -120,6 +115,7 @@ class ActorPart:
             for array, leaf in zip(trajectory.observations, self._books.last_leaves(index), strict=True):
                 if array is not None:
                     array[0, index] = leaf
+        self._ask()
 
     def _ask(self) -> None:
         core = self.supervisor.core
@@ -132,11 +128,9 @@ class ActorPart:
 
     def order(self, incarnation: int) -> Order:
         """Return the next order; called under the lock."""
-        rows, slots = self.supervisor.calls.rows, self._slots
-        assert rows is not None, "the vector is open"
-        step = self.progress.step
-        lost = [index for index in self._envs if rows.is_lost(index) and slots.is_bound(index)]
-        due = [index for index in self._envs if self.progress.counted[index] == step and index not in lost]
+        slots, step = self._slots, self.progress.step
+        lost = self._lost()
+        due = [index for index in self.progress.left() if index not in lost]
         plans: list[EnvPlan] = []
         for index in self._envs:
             slot = slots.of[index]
@@ -245,8 +239,7 @@ class ActorPart:
         step = self.progress.step
         self._post(raised, call_id, step)
         rows.arrive_for_others()
-        others = [index for index in self._envs if self.progress.counted[index] == step and index != raised]
-        self._queue(others, step)
+        self._queue([index for index in self.progress.left() if index != raised], step)
 
     def _post(self, index: int, call_id: int, step: int) -> None:
         """Make an env's row look as if the step had been posted there, and has no result yet."""
@@ -293,7 +286,9 @@ class ActorPart:
         if self.errors or step >= self._steps:
             self._on_end(self)
             return
-        lost = self._find_lost(step)
+        # Their step fails, in rows, once the policy has chosen the actions of all.
+        left = self.progress.left() if self.trajectory.chosen[self.first] > step else []
+        lost = [index for index in self._lost() if index in left]
         if lost:
             core = self.supervisor.core
             with core.change, core.lock:
@@ -302,16 +297,10 @@ class ActorPart:
             return
         self._ask()
 
-    def _find_lost(self, step: int) -> list[int]:
-        """Return the envs whose step is to fail, since their process has ended and nothing brings them back."""
-        rows = self.supervisor.calls.rows
-        if rows is None or self.trajectory.chosen[self.first] <= step:
-            return []
-        return [
-            index
-            for index in self._envs
-            if self.progress.counted[index] == step and rows.is_lost(index) and self._slots.is_bound(index)
-        ]
+    def _lost(self) -> list[int]:
+        """Return the envs whose next step fails, since their process has ended and nothing brings them back."""
+        rows, is_bound = self.supervisor.calls.rows, self._slots.is_bound
+        return [] if rows is None else [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
 
     def _take(self, index: int, future: ActorFuture) -> None:
         """Write a step that went on in a row into the trajectory."""

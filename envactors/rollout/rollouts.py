@@ -114,7 +114,7 @@ class Rollouts:
         for supervisor in self._supervisors:
             future: Future[bool] = Future()
             futures.append(future)
-            request = PolicyRequest(supervisor, policy, functools.partial(_settle, future))
+            request = PolicyRequest(supervisor, policy, functools.partial(_tell_made, future))
             with supervisor.core.change, supervisor.core.lock:
                 supervisor.queue(request)
         can_load = [future.result() for future in futures]
@@ -303,7 +303,8 @@ class Rollouts:
         return sorted(found, key=lambda entry: entry[:2])
 
 
-def _settle(future: Future[bool], loads: bool, error: BaseException | None) -> None:
+def _tell_made(future: Future[bool], loads: bool, error: BaseException | None) -> None:
+    """Settle the future of a policy that was made, or could not be; may be called twice."""
     if future.done():
         return
     if error is None:
