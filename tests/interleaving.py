@@ -148,6 +148,8 @@ def _sleeps(ident: int | None) -> bool:
     return before is not None and _position(ident) == before
 
 
-def _position(ident: int | None) -> tuple[FrameType, int] | None:
+def _position(ident: int | None) -> tuple[int, int] | None:
+    # Not the frame itself: a frame that is held while its thread leaves it is moved to the heap, where some releases of
+    # Python 3.11 have read memory that was free.
     frame = sys._current_frames().get(ident or 0)
-    return None if frame is None else (frame, frame.f_lasti)
+    return None if frame is None else (id(frame), frame.f_lasti)
