@@ -214,7 +214,8 @@ class Stepper:
         unfinished = False
         for actor in self._actors:
             process, rows = actor.core.process, actor.calls.rows
-            if process is None or rows is None:
+            # A process that nobody hears: it has taken the place of another one, and its rows, since the wait began.
+            if process is None or rows is None or self._heard.get(actor) is not process.page:
                 return True
             if process.page.counters[FINISHED] < rows.last:
                 unfinished = True
@@ -229,7 +230,9 @@ class Stepper:
         for supervisor, envs, _ in selection.parts:
             core = supervisor.core
             process, rows = core.process, supervisor.calls.rows
-            if process is None or rows is None or any(states[env_id] != POSTED for env_id in envs):
+            if process is None or rows is None or self._heard.get(supervisor) is not process.page:
+                return True
+            if any(states[env_id] != POSTED for env_id in envs):
                 return True
             # Not of the last post: a signal handler may have posted other envs meanwhile, whose end nobody rings for.
             if process.page.counters[FINISHED] < max(numbers[env_id] for env_id in envs):

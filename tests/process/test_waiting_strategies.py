@@ -12,8 +12,11 @@ import psutil
 import pytest
 from gymnasium import spaces
 from helpers import SOON, wait_always, wait_until
+from interleaving import when_this_thread_sleeps
 
 import envactors as ea
+from envactors.actor.slots import POSTED
+from envactors.actor.wait_set import WaitSet
 from envactors.actor.wait_tuner import BOTH_SPIN, BOTH_SPIN_PINNED, PINNED, SLEEP
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
@@ -37,6 +40,45 @@ def test_nothing_is_burnt_while_idle(spin):
 def test_spin_is_checked():
     with pytest.raises(TypeError, match="spin is 3"):
         ea.ProcessBackend(spin=3)
+
+
+class DiesOnce(gymnasium.Env):
+    """Its first process dies in the first step; that of the next one waits for a file."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        if not (self.folder / "dead").exists():
+            (self.folder / "dead").touch()
+            os._exit(3)
+        wait_until((self.folder / "go").exists)
+        return np.ones(1), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("env_ids", [None, [1, 0]])
+def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch, tmp_path, env_ids):
+    wait_rings = WaitSet.wait_rings
+
+    def wait_late(wait_set, done, key, deadline):
+        assert not done()
+        wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._slots.states) == {POSTED})
+        when_this_thread_sleeps((tmp_path / "go").touch)
+        return wait_rings(wait_set, done, key, deadline)
+
+    monkeypatch.setattr(WaitSet, "wait_rings", wait_late)
+    with ea.VectorEnv([lambda: DiesOnce(tmp_path)] * 2, envs_per_actor=2, on_failure="replay") as envs:
+        envs.reset(seed=0)
+        began = time.monotonic()
+        _, rewards, *_ = envs.step([0, 0], env_ids=env_ids, timeout=SOON)
+        assert rewards.tolist() == [1, 1]
+        assert time.monotonic() - began < SOON
 
 
 class Cores(gymnasium.Env):
