@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from envactors.options import Snapshot as Snapshot
     from envactors.remote.backend import RemoteBackend as RemoteBackend
     from envactors.rollout.context import PolicyContext as PolicyContext
+    from envactors.rollout.results import Evaluation as Evaluation
     from envactors.rollout.results import Rollout as Rollout
     from envactors.tuning.tuner import Tuning as Tuning
     from envactors.tuning.tuner import tune as tune
@@ -78,7 +79,7 @@ _HOMES = {
     "envactors.options": "Deadlines RecyclePolicy RestartPolicy Snapshot",
     "envactors.remote.backend": "RemoteBackend",
     "envactors.rollout.context": "PolicyContext",
-    "envactors.rollout.results": "Rollout",
+    "envactors.rollout.results": "Evaluation Rollout",
     "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",
     "envactors.vector.results": "Batch EnvStep",

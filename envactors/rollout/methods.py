@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from envactors.errors import VectorInputError, VectorTimeoutError
 from envactors.options import check_timeout
-from envactors.rollout.results import Rollout
+from envactors.rollout.evaluation import Evaluator
+from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
 
 
@@ -30,6 +31,16 @@ class RolloutMethods(abc.ABC):
         Raises:
             ActorClosedError: It is.
         """
+
+    @abc.abstractmethod
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        env_ids: Iterable[int] | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Reset envs; see `envactors.VectorEnv.reset`."""
 
     def set_policy(self, make_policy: Callable[[], Any], seed: int = 0) -> None:
         """Have each worker make a policy, which `rollout` calls there; a new process makes it again.
@@ -92,8 +103,36 @@ class RolloutMethods(abc.ABC):
         """Start a rollout, and return a future per actor, of the `Rollout` of its envs; no actor waits for another."""
         return self._start_rollout(steps, parameters, each=True)
 
+    def evaluate(self, episodes: int, parameters: Any = None) -> Evaluation:
+        """Play this many whole episodes with the policy of `set_policy`.
+
+        Which episodes count does not depend on their lengths: of ``n`` envs, env ``k % n`` plays episode ``k``.
+        Its seed follows from that of the policy. All envs are reset first, and need a reset afterwards.
+
+        Args:
+            episodes: How many episodes.
+            parameters: What the policy is to load first; as for `rollout`.
+
+        Raises:
+            VectorInputError: No policy was set, or ``episodes`` is not an int >= 1.
+            AlreadyPendingError: Rollouts are in flight, or results are pending.
+            VectorStepError: An episode failed three times: one whose env is lost or raises is repeated.
+            TypeError: Parameters were given, and the policy has no ``load``.
+            Exception: What the policy has raised.
+        """
+        rollouts = self._check_policy("evaluate")
+        evaluator = Evaluator(rollouts, self.reset, episodes)
+        rollouts.check_idle()
+        try:
+            return evaluator.run(parameters)
+        finally:
+            rollouts.end_episodes()
+
     def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[Future[Rollout]]:
-        if self._rollouts is None:
-            raise VectorInputError("rollout needs a policy: call set_policy first")
+        return self._check_policy("rollout").start(steps, parameters, each=each)
+
+    def _check_policy(self, what: str) -> Rollouts:
         self._check_open()
-        return self._rollouts.start(steps, parameters, each=each)
+        if self._rollouts is None or not self._rollouts.has_policy:
+            raise VectorInputError(f"{what} needs a policy: call set_policy first")
+        return self._rollouts

@@ -40,3 +40,19 @@ class Rollout(NamedTuple):
     failures: list[tuple[int, int, BaseException]]
     policy_version: npt.NDArray[np.int64]
     valid: npt.NDArray[np.bool_]
+
+
+class Evaluation(NamedTuple):
+    """Whole episodes, in the order of their numbers: however long one takes, it counts.
+
+    Attributes:
+        returns: float64, shape (k,) and the reward spec's: the sum of the rewards of each episode.
+        lengths: int64, shape (k,): how many steps each has.
+        seeds: int64, shape (k,): the seed that its env was reset with.
+        failures: Of each episode that had to be repeated, since its env was lost or raised: its number, the exception.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    seeds: npt.NDArray[np.int64]
+    failures: list[tuple[int, BaseException]]

@@ -17,7 +17,7 @@ from envactors.backends.base import RowMemory
 from envactors.errors import ActorError, AlreadyPendingError, SpaceMismatchError, VectorInputError, VectorStepError
 from envactors.mailbox.info_codec import PLAIN, InfoReader
 from envactors.mailbox.pickling import dumps_by_value
-from envactors.mailbox.slab import Layout
+from envactors.mailbox.slab import PLAIN_REWARD, Layout
 from envactors.mailbox.specs import ArraySpec, leaves, unflatten
 from envactors.options import is_int
 from envactors.rollout.books import Books
@@ -39,13 +39,15 @@ class _Run:
         parts: The part of each actor.
         trajectory: Its trajectory.
         place: Where that is.
+        copy: Whether its result is copied out of the shared memory.
         futures: One for all actors, or one for each.
         left: The parts that have not ended.
     """
 
-    def __init__(self, trajectory: Trajectory, place: tuple[int, int]) -> None:
+    def __init__(self, trajectory: Trajectory, place: tuple[int, int], *, copy: bool) -> None:
         self.trajectory = trajectory
         self.place = place
+        self.copy = copy
         self.parts: list[ActorPart] = []
         self.futures: list[Future[Rollout]] = []
         self.left: set[ActorPart] = set()
@@ -107,7 +109,7 @@ class Rollouts:
             raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
         if not is_int(seed, 0):
             raise ValueError(f"seed is {seed!r}: expected an int >= 0")
-        self._check_free(1)
+        self.check_idle()
         self._policies += 1
         policy = Policy(self._policies, bytes(dumps_by_value(make_policy)), seed)
         futures: list[Future[bool]] = []
@@ -124,33 +126,77 @@ class Rollouts:
         self._next = 0
         self._parameters = ParameterStore(self._memory)
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether there is one."""
+        return self._policy is not None
+
+    def give(self, parameters: Any) -> None:
+        """Have the policy load parameters before its next step; None for those that it has.
+
+        Raises:
+            TypeError: It does not load any.
+        """
+        if parameters is None:
+            return
+        if not self._loads:
+            raise TypeError("parameters were given to a policy that has no method load: expected one that takes them")
+        self._parameters.give(parameters)
+
+    # Evaluations -----------------------------------------------------------------------------------------
+
+    @property
+    def num_envs(self) -> int:
+        """How many envs there are."""
+        return len(self._slots.of)
+
+    @property
+    def reward_shape(self) -> tuple[int, ...]:
+        """The shape of one env's reward."""
+        return (self._slots.slab.layout.reward or PLAIN_REWARD).shape
+
+    def seed_of_episode(self, number: int) -> int:
+        """Return the seed of an episode that is played to evaluate the policy."""
+        assert self._policy is not None, "it was checked"
+        return int(np.random.SeedSequence(self._policy.seed, spawn_key=(1, number)).generate_state(1)[0])
+
+    def end_episodes(self) -> None:
+        """Have every env need a reset before it can step."""
+        if self._runs:
+            return  # somebody was interrupted
+        for supervisor in self._supervisors:
+            first = supervisor.config.first_index
+            with supervisor.core.change, supervisor.core.lock:
+                for index in range(first, first + len(supervisor.config.start.factories)):
+                    self._slots.lose_episode(index, resets_next=False)
+
     # Rollouts --------------------------------------------------------------------------------------------
 
-    def start(self, steps: int, parameters: Any, *, each: bool) -> list[Future[Rollout]]:
+    def start(
+        self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
+    ) -> list[Future[Rollout]]:
         """Start a rollout.
 
         Args:
             steps: How many steps.
             parameters: What the policy is to load; None for what it has.
             each: Whether to return one future per actor.
+            copy: Whether results are copied out of the shared memory; None for as the vector does.
 
         Raises:
-            VectorInputError: No policy was set, or ``steps`` is not an int >= 1.
+            VectorInputError: ``steps`` is not an int >= 1.
             AlreadyPendingError: Two are in flight.
+            TypeError: Parameters were given to a policy that does not load any.
         """
-        if self._policy is None:
-            raise VectorInputError("rollout needs a policy: call set_policy first")
+        assert self._policy is not None, "it was checked"
         if not is_int(steps):
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
         self._check_free(_MOST)
         if not self._runs:
             self._books.check_steppable()
-        if parameters is not None and not self._loads:
-            raise TypeError("parameters were given to a policy that has no method load: expected one that takes them")
-        if parameters is not None:
-            self._parameters.give(parameters)
+        self.give(parameters)
         with self._lock:
-            run = _Run(*self._take_trajectory(steps))
+            run = _Run(*self._take_trajectory(steps), copy=self._copy if copy is None else copy)
             run.futures = [Future() for _ in range(len(self._supervisors) if each else 1)]
             for future in run.futures:
                 future.set_running_or_notify_cancel()
@@ -183,6 +229,14 @@ class Rollouts:
         )
         part.trajectory, part.place = run.trajectory, run.place
         return part
+
+    def check_idle(self) -> None:
+        """Refuse what cannot be done while rollouts are in flight, or results are pending.
+
+        Raises:
+            AlreadyPendingError: So it is.
+        """
+        self._check_free(1)
 
     def _check_free(self, most: int) -> None:
         """Refuse another rollout while there are ``most`` in flight, or results are pending.
@@ -267,7 +321,7 @@ class Rollouts:
 
         def taken(array: Any, count: int = steps) -> Any:
             columns = array[:count, first:stop]
-            return columns.copy() if self._copy else columns
+            return columns.copy() if run.copy else columns
 
         observations = trajectory.observations
         done = trajectory.done[first:stop]

@@ -1,0 +1,150 @@
+"""Whole episodes with the policy: resets with seeds, and rollouts in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.errors import VectorInputError, VectorStepError
+from envactors.options import is_int
+from envactors.rollout.results import Evaluation, Rollout
+from envactors.rollout.rollouts import Rollouts
+
+# The steps of a rollout: after each of them, envs whose episodes have ended begin the next ones. Shorter ones cost more
+# messages, longer ones more steps that belong to no episode.
+_STEPS = 64
+# How often an episode may fail: one that always does would be repeated for ever.
+_TRIES = 3
+
+
+class Reset(Protocol):
+    """The method ``reset`` of a vector env."""
+
+    def __call__(self, seed: Sequence[int], *, env_ids: Sequence[int]) -> tuple[Any, list[dict[str, Any]]]:
+        """Reset some envs, each with its seed."""
+
+
+class Evaluator:
+    """Plays whole episodes: env ``i`` of ``n`` plays those with the numbers ``i``, ``i + n``, ``i + 2 n``, ...
+
+    Which episodes count does not depend on how long they take. An env that has played its share plays on, and the
+    results are dropped.
+
+    Args:
+        rollouts: Runs rollouts.
+        reset: Resets envs.
+        episodes: How many episodes are asked for.
+
+    Raises:
+        VectorInputError: ``episodes`` is not an int >= 1.
+    """
+
+    def __init__(self, rollouts: Rollouts, reset: Reset, episodes: int) -> None:
+        if not is_int(episodes):
+            raise VectorInputError(f"episodes is {episodes!r}: expected an int >= 1")
+        count, shape = rollouts.num_envs, rollouts.reward_shape
+        self._rollouts = rollouts
+        self._reset = reset
+        self._episodes = episodes
+        self._returns: npt.NDArray[np.float64] = np.zeros((episodes, *shape))
+        self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
+        self._failures: list[tuple[int, BaseException]] = []
+        self._tries: Counter[int] = Counter()
+        # The number of each env's episode, and what it has brought so far.
+        self._numbers = list(range(count))
+        self._sums: npt.NDArray[np.float64] = np.zeros((count, *shape))
+        self._steps = [0] * count
+
+    def run(self, parameters: Any) -> Evaluation:
+        """Play the episodes.
+
+        Args:
+            parameters: What the policy is to load first; None for what it has.
+
+        Raises:
+            VectorStepError: An episode failed several times.
+            BaseException: What the policy has raised.
+        """
+        self._rollouts.give(parameters)
+        due = list(range(len(self._numbers)))
+        while min(self._numbers) < self._episodes:
+            due = self._begin(due)
+            if not due:
+                rollout, lost = self._roll()
+                due = [index for index in range(len(self._numbers)) if self._take(rollout, index, lost)]
+        seeds = np.array([self._rollouts.seed_of_episode(number) for number in range(self._episodes)], np.int64)
+        failures = sorted(self._failures, key=lambda failure: failure[0])
+        return Evaluation(self._returns, self._lengths, seeds, failures)
+
+    def _begin(self, due: list[int]) -> list[int]:
+        """Reset envs for their episodes; return those whose reset has failed."""
+        for index in due:
+            self._sums[index] = 0
+            self._steps[index] = 0
+        seeds = [self._rollouts.seed_of_episode(self._numbers[index]) for index in due]
+        try:
+            infos = self._reset(seeds, env_ids=due)[1] if due else []
+        except VectorStepError as error:
+            for index, failure in error.failures.items():
+                self._note_failure(index, failure, error)
+            return list(error.failures)
+        for index, info in zip(due, infos, strict=True):
+            if (renewed := info.get("failure")) is not None and self._numbers[index] < self._episodes:
+                self._failures.append((self._numbers[index], renewed))
+        return []
+
+    def _roll(self) -> tuple[Rollout, VectorStepError | None]:
+        """Run a rollout; return it, and the error that says which envs were lost, if any were."""
+        (future,) = self._rollouts.start(_STEPS, None, copy=False)
+        try:
+            return future.result(), None
+        except VectorStepError as error:
+            return error.batch, error
+
+    def _take(self, rollout: Rollout, index: int, lost: VectorStepError | None) -> bool:
+        """Add what an env has done to its episode; return whether it is to be reset."""
+        ran = np.flatnonzero(rollout.valid[:, index])
+        over = rollout.terminated[ran, index] | rollout.truncated[ran, index]
+        is_over = bool(over.any())
+        if is_over:
+            ran = ran[: int(over.argmax()) + 1]
+        # What fails behind the end of an episode belongs to none.
+        last = int(ran[-1]) if is_over else _STEPS
+        failure = next((error for step, env_id, error in rollout.failures if env_id == index and step <= last), None)
+        if failure is None and not is_over and lost is not None:
+            failure = lost.failures.get(index)
+        if failure is not None:
+            self._note_failure(index, failure, lost)
+            return True
+        # One after the other, as a loop adds them: a sum over the array rounds otherwise.
+        added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
+        self._sums[index] = np.cumsum(added, axis=0)[-1]
+        self._steps[index] += len(ran)
+        if is_over:
+            self._finish(index)
+        return is_over or (lost is not None and index in lost.failures)
+
+    def _finish(self, index: int) -> None:
+        """Write down the episode of an env, and go over to its next one."""
+        number = self._numbers[index]
+        if number < self._episodes:
+            self._returns[number] = self._sums[index]
+            self._lengths[number] = self._steps[index]
+        self._numbers[index] += len(self._numbers)
+
+    def _note_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
+        """Note that an episode has failed.
+
+        Raises:
+            BaseException: It has failed too often: the error, or the failure without one.
+        """
+        number = self._numbers[index]
+        if number < self._episodes:
+            self._failures.append((number, failure))
+        self._tries[number] += 1
+        if self._tries[number] == _TRIES:
+            raise error or failure
