@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import InfoReader
-from envactors.mailbox.messages import Pickled, episode_seed, renewed_seed
+from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.messages import Failure, Pickled, episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
 
@@ -221,6 +221,13 @@ class Slots:
             bits |= PAYLOAD
         self.ops[index] = bits
         return payload
+
+    def fail(self, index: int, failure: Failure) -> None:
+        """Write into the row of an env that what it was posted has failed, as its worker does elsewhere."""
+        content = InfoWriter(self.slab, self.infos.contents).fail(index, failure)
+        if content is not None:
+            self.overflow[index] = memoryview(content)
+        self.slab.completed[index] = self.numbers[index]
 
     def next_seed(self, index: int, incarnation: int) -> int | None:
         """Return the seed of an env's next reset, by autoreset; None to let the env choose."""

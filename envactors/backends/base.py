@@ -70,6 +70,9 @@ class RowMemory(Protocol):
             OSError: There is not enough memory.
         """
 
+    def publish(self, place: tuple[int, int]) -> None:
+        """Have all workers see what was written to a part, before any request that is sent later."""
+
     def close(self) -> None:
         """Close the memory for further workers; slabs that are open stay usable."""
 
@@ -120,6 +123,13 @@ class Worker(Protocol):
     def work(self) -> bool:
         """Run the posted requests in the calling thread, if the backend is in line; return whether any were run."""
         return False
+
+    def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
+        """Have a worker on another machine see some columns of a trajectory before its next request.
+
+        What it has written there comes with the reply, or its end; see `envactors.rollout.trajectory.ColumnsNote`.
+        """
+        del note, content  # on this machine it shares the memory
 
     def when_over(self, then: Callable[[], None]) -> None:
         """Call a function, in any thread, once `is_over`."""

@@ -53,6 +53,9 @@ class LocalMemory:
         self._parts[place] = part
         return place, part
 
+    def publish(self, place: tuple[int, int]) -> None:
+        """Do nothing: workers have the same memory."""
+
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         """Return a part that the parent has added, for a worker."""
         part = memoryview(self._parts[place])

@@ -43,6 +43,9 @@ class MappedMemory(SharedFile):
         slab = Slab(layout, self.map(layout.size))
         return slab, InfoReader(slab)
 
+    def publish(self, place: tuple[int, int]) -> None:
+        """Do nothing: workers have the same memory."""
+
 
 class ProcessBackend(Backend):
     """A backend with one process per actor.

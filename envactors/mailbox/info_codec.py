@@ -123,20 +123,21 @@ class InfoReader:
     """The parent's side; the arguments are those of `InfoWriter`.
 
     Attributes:
+        contents: As above.
         all_plain: Returns whether all envs have empty infos, no object leaves and no failures. C code, as every step
             calls it.
     """
 
     def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
         self._slab = slab
-        self._contents = contents
+        self.contents = contents
         self._encodings = slab.info_encoding.data
         all_plain = bytes([PLAIN]) * len(self._encodings)
         self.all_plain: Callable[[], bool] = functools.partial(operator.eq, self._encodings, all_plain)
 
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
-        return self._encodings[index] >= OVERFLOW and self._contents is None
+        return self._encodings[index] >= OVERFLOW and self.contents is None
 
     def is_plain(self, index: int) -> bool:
         """Return whether an env has an empty info and no object leaves."""
@@ -165,7 +166,7 @@ class InfoReader:
             return {}, []
         if encoding == RECORDED:
             return read_record(self._slab.inline_info(index)), []
-        if self._contents is None and encoding == INLINE_INFO:
+        if self.contents is None and encoding == INLINE_INFO:
             overflow = self._slab.inline_info(index)
         info, object_leaves = self._content(index, overflow)
         return info, object_leaves
@@ -175,8 +176,8 @@ class InfoReader:
         return Failure(*self._content(index, overflow))
 
     def _content(self, index: int, pickled: bytes | memoryview | None) -> Any:
-        if self._contents is not None:
-            return self._contents[index]  # a copy already
+        if self.contents is not None:
+            return self.contents[index]  # a copy already
         assert pickled is not None, "a result is complete only once its overflow has come"
         return loads(pickled)
 

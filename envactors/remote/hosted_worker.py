@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import os
 import pickle
 import threading
@@ -24,6 +25,8 @@ from envactors.remote.oversize import fit_reply
 from envactors.remote.records import ExitNotice, LaunchOrder, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
+from envactors.rollout.orders import COLUMNS
+from envactors.rollout.trajectory import ColumnsNote, Trajectory
 from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
 
@@ -43,6 +46,7 @@ class HostedWorker:
         worker: The worker.
         order: What has started it.
         rows: Returns the rows that its steps may go through; None without any.
+        part: Returns the part of the memory at a place.
         link: The link to the caller.
         watches: Watches its descriptors.
         on_exit: Called after its end was told.
@@ -58,6 +62,7 @@ class HostedWorker:
         worker: ProcessWorker,
         order: LaunchOrder,
         rows: Callable[[], MirroredRows | None],
+        part: Callable[[tuple[int, int]], mmap.mmap],
         link: Link,
         watches: Watches,
         on_exit: Callable[[HostedWorker], None],
@@ -69,6 +74,9 @@ class HostedWorker:
         self._page, self._channel = worker.page, worker.channel
         self._envs = order.envs
         self._rows = rows
+        self._part = part
+        # The columns of a trajectory that the last request writes, until it ends.
+        self._columns: tuple[ColumnsNote, Trajectory] | None = None
         self._link = link
         self._watches = watches
         self._on_exit = on_exit
@@ -78,6 +86,8 @@ class HostedWorker:
         self._sends_spans, self._spans_seen = False, 0
         # The call id of the last request that it was sent, and how many parts of `Kind.OVERFLOW` frames were passed on.
         self._last_call = self._overflows = 0
+        # The incarnation that the last one was meant for.
+        self._incarnation = 0
         # The steps that it was posted through shared memory: the call id, whether results stream, the rows that are
         # to be sent.
         self._steps: deque[tuple[int, bool, list[int]]] = deque()
@@ -153,6 +163,8 @@ class HostedWorker:
                 self._forward(Frame(record.frame_kind, record.incarnation, record.call_id, record.payload))
             elif record.kind == RecordKind.REQUESTS:
                 self._post_rows(record)
+            elif record.kind == RecordKind.COLUMNS:
+                self._open_columns(record.payload)
             elif record.kind == RecordKind.KILL:
                 self._worker.kill()
             elif record.kind == RecordKind.ASK_STACKS:
@@ -178,8 +190,25 @@ class HostedWorker:
         with contextlib.suppress(OSError):  # the caller has gone
             self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
 
+    def _open_columns(self, payload: bytes | bytearray | memoryview) -> None:
+        (_, pickled), (_, content) = bundle.unpack(payload)
+        note = ColumnsNote(*pickle.loads(pickled))
+        trajectory = Trajectory(pickle.loads(note.layout), self._part(note.place))
+        trajectory.unpack(note.first, note.stop, content)
+        self._columns = note, trajectory
+
+    def _send_columns(self) -> None:
+        """Send what the last request has written, if it writes columns."""
+        if self._columns is not None:
+            note, trajectory = self._columns
+            self._columns = None
+            content = trajectory.pack(note.first, note.stop, note.start)
+            payload = bundle.pack([(COLUMNS, content)])
+            record = Record(RecordKind.FRAME, self.number, payload, Kind.PART, self._incarnation, self._last_call)
+            self._link.send(record)
+
     def _forward(self, frame: Frame) -> None:
-        self._last_call = frame.call_id
+        self._last_call, self._incarnation = frame.call_id, frame.incarnation
         self._page.set_wait(ASLEEP, frame.call_id)
         with contextlib.suppress(OSError):  # it has ended, which its sentinel tells
             self._channel.send(frame)
@@ -268,6 +297,8 @@ class HostedWorker:
             return False
         for frame in frames:
             self.starting &= frame.kind in (Kind.ENV_MADE, Kind.LOGGED)
+            if frame.kind in (Kind.RESULT, Kind.FAILED) and frame.call_id == self._last_call:
+                self._send_columns()  # before the reply
             for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
                 self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
                 self._link.send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
@@ -298,6 +329,7 @@ class HostedWorker:
         with self.serving():
             while not self._at_end and self._read_frames():
                 pass
+            self._send_columns()
             self.send_results(all_complete=True)
         worker, watches = self._worker, self._watches
         with self.serving():

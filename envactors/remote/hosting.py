@@ -12,10 +12,14 @@ from envactors.backends.base import LaunchRefusedError
 from envactors.backends.process import MappedMemory, ProcessBackend, ProcessWorker
 from envactors.remote.hosted_worker import HostedWorker, send_exit
 from envactors.remote.link import Link
-from envactors.remote.records import ExitNotice, LaunchOrder, Record, RecordKind
+from envactors.remote.records import PLACE, ExitNotice, LaunchOrder, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
+from envactors.system.memory import Part
 from envactors.system.polling import Doorbell
+
+# How many parts of a memory are kept: two trajectories and the parameters of two versions are in use, the others were.
+_MOST_PARTS = 8
 
 
 class Hosting:
@@ -54,6 +58,8 @@ class Hosting:
         self._memories: dict[int, MappedMemory] = {}
         self._rows: dict[int, MirroredRows] = {}
         self._broken_memories: dict[int, str] = {}
+        # Their other parts, by place; the last ones that were asked for.
+        self._parts: dict[int, dict[tuple[int, int], Part]] = {}
 
     # From the caller -------------------------------------------------------------------------------------
 
@@ -68,6 +74,11 @@ class Hosting:
                 self._on_memory(record.call_id, record.payload)
             except Exception as error:
                 self._give_up_memory(record.call_id, error)
+        elif record.kind == RecordKind.PART:
+            try:
+                self._on_part(record.call_id, memoryview(record.payload))
+            except Exception as error:
+                self._give_up_memory(record.call_id, error)
         elif (worker := self.workers.get(record.worker)) is not None:
             worker.on_record(record)
         elif record.worker in self._early:
@@ -77,11 +88,25 @@ class Hosting:
         self._broken_memories.pop(number, None)  # it is tried again for each worker, or not needed any more
         if not layout:
             self._rows.pop(number, None)
+            self._parts.pop(number, None)
             if (memory := self._memories.pop(number, None)) is not None:
                 memory.close()
         elif number not in self._rows:
             slab, _ = self._memory(number).create(pickle.loads(layout))
             self._rows[number] = MirroredRows(slab)
+
+    def _on_part(self, number: int, content: memoryview) -> None:
+        if number in self._memories:  # else the vector was closed
+            self._part(number, PLACE.unpack_from(content))[:] = content[PLACE.size :]
+
+    def _part(self, number: int, place: tuple[int, int]) -> Part:
+        """Return a part of a memory, zeros unless something was written there."""
+        parts = self._parts.setdefault(number, {})
+        found = parts.pop(place, None) or self._memory(number).add(*place)
+        parts[place] = found
+        while len(parts) > _MOST_PARTS:
+            parts.pop(next(iter(parts)))
+        return found
 
     def _give_up_memory(self, number: int, error: Exception) -> None:
         """End the workers of a memory that this node cannot have."""
@@ -158,7 +183,8 @@ class Hosting:
         """Serve a worker that has started."""
         early = self._early.pop(number)
         rows = functools.partial(self._rows.get, order.memory)
-        worker = HostedWorker(number, started, order, rows, self._link, self._watches, self._forget)
+        part = functools.partial(self._part, order.memory)
+        worker = HostedWorker(number, started, order, rows, part, self._link, self._watches, self._forget)
         self.workers[number] = worker
         with worker.serving():
             worker.set_lease(self._lease)

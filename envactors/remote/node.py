@@ -13,7 +13,7 @@ from envactors.backends.base import EventLoop, NodeLoss, Timed
 from envactors.remote.lease import NodeLease
 from envactors.remote.link import Link
 from envactors.remote.notices import tell_node
-from envactors.remote.records import LinkCorruptError, ProgressReport, Record, RecordKind
+from envactors.remote.records import PLACE, LinkCorruptError, ProgressReport, Record, RecordKind
 from envactors.remote.rows import MirroredMemory
 from envactors.remote.worker import RemoteWorker
 from envactors.system.clocks import boot_clock
@@ -48,6 +48,8 @@ class Node(Timed):
         self._lease_seconds = lease
         self._lease = NodeLease(lease, boot_clock())
         self._loop = loop
+        # The parts of memories that the agent has: by the memory's number, the number of the content by place.
+        self._contents: dict[int, dict[tuple[int, int], int]] = {}
         self._on_change = on_change
         # Guards whether the link is watched, and for what; `is_lost` changes under it.
         self._watch_lock = threading.Lock()
@@ -68,9 +70,15 @@ class Node(Timed):
     def announce(self, memory: MirroredMemory) -> None:
         """Tell the agent what a memory looks like, or to forget it."""
         if memory.is_closed:
+            self._contents.pop(memory.number, None)
             self.send(Record(RecordKind.MEMORY, call_id=memory.number))
         elif memory.layout is not None:
             self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory.number))
+            known = self._contents.get(memory.number, {})
+            self._contents[memory.number] = {place: content for place, (content, _) in memory.published.items()}
+            for place, (content, part) in memory.published.items():
+                if known.get(place) != content:
+                    self.send(Record(RecordKind.PART, payload=PLACE.pack(*place) + part[:], call_id=memory.number))
 
     def place(self, worker: RemoteWorker) -> None:
         """Start a worker here."""

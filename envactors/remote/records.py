@@ -31,6 +31,10 @@ _SMALL = 1 << 12
 LONGEST = 1 << 32
 
 
+# The place of a part of a memory: where it begins, and its size.
+PLACE: Final = struct.Struct("<QQ")
+
+
 class LinkCorruptError(Exception):
     """The received bytes are not the next record."""
 
@@ -46,6 +50,9 @@ class RecordKind(enum.IntEnum):
     MEMORY = 6  # the layout of a memory, pickled, its number as the call id; without a payload it is forgotten
     REQUESTS = 7  # rows of requests, the call id of their step; the kind of frame is 1 if results stream
     BEGIN_TIMING = 8  # time steps and resets; the kind of frame is 1 if it is of interest when they ran
+    PART = 9  # what a part of a memory holds, behind its place, the number of the memory as the call id
+    # The columns of a trajectory that the next request of a worker begins with: a pickled `ColumnsNote` and them.
+    COLUMNS = 11
 
     FRAME = 10  # either way: a frame of a worker's channel
 

@@ -6,25 +6,28 @@ any request through shared memory is; its result comes back the same way, number
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from envactors.errors import VectorEnvError
 from envactors.mailbox.info_codec import INLINE_INFO, RECORDED, InfoReader
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
-from envactors.system.memory import check_room
+from envactors.system.memory import check_room, next_page
 
 # The first row of a run, how many there are, and the half that their observations are in.
 _HEAD = struct.Struct("<III")
 # How many runs are kept; an actor whose results come together has one.
 _MOST_RUNS = 512
+# How many parts nodes have that are published: the parameters of a policy are written to two in turns.
+_MOST_PUBLISHED = 2
 
 
 class Run(NamedTuple):
@@ -187,6 +190,7 @@ class MirroredMemory:
     Attributes:
         layout: What it looks like; None until it is known.
         rows: The rows of the slab; None until the layout is known.
+        published: The parts that the nodes are to have, by place: the number of the content, and the part.
     """
 
     def __init__(self, number: int, announce: Callable[[MirroredMemory], None]) -> None:
@@ -195,6 +199,10 @@ class MirroredMemory:
         self.rows: MirroredRows | None = None
         self.is_closed = False
         self._announce = announce
+        self._contents = itertools.count()
+        self._end = 0
+        self._parts: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
+        self.published: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         check_room(layout.size)
@@ -210,7 +218,20 @@ class MirroredMemory:
         return slab, InfoReader(slab)
 
     def extend(self, size: int) -> tuple[tuple[int, int], Any]:
-        raise VectorEnvError(f"rollouts do not run on nodes yet (they would need {size} bytes there): use step")
+        assert self.layout is not None, "parts come behind the slab"
+        check_room(size)
+        start = next_page(max(self.layout.size, self._end))
+        self._end = start + size
+        part = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._parts[start, size] = part
+        return (start, size), part
+
+    def publish(self, place: tuple[int, int]) -> None:
+        self.published.pop(place, None)
+        self.published[place] = next(self._contents), self._parts[place]
+        while len(self.published) > _MOST_PUBLISHED:
+            self.published.pop(next(iter(self.published)))
+        self._announce(self)
 
     def close(self) -> None:
         """Have the nodes forget it; slabs that are open stay usable."""

@@ -11,12 +11,13 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stream, Worker
+from envactors.mailbox import bundle
 from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import (
     FINISHED,
@@ -257,6 +258,9 @@ class RemoteWorker(Worker):
 
     def resident_memory(self) -> int:
         return self.page.rss
+
+    def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
+        self._send(Record(RecordKind.COLUMNS, self.number, bundle.pack(enumerate((pickle.dumps(note), content)))))
 
     def when_over(self, then: Callable[[], None]) -> None:
         with self._lock:

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METHOD_STEP, SINCE
 from envactors.mailbox.info_codec import PLAIN, InfoWriter
-from envactors.mailbox.messages import Fault, episode_seed
+from envactors.mailbox.messages import Failure, Fault, episode_seed
 from envactors.mailbox.pickling import pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch, unflatten
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
-from envactors.worker.step_runner import PayloadError, WorkerRetiredError
+from envactors.worker.step_runner import WorkerRetiredError
 
 
 class Column:
@@ -65,10 +65,12 @@ class Columns:
     Attributes:
         trajectory: As above.
         chosen: For how many steps the policy has chosen: the number of the first env counts.
+        failure: What the last env that has raised has raised.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
         self.trajectory = trajectory
+        self.failure: Failure | None = None
         self._server = server
         self._guard = server.guard
         self._infos = InfoWriter(trajectory)
@@ -145,7 +147,7 @@ class Columns:
         Returns:
             The position of the env that has raised, None if none has.
         """
-        server, page, now, same_step = self._server, self._server.page, time.monotonic, autoreset == "same_step"
+        page, now, same_step = self._server.page, time.monotonic, autoreset == "same_step"
         counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
         only, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
         observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
@@ -180,7 +182,7 @@ class Columns:
                         continue
                 fields = hosted.take(result, same_step, column.seed)
             except BaseException as error:
-                server.runner.fail_row(hosted.position, server.call_id, error)
+                self.failure = pack_failure(error, Fault.RAISED)
                 return hosted.position
             if not self._finish(column, step, fields, STEP, autoreset):
                 return hosted.position
@@ -197,7 +199,7 @@ class Columns:
         try:
             fields = hosted.reset(column.seed, None)
         except BaseException as error:
-            self._server.runner.fail_row(hosted.position, self._server.call_id, error)
+            self.failure = pack_failure(error, Fault.RAISED)
             return False
         is_fine = self._finish(column, step, fields, RESET, autoreset)
         page.counters[METHOD] = METHOD_STEP
@@ -216,8 +218,7 @@ class Columns:
         except WorkerRetiredError:
             raise
         except BaseException as error:
-            unfit = PayloadError(pack_failure(error, Fault.RESULT))
-            server.runner.fail_row(hosted.position, server.call_id, unfit)
+            self.failure = pack_failure(error, Fault.RESULT)
             return False
         if op == RESET or over:
             column.go_on(op, autoreset)

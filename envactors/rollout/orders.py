@@ -10,8 +10,10 @@ from envactors.mailbox.specs import ArraySpec
 DONE: Final = "done"
 NEEDS_POLICY: Final = "needs policy"  # its process is new
 LEARNT: Final = "learnt"  # what the policy returns beside the actions, for which the trajectory has no place
-RAISED: Final = "raised"  # an env has raised; its row holds the failure
+RAISED: Final = "raised"  # an env has raised
 
+# The number of the part of a reply that holds columns of a trajectory; those with infos have the numbers of their rows.
+COLUMNS: Final = (1 << 32) - 1
 
 # The state of an env before its next step: whether that step resets it, as its episode has ended; whether the episode
 # has ended and nothing resets it; the seed of its next reset, None to let the env choose; the seed that those of later
@@ -69,9 +71,11 @@ class Stop(NamedTuple):
     Attributes:
         reason: One of the values above.
         position: The position of the env that has raised.
+        failure: What it has raised: the fields of a `envactors.mailbox.messages.Failure`.
         learnt: What the policy returns beside the actions, by name, for one env.
     """
 
     reason: str
     position: int = 0
+    failure: tuple[Any, ...] = ()
     learnt: tuple[tuple[str, ArraySpec], ...] = ()

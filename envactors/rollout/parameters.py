@@ -53,6 +53,7 @@ class ParameterStore:
             place, part = self._part(version % 2, end)
             for view, (start, stop) in zip(raw, spans, strict=True):
                 part[start:stop] = view
+            self._memory.publish(place)
         self.last = Parameters(version, pickled, place, spans)
 
     def _part(self, number: int, size: int) -> tuple[tuple[int, int], Any]:

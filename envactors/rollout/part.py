@@ -18,14 +18,24 @@ from envactors.actor.slots import ASKED, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import PLAIN
+from envactors.mailbox.messages import Failure
 from envactors.mailbox.slab import HALF, SEED
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.mailbox.specs import flatten
 from envactors.rollout.books import Books
-from envactors.rollout.orders import LEARNT, NEEDS_POLICY, RAISED, EnvPlan, Order, Parameters, Stop
+from envactors.rollout.orders import (
+    COLUMNS,
+    LEARNT,
+    NEEDS_POLICY,
+    RAISED,
+    EnvPlan,
+    Order,
+    Parameters,
+    Stop,
+)
 from envactors.rollout.progress import PartProgress
 from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
-from envactors.rollout.trajectory import RESET, STAND_IN, STEP, Trajectory
+from envactors.rollout.trajectory import RESET, STAND_IN, STEP, ColumnsNote, Trajectory
 
 if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture
@@ -86,6 +96,7 @@ class ActorPart:
         self._number = number
         self._steps = steps
         self._parameters = parameters
+        self._is_far = supervisor.config.backend.is_far
         self._on_learnt = on_learnt
         self._on_end = on_end
         self._envs = range(self.first, self.stop)
@@ -139,6 +150,10 @@ class ActorPart:
             follows = slot.root_seed if slot.next_seed is not None else None
             repeats = slots.autoreset == "disabled" and slot.needs_reset
             plans.append((bool(slots.ended[index]), repeats, slot.seed, follows, slot.episode))
+        if self._is_far and self.supervisor.core.process is not None:
+            worker, trajectory = self.supervisor.core.process.worker, self.trajectory
+            note = ColumnsNote(self.place, trajectory.pickled_layout, self.first, self.stop, step)
+            worker.mirror(note, trajectory.pack(self.first, self.stop, step, step + 1))
         return Order(
             self._policy.number,
             self._number,
@@ -170,7 +185,7 @@ class ActorPart:
             if rows is not None:
                 self.progress.count(call_id)
                 if stop is not None and stop.reason == RAISED:
-                    self._leave_to_rows(rows, call_id, self.first + stop.position)
+                    self._leave_to_rows(rows, call_id, self.first + stop.position, Failure(*stop.failure))
         if error is not None:
             self.error = error
             self._on_end(self)
@@ -197,10 +212,14 @@ class ActorPart:
             self.supervisor.queue(request)
 
     def be_late(self, position: int, *, in_policy: bool) -> None:
-        self.progress.be_late(position, in_policy=in_policy)
+        # What has come of another machine is what it had before the order.
+        self.progress.be_late(position, in_policy=in_policy, is_known=not self._is_far)
 
-    def keep_info(self, row: int, content: memoryview) -> None:
-        self.large_infos[row] = content
+    def add_part(self, number: int, content: memoryview) -> None:
+        if number == COLUMNS:
+            self.trajectory.unpack(self.first, self.stop, content)
+        else:
+            self.large_infos[number] = content
 
     # Rows ------------------------------------------------------------------------------------------------
 
@@ -232,12 +251,14 @@ class ActorPart:
             else:
                 self._post(index, call_id, step)
                 failing.append(index)
-        return failing
+        # On another machine an env may have run whose action has not come from there.
+        return failing if in_policy or not self._is_far else []
 
-    def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int) -> None:
+    def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int, failure: Failure) -> None:
         """Have rows finish a step in which an env has raised; called under the lock."""
         step = self.progress.step
         self._post(raised, call_id, step)
+        self._slots.fail(raised, failure)
         rows.arrive_for_others()
         self._queue([index for index in self.progress.left() if index != raised], step)
 

@@ -18,12 +18,12 @@ class Late(NamedTuple):
     """How far a worker was when a deadline passed.
 
     Attributes:
-        done: int64, shape (n,): how many steps of each of its envs were whole.
+        done: int64, shape (n,): how many steps of each of its envs were whole; None if that is not known.
         position: The position of the env that is late.
         in_policy: Whether the policy is late instead.
     """
 
-    done: npt.NDArray[np.int64]
+    done: npt.NDArray[np.int64] | None
     position: int
     in_policy: bool
 
@@ -65,15 +65,18 @@ class PartProgress:
         step = self.step
         return [index for index in self._envs if self.counted[index] == step < self._steps]
 
-    def be_late(self, position: int, *, in_policy: bool) -> None:
-        """Note how far the worker is, since a deadline has passed."""
-        self.late = Late(self.trajectory.done[self._first : self._stop].copy(), position, in_policy)
+    def be_late(self, position: int, *, in_policy: bool, is_known: bool) -> None:
+        """Note how far the worker is, if that is known, since a deadline has passed."""
+        done = self.trajectory.done[self._first : self._stop].copy() if is_known else None
+        self.late = Late(done, position, in_policy)
 
     def count(self, call_id: int) -> None:
         """Take into account what the worker has done; under the lock."""
         core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
-        whole = (trajectory.done[self._first : self._stop] if self.late is None else self.late.done).tolist()
-        for index, claimed in zip(self._envs, whole, strict=True):
+        whole = trajectory.done[self._first : self._stop]
+        if self.late is not None and self.late.done is not None:
+            whole = self.late.done
+        for index, claimed in zip(self._envs, whole.tolist(), strict=True):
             before, done = self.counted[index], min(claimed, self._steps)
             if done <= before:
                 continue

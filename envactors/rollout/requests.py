@@ -70,8 +70,8 @@ class OrderGiver(Protocol):
     def order(self, incarnation: int) -> Order:
         """Return the next order."""
 
-    def keep_info(self, row: int, content: memoryview) -> None:
-        """Keep an info that has no place in the trajectory."""
+    def add_part(self, number: int, content: memoryview) -> None:
+        """Take over a part of the reply: an info that has no place in the trajectory, or columns of that."""
 
     def be_late(self, position: int, *, in_policy: bool) -> None:
         """Note how far the worker is, since a deadline has passed."""
@@ -121,7 +121,7 @@ class OrderRequest(CallRequest):
         return when
 
     def add_part(self, number: int, content: memoryview) -> None:
-        self._part.keep_info(number, content)
+        self._part.add_part(number, content)
 
     def hand_over(self, rows: ActorRows, process: ActorProcess) -> list[int]:
         self._was_lost = True

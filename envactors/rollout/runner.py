@@ -107,7 +107,8 @@ class RolloutRunner:
                     return Stop(LEARNT, learnt=learnt)
             raised = written.step(step, due, order.autoreset)
             if raised is not None:
-                return Stop(RAISED, raised)
+                assert written.failure is not None, "it has raised"
+                return Stop(RAISED, raised, tuple(written.failure))
             if self._forks != context.forks:
                 os._exit(1)  # env code forked, and its child came back here
             due = columns

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import mmap
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envactors.mailbox.info_codec import INLINE_INFO, RECORDED
 from envactors.mailbox.slab import PLAIN_REWARD, Places
 from envactors.mailbox.specs import ArraySpec, Spec, leaves, unflatten
 
@@ -25,6 +27,8 @@ STAND_IN: Final = 3  # its process was lost, and the last observation was return
 
 # Room for an encoded info, in bytes; larger ones are sent beside. MuJoCo's take about 500.
 _INFO_ROOM = 1024
+# The first step of packed columns, and the one behind the last.
+_RANGE = struct.Struct("<qq")
 
 
 class TrajectoryLayout(NamedTuple):
@@ -45,6 +49,23 @@ class TrajectoryLayout(NamedTuple):
     extras: tuple[tuple[str, ArraySpec], ...]
     envs: int
     steps: int
+
+
+class ColumnsNote(NamedTuple):
+    """Which columns of a trajectory a worker on another machine is about to write.
+
+    Attributes:
+        place: The place of the trajectory.
+        layout: What it looks like: a pickled `TrajectoryLayout`.
+        first, stop: The range of its envs.
+        start: The first step.
+    """
+
+    place: tuple[int, int]
+    layout: bytes
+    first: int
+    stop: int
+    start: int
 
 
 class _Rooms:
@@ -110,6 +131,50 @@ class Trajectory:
     def inline_info(self, row: int) -> memoryview:
         """Return the used part of the room of a row."""
         return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
+
+    def pack(self, first: int, stop: int, start: int, end: int | None = None) -> bytes:
+        """Return what the columns of some envs hold of the steps ``start`` to ``end``, for another machine.
+
+        Without ``end``, it is all that their worker has written.
+        """
+        if end is None:
+            written = max(int(self.done[first:stop].max()), int(self.chosen[first]))
+            end = min(max(start, written), self.layout.steps)
+        content: list[bytes | memoryview] = [_RANGE.pack(start, end)]
+        content += [block.tobytes() for block in self._blocks(first, stop, start, end)]
+        content += [self.inline_info(row) for row in self._rows_with_infos(first, stop, start, end)]
+        return b"".join(content)
+
+    def unpack(self, first: int, stop: int, content: bytes | memoryview) -> None:
+        """Take over what `pack` has returned."""
+        start, end = _RANGE.unpack_from(content)
+        at = _RANGE.size
+        for block in self._blocks(first, stop, start, end):
+            block[...] = np.frombuffer(content, block.dtype, block.size, at).reshape(block.shape)
+            at += block.nbytes
+        for row in self._rows_with_infos(first, stop, start, end):
+            room = self.inline_info(row)
+            room[:] = content[at : at + len(room)]
+            at += len(room)
+
+    def _blocks(self, first: int, stop: int, start: int, end: int) -> list[npt.NDArray[Any]]:
+        envs = self.layout.envs
+        encodings, sizes = self.info_encoding.reshape(-1, envs), self.inline_info_sizes.reshape(-1, envs)
+        flags = [self.ops, self.terminated, self.truncated, self.checks, self.rewards, encodings, sizes]
+        # Observations, and whether they are the first ones, are there before a step and after it.
+        later = [self.starts, *(array for array in self.observations if array is not None)]
+        return [
+            self.done[first:stop],
+            self.chosen[first:stop],
+            *(array[start : end + 1, first:stop] for array in later),
+            *(array[start:end, first:stop] for array in (*flags, *self.actions, *self.extras)),
+        ]
+
+    def _rows_with_infos(self, first: int, stop: int, start: int, end: int) -> list[int]:
+        rows = np.arange(start * self.layout.envs, end * self.layout.envs).reshape(-1, self.layout.envs)[:, first:stop]
+        encodings = self.info_encoding[rows]
+        found: list[int] = rows[(encodings == RECORDED) | (encodings == INLINE_INFO)].tolist()
+        return found
 
     def columns(self, arrays: Sequence[npt.NDArray[Any] | None], first: int, stop: int) -> list[Any]:
         """Return the columns of some envs of arrays; None for those that are None."""

@@ -55,15 +55,24 @@ class SharedFile:
         Raises:
             OSError: There is not enough memory.
         """
-        start = -(-os.fstat(self.fileno()).st_size // mmap.PAGESIZE) * mmap.PAGESIZE
+        start = next_page(os.fstat(self.fileno()).st_size)
+        return (start, size), self.add(start, size)
+
+    def add(self, start: int, size: int) -> Part:
+        """Add a part at a multiple of a page; otherwise as `extend`."""
         self.reserve(start, size)
-        return (start, size), Part(self.fileno(), size, offset=start)
+        return Part(self.fileno(), size, offset=start)
 
     def close(self) -> None:
         self._file.close()
 
     def __del__(self) -> None:
         self.close()
+
+
+def next_page(size: int) -> int:
+    """Return the smallest multiple of a page that is not less."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Part(mmap.mmap):

@@ -130,13 +130,6 @@ class StepRunner:
         for position, content in unpack_payloads(payload):
             self._rows[position].payload = call_id, content
 
-    def fail_row(self, position: int, number: int, error: BaseException) -> None:
-        """Write an error into the row of an env that has raised in another request than a step or reset of its own."""
-        row = self._rows[position]
-        row.number = number
-        row.op = 0
-        row.write(None, error)
-
     def run_rows(self, call_id: int) -> None:
         """Run every row that is posted and not completed, for the step of this call id."""
         page = self._page
