@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.journal_entries import Message, StepColumns, as_input
+from envactors.actor.journal_entries import Message, StepColumns, as_input, as_messages
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.slots import Slots
 from envactors.errors import SerializationError
@@ -91,7 +91,7 @@ class Journal:
         if call.kind in (Kind.SAVE, Kind.RESTORE):
             self._record_state(call, answer)
         if call.kind == Kind.CALL or (call.kind == Kind.SET and not answer.failed):
-            self._record_message(call.kind, bytes(call.payload), call.call_id, self._check)
+            self.record_message(call.kind, bytes(call.payload), call.call_id, self._check)
         return True
 
     def record_row(self, slots: Slots, index: int, autoreset: bool) -> None:
@@ -117,7 +117,7 @@ class Journal:
             if not bits & RESET:
                 message = (slot.position, Pickled(payload), autoreset and not bits & NO_AUTORESET, None)
             kind = Kind.RESET if bits & RESET else Kind.STEP
-            self._record_message(kind, bytes(dumps(message)), call_id, check)
+            self.record_message(kind, bytes(dumps(message)), call_id, check)
         else:
             self.record_step(slab, index, call_id, check, resets=bool(bits & RESET))
 
@@ -204,7 +204,8 @@ class Journal:
             self._entries.append(entry)
             self._count(entry.steps, entry.size)
 
-    def _record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
+    def record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
+        """Record a request as it was sent."""
         if self.whole:
             self._entries.append(Message(kind, payload))
             self._grow(call_id, check, len(payload))
@@ -352,7 +353,12 @@ class Journals:
         """Record consecutive steps of an env; see `Journal.record_steps`."""
         journal = self.journal(index)
         before = journal.length
-        journal.record_steps(slab, actions, resets, call_id, check)
+        if slab.actions:
+            journal.record_steps(slab, actions, resets, call_id, check)
+        else:
+            autoreset = self.attach is not None and self.attach.autoreset
+            for kind, payload in as_messages(index - self._first_index, actions[0], resets, autoreset):
+                journal.record_message(kind, payload, call_id, check)
         if self._save is not None and journal.has_come_due(before):
             self._save(index)
 

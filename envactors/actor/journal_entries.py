@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.messages import RECORDED_RESET, REQUESTS, Kind, RecordedSteps
-from envactors.mailbox.pickling import content_of, loads
+from envactors.mailbox.messages import RECORDED_RESET, REQUESTS, Kind, Pickled, RecordedSteps
+from envactors.mailbox.pickling import content_of, dumps, loads
 from envactors.mailbox.slab import Slab
 from envactors.mailbox.specs import Spec, unflatten
 
@@ -88,6 +88,17 @@ class StepColumns:
             else:
                 assert action is not None, "actions in rows have a spec"
                 yield "step", unflatten(action, iter([column[row] for column in self._columns]))
+
+
+def as_messages(
+    position: int, actions: npt.NDArray[Any], resets: npt.NDArray[np.bool_], autoreset: bool
+) -> Iterator[tuple[int, bytes]]:
+    """Yield steps and resets of an env whose actions have no place in rows as requests: their kinds and payloads."""
+    for action, is_reset in zip(actions, resets.tolist(), strict=True):
+        if is_reset:
+            yield Kind.RESET, bytes(dumps((position, None, None)))
+        else:
+            yield Kind.STEP, bytes(dumps((position, Pickled(bytes(dumps(action))), autoreset, None)))
 
 
 def as_input(kind: int, message: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
+from envactors.mailbox.specs import Spec
 
 
 class Books(Protocol):
@@ -26,11 +27,15 @@ class Books(Protocol):
     def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
         """Record consecutive transitions of an env; those that were neither steps nor resets are left out."""
 
-    def keep(self, index: int, leaves: list[Any], reward: Any, *, terminated: bool, truncated: bool) -> None:
-        """Keep an env's last result, which is in no row; ``leaves`` are those of its observation."""
+    @property
+    def observation_spec(self) -> Spec | None:
+        """One env's observation; None if the envs have no space, and were never reset."""
 
-    def last_leaves(self, index: int) -> list[npt.NDArray[Any]]:
-        """Return the leaves of the last observation of an env."""
+    def keep(self, index: int, obs: Any, reward: Any, *, terminated: bool, truncated: bool) -> None:
+        """Keep an env's last result, which is in no row."""
+
+    def last_obs(self, index: int) -> Any:
+        """Return the last observation of an env."""
 
     def starts(self, index: int) -> bool:
         """Return whether that observation is the first one of its episode."""

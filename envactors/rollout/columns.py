@@ -12,9 +12,9 @@ import numpy.typing as npt
 from envactors.mailbox.control_page import ENV_INDEX, METHOD, METHOD_RESET, METHOD_STEP, SINCE
 from envactors.mailbox.info_codec import PLAIN, InfoWriter
 from envactors.mailbox.messages import Failure, Fault, episode_seed
-from envactors.mailbox.pickling import pack_failure
+from envactors.mailbox.pickling import copy_value, pack_failure
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import ArraySpec, flatten, reader, split_batch, unflatten
+from envactors.mailbox.specs import ArraySpec, conform, flatten, reader, split_batch, unflatten
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
@@ -66,11 +66,16 @@ class Columns:
         trajectory: As above.
         chosen: For how many steps the policy has chosen: the number of the first env counts.
         failure: What the last env that has raised has raised.
+        objects: The leaves of each env's last observation that have no place in the trajectory.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
         self.trajectory = trajectory
         self.failure: Failure | None = None
+        self.objects: list[list[Any]] = []
+        self._has_objects = any(array is None for array in trajectory.observations)
+        # A worker conforms what its env's spaces say, which need not be all that the trajectory knows.
+        self._conforms = trajectory.layout.is_learnt
         self._server = server
         self._guard = server.guard
         self._infos = InfoWriter(trajectory)
@@ -87,10 +92,11 @@ class Columns:
         self._my_action = trajectory.actions[0][:, self._mine] if is_action_array else None
         self.chosen = trajectory.chosen.data
         # What the policy sees: also the record of what the actions were chosen for, so that it is not to change it.
-        self._seen = [array[:, first : first + count] for array in trajectory.observations if array is not None]
+        self._seen = trajectory.columns(trajectory.observations, first, first + count)
         self._starts_seen: npt.NDArray[np.bool_] = trajectory.starts[:, first : first + count]
         for view in (*self._seen, self._starts_seen):
-            view.flags.writeable = False
+            if view is not None:
+                view.flags.writeable = False
         # Single numbers are written through memoryviews in a third of the time that arrays take.
         self._rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
         self._terminated = trajectory.terminated.reshape(-1).data
@@ -109,7 +115,9 @@ class Columns:
         starts = self._starts_seen[step]
         if self._only_obs is not None:
             return self._seen[0][step], starts
-        return unflatten(self._spec, iter([view[step] for view in self._seen])), starts
+        objects = zip(*self.objects, strict=True)
+        leaves = (list(next(objects)) if seen is None else seen[step] for seen in self._seen)
+        return unflatten(self._spec, leaves), starts
 
     def write_actions(self, step: int, actions: Any) -> None:
         """Write the actions that the policy has chosen.
@@ -118,6 +126,7 @@ class Columns:
             SpaceMismatchError: They do not conform.
         """
         mine, spec = self._my_action, self.trajectory.layout.action
+        assert spec is not None, "it was learnt"
         if mine is not None:
             if type(actions) is not np.ndarray or actions.dtype != mine.dtype or actions.shape != mine.shape[1:]:
                 actions = split_batch(spec, actions, len(mine[step]), "the policy's actions")
@@ -193,7 +202,7 @@ class Columns:
         """Reset an env, or repeat its last observation; return False if it has raised."""
         hosted, page = column.hosted, self._server.page
         if column.repeats:
-            self._repeat(hosted.index, step)
+            self._repeat(hosted, step)
             return True
         page.record_env(METHOD_RESET, hosted.position)
         try:
@@ -225,7 +234,9 @@ class Columns:
         return True
 
     def _action(self, step: int, index: int) -> Any:
-        return reader(self.trajectory.layout.action, [array[step] for array in self.trajectory.actions], index)()
+        spec = self.trajectory.layout.action
+        assert spec is not None, "it was learnt"
+        return reader(spec, [array[step] for array in self.trajectory.actions], index)()
 
     def _write(self, hosted: HostedEnv, step: int, fields: Fields, op: int, *, starts: bool) -> None:
         """Write the result of an env's step.
@@ -238,9 +249,12 @@ class Columns:
             starts: Whether its observation is the first one of an episode.
         """
         obs, reward, terminated, truncated, info = fields
+        if self._conforms:
+            obs = conform(self._spec, obs, f"the observation of env {hosted.index}")
         index, guard = hosted.index, self._guard
         row = step * self._envs + index
         leaves = [obs] if self._only_obs is not None else flatten(self._spec, obs)
+        objects = self._copy_objects(leaves) if self._has_objects else []
         if guard is not None:
             guard.begin_write()
         try:
@@ -257,24 +271,36 @@ class Columns:
             self._starts[row + self._envs] = starts
             if hosted.journal:
                 self._checks[row] = hosted.check
-            if not info and type(info) is dict:
+            if not info and not objects and type(info) is dict:
                 self._encodings[row] = PLAIN
             else:
-                part = self._infos.encode(row, info, [])
-                if part is not None:
-                    self._server.send_part(row, part)
+                self._write_beside(row, info, objects)
+            if objects:
+                self.objects[hosted.position] = objects
             self._done[index] = step + 1
         finally:
             if guard is not None:
                 guard.writer = None
 
-    def _repeat(self, index: int, step: int) -> None:
+    def _copy_objects(self, leaves: list[Any]) -> list[Any]:
+        """Return the leaves that have no place, as they are now: the env may change them."""
+        pairs = zip(self.trajectory.observations, leaves, strict=True)
+        return [copy_value(leaf) for array, leaf in pairs if array is None]
+
+    def _write_beside(self, row: int, info: Any, objects: list[Any]) -> None:
+        part = self._infos.encode(row, info, objects)
+        if part is not None:
+            self._server.send_part(row, part)
+
+    def _repeat(self, hosted: HostedEnv, step: int) -> None:
         """Write the last observation of an env once more."""
-        trajectory = self.trajectory
+        trajectory, index = self.trajectory, hosted.index
         row = step * self._envs + index
         for array in trajectory.observations:
             if array is not None:
                 array[step + 1, index] = array[step, index]
         trajectory.rewards[step, index] = 0
+        if self._has_objects:
+            self._write_beside(row, {}, self.objects[hosted.position])
         self._ops[row] = REPEAT
         self._done[index] = step + 1

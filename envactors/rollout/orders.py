@@ -51,6 +51,7 @@ class Order(NamedTuple):
             ever given.
         plans: The state of each env before its next step.
         autoreset: What happens at the end of an episode.
+        objects: The leaves of each env's last observation that have no place in the trajectory.
     """
 
     policy: int
@@ -63,6 +64,7 @@ class Order(NamedTuple):
     parameters: tuple[Any, ...] | None
     plans: list[EnvPlan]
     autoreset: str
+    objects: list[list[Any]]
 
 
 class Stop(NamedTuple):
@@ -73,9 +75,11 @@ class Stop(NamedTuple):
         position: The position of the env that has raised.
         failure: What it has raised: the fields of a `envactors.mailbox.messages.Failure`.
         learnt: What the policy returns beside the actions, by name, for one env.
+        action: One env's action, if that was to be learnt.
     """
 
     reason: str
     position: int = 0
     failure: tuple[Any, ...] = ()
     learnt: tuple[tuple[str, ArraySpec], ...] = ()
+    action: ArraySpec | None = None

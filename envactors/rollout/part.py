@@ -19,9 +19,9 @@ from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.messages import Failure
+from envactors.mailbox.payloads import make_payload
 from envactors.mailbox.slab import HALF, SEED
 from envactors.mailbox.slab import RESET as RESET_BIT
-from envactors.mailbox.specs import flatten
 from envactors.rollout.books import Books
 from envactors.rollout.orders import (
     COLUMNS,
@@ -64,7 +64,8 @@ class ActorPart:
         failures: The step, the env, the exception.
         errors: What is raised, by env.
         error: What the policy has raised, or why the actor has failed.
-        large_infos: What was sent beside the trajectory, by row.
+        objects: The leaves of observations that have no place, before the first step and where steps went on in rows:
+            by step and env.
         version: How often parameters were given.
     """
 
@@ -88,7 +89,7 @@ class ActorPart:
         self.failures: list[tuple[int, int, BaseException]] = []
         self.errors: dict[int, BaseException] = {}
         self.error: BaseException | None = None
-        self.large_infos: dict[int, memoryview] = {}
+        self.objects: dict[tuple[int, int], list[Any]] = {}
         self.version = 0 if parameters is None else parameters.version
         self._slots = slots
         self._books = books
@@ -123,10 +124,14 @@ class ActorPart:
         trajectory.chosen[self.first : self.stop] = 0
         for index in self._envs:
             trajectory.starts[0, index] = self._books.starts(index)
-            for array, leaf in zip(trajectory.observations, self._books.last_leaves(index), strict=True):
-                if array is not None:
-                    array[0, index] = leaf
+            self._write_observation(0, index, self._books.last_obs(index))
         self._ask()
+
+    def _write_observation(self, step: int, index: int, obs: Any) -> None:
+        """Write an observation of an env, and keep what has no place."""
+        self.trajectory.write_observation(step, index, obs)
+        if not self.trajectory.is_whole:
+            self.objects[step, index] = self.trajectory.objects_of(obs)
 
     def _ask(self) -> None:
         core = self.supervisor.core
@@ -165,6 +170,9 @@ class ActorPart:
             None if self._parameters is None else tuple(self._parameters),
             plans,
             slots.autoreset,
+            []
+            if self.trajectory.is_whole
+            else [self.trajectory.objects_of(self._books.last_obs(i)) for i in self._envs],
         )
 
     def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
@@ -219,7 +227,7 @@ class ActorPart:
         if number == COLUMNS:
             self.trajectory.unpack(self.first, self.stop, content)
         else:
-            self.large_infos[number] = content
+            self.progress.large_infos[number] = content
 
     # Rows ------------------------------------------------------------------------------------------------
 
@@ -278,9 +286,12 @@ class ActorPart:
         """Give an env's step in a row its future and its action."""
         slots = self._slots
         future = self._books.make_future(index)
-        for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=True):
+        payload = None
+        if slots.slab.layout.action is None:
+            payload = make_payload(self.trajectory.action(step, index), pickles=slots.pickles)
+        for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=False):
             array[index] = chosen[step, index]
-        slots.of[index].op = Op("step", future=future)
+        slots.of[index].op = Op("step", future=future, payload=payload)
         with self._lock:
             self._in_rows[index] = future
 
@@ -334,10 +345,7 @@ class ActorPart:
             self.failures.append((step, index, error))
             return
         result = future.result()
-        leaves = flatten(trajectory.layout.observation, result.obs)
-        for array, leaf in zip(trajectory.observations, leaves, strict=True):
-            if array is not None:
-                array[step + 1, index] = leaf
+        self._write_observation(step + 1, index, result.obs)
         trajectory.rewards[step, index] = result.reward
         trajectory.terminated[step, index] = result.terminated
         trajectory.truncated[step, index] = result.truncated

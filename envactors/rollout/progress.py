@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from envactors.actor.slots import Slots
 from envactors.actor.supervisor import Supervisor
+from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.messages import episode_seed
+from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
 from envactors.rollout.trajectory import REPEAT, RESET, Trajectory
 
@@ -40,6 +42,7 @@ class PartProgress:
     Attributes:
         trajectory: The trajectory.
         counted: How many steps of each env were taken into account.
+        large_infos: What was sent beside the trajectory, by row.
         late: How far the worker was when a deadline passed, if one has: no later result of it counts.
     """
 
@@ -53,6 +56,7 @@ class PartProgress:
         self._envs = range(self._first, self._stop)
         self.trajectory: Trajectory
         self.counted = dict.fromkeys(self._envs, 0)
+        self.large_infos: dict[int, memoryview] = {}
         self.late: Late | None = None
 
     @property
@@ -98,11 +102,16 @@ class PartProgress:
     def _keep(self, index: int) -> None:
         """Keep the last result of an env."""
         trajectory, done = self.trajectory, self.counted[index]
-        leaves = [None if array is None else array[done, index].copy()[()] for array in trajectory.observations]
+        row = (done - 1) * trajectory.layout.envs + index
+        observations, objects = trajectory.observations, iter(())
+        if any(array is None for array in observations):
+            objects = iter(InfoReader(trajectory).decode(row, self.large_infos.get(row))[1])
+        leaves = (next(objects) if array is None else array[done, index].copy()[()] for array in observations)
+        obs = unflatten(trajectory.layout.observation, leaves)
         reward = trajectory.rewards[done - 1, index]
         terminated = bool(trajectory.terminated[done - 1, index])
         truncated = bool(trajectory.truncated[done - 1, index])
-        self._books.keep(index, leaves, reward, terminated=terminated, truncated=truncated)
+        self._books.keep(index, obs, reward, terminated=terminated, truncated=truncated)
 
     def _record(self, index: int, before: int, done: int, call_id: int) -> None:
         """Record in the journal of an env what it has done; a seeded reset starts anew."""

@@ -14,19 +14,19 @@ import numpy as np
 from envactors.actor.slots import IDLE, ROLLING, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import RowMemory
-from envactors.errors import ActorError, AlreadyPendingError, SpaceMismatchError, VectorInputError, VectorStepError
-from envactors.mailbox.info_codec import PLAIN, InfoReader
+from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.pickling import dumps_by_value
-from envactors.mailbox.slab import PLAIN_REWARD, Layout
-from envactors.mailbox.specs import ArraySpec, leaves, unflatten
+from envactors.mailbox.slab import PLAIN_REWARD
+from envactors.mailbox.specs import ArraySpec, batches_alike
 from envactors.options import is_int
+from envactors.rollout.assembly import assemble, error_of
 from envactors.rollout.books import Books
 from envactors.rollout.orders import Stop
 from envactors.rollout.parameters import ParameterStore
 from envactors.rollout.part import ActorPart
 from envactors.rollout.requests import Policy, PolicyRequest
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import STEP, Trajectory, TrajectoryLayout, size_of
+from envactors.rollout.trajectory import Trajectory, TrajectoryLayout, size_of
 
 # The most rollouts in flight.
 _MOST = 2
@@ -67,11 +67,6 @@ class Rollouts:
     def __init__(
         self, slots: Slots, supervisors: Sequence[Supervisor], books: Books, memory: RowMemory, *, copy: bool
     ) -> None:
-        layout = slots.slab.layout
-        if not all(leaf.batchable for leaf in leaves(layout.observation)):
-            raise SpaceMismatchError(f"observations are {layout.observation}: rollouts need arrays of fixed shapes")
-        if layout.action is None:
-            raise SpaceMismatchError("the envs have no action space of arrays: rollouts need one")
         self._slots = slots
         self._supervisors = supervisors
         self._books = books
@@ -89,6 +84,8 @@ class Rollouts:
         self._trajectories: list[tuple[Trajectory, tuple[int, int]] | None] = [None, None]
         self._turn = 0
         self._extras: tuple[tuple[str, ArraySpec], ...] = ()
+        # One env's action, where there is no action space.
+        self._action: ArraySpec | None = None
         # The rollouts in flight, oldest first; and per actor its parts that have not ended.
         self._runs: list[_Run] = []
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
@@ -123,6 +120,7 @@ class Rollouts:
         self._loads = all(can_load)
         self._policy = policy
         self._extras = ()
+        self._action = None
         self._next = 0
         self._parameters = ParameterStore(self._memory)
 
@@ -253,9 +251,17 @@ class Rollouts:
 
     def _take_trajectory(self, steps: int) -> tuple[Trajectory, tuple[int, int]]:
         """Return the trajectory whose turn it is, made anew if it does not fit."""
-        rows: Layout = self._slots.slab.layout
-        assert rows.action is not None, "it was checked"
-        layout = TrajectoryLayout(rows.observation, rows.action, rows.reward, self._extras, rows.envs, steps)
+        rows, observation = self._slots.slab.layout, self._books.observation_spec
+        assert observation is not None, "the envs were reset"
+        layout = TrajectoryLayout(
+            observation,
+            rows.action or self._action,
+            rows.reward,
+            self._extras,
+            rows.envs,
+            steps,
+            is_learnt=not batches_alike(rows.observation, observation),
+        )
         self._turn ^= 1
         found = self._trajectories[self._turn]
         if found is None or found[0].layout != layout:
@@ -266,8 +272,10 @@ class Rollouts:
     def _on_learnt(self, run: _Run, part: ActorPart, stop: Stop) -> None:
         """Give a rollout a trajectory that has a place for what its policy returns beside the actions."""
         with self._lock:
-            if run.trajectory.layout.extras != stop.learnt:
+            layout = run.trajectory.layout
+            if layout.extras != stop.learnt or (layout.action is None and stop.action is not None):
                 self._extras = stop.learnt
+                self._action = stop.action
                 self._turn ^= 1
                 run.trajectory, run.place = self._take_trajectory(run.trajectory.layout.steps)
             part.trajectory, part.place = run.trajectory, run.place
@@ -305,8 +313,8 @@ class Rollouts:
         if future.done():
             return
         try:
-            rollout = self._assemble(run, parts)
-            error = _error_of(parts, rollout)
+            rollout = assemble(run.trajectory, parts, copy=run.copy)
+            error = error_of(parts, rollout)
         except BaseException as failure:
             future.set_exception(failure)
             return
@@ -314,47 +322,6 @@ class Rollouts:
             future.set_result(rollout)
         else:
             future.set_exception(error)
-
-    def _assemble(self, run: _Run, parts: list[ActorPart]) -> Rollout:
-        trajectory, layout = run.trajectory, run.trajectory.layout
-        first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
-
-        def taken(array: Any, count: int = steps) -> Any:
-            columns = array[:count, first:stop]
-            return columns.copy() if run.copy else columns
-
-        observations = trajectory.observations
-        done = trajectory.done[first:stop]
-        ran = np.arange(steps)[:, None] < done[None, :]
-        infos = self._read_infos(trajectory, parts, done)
-        last = [None if array is None else array[steps, first:stop].copy() for array in observations]
-        return Rollout(
-            np.arange(first, stop),
-            unflatten(layout.observation, iter([taken(array) for array in observations])),
-            unflatten(layout.action, iter([taken(array) for array in trajectory.actions])),
-            taken(trajectory.rewards),
-            taken(trajectory.terminated),
-            taken(trajectory.truncated),
-            taken(trajectory.starts),
-            {name: taken(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-            unflatten(layout.observation, iter(last)),
-            infos,
-            sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
-            np.array([part.version for part in parts]),
-            (trajectory.ops[:, first:stop] == STEP) & ran,
-        )
-
-    def _read_infos(self, trajectory: Trajectory, parts: list[ActorPart], done: Any) -> list[Any]:
-        reader, envs = InfoReader(trajectory), trajectory.layout.envs
-        large = {number: content for part in parts for number, content in part.large_infos.items()}
-        found = [info for part in parts for info in part.infos]
-        for row in np.flatnonzero(trajectory.info_encoding != PLAIN).tolist():
-            step, index = divmod(row, envs)
-            offset = index - parts[0].first
-            if 0 <= offset < len(done) and step < done[offset]:
-                info, _ = reader.decode(row, large.get(row))
-                found.append((step, index, info))
-        return sorted(found, key=lambda entry: entry[:2])
 
 
 def _tell_made(future: Future[bool], loads: bool, error: BaseException | None) -> None:
@@ -365,22 +332,3 @@ def _tell_made(future: Future[bool], loads: bool, error: BaseException | None) -
         future.set_result(loads)
     else:
         future.set_exception(error)
-
-
-def _error_of(parts: list[ActorPart], rollout: Rollout) -> BaseException | None:
-    """Return what is raised in place of a rollout; None for nothing."""
-    for part in parts:
-        if part.error is not None and not isinstance(part.error, ActorError):
-            return part.error  # the policy's own
-    failures = {index: error for part in parts for index, error in part.errors.items()}
-    for part in parts:
-        if part.error is not None:
-            failures.update(dict.fromkeys(range(part.first, part.stop), part.error))
-    if not failures:
-        return None
-    env_id, first = next(iter(failures.items()))
-    count = f"{len(failures)} of {len(rollout.env_ids)}"
-    text = f"{count} envs failed in rollout; env {env_id}: {type(first).__name__}: {first}"
-    error = VectorStepError(text, failures=failures, batch=rollout)
-    error.__cause__ = first
-    return error

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.errors import SpaceMismatchError
 from envactors.mailbox.control_page import METHOD, METHOD_POLICY, SINCE, TIMED
 from envactors.mailbox.specs import ArraySpec
 from envactors.rollout.columns import Column, Columns
@@ -93,6 +94,7 @@ class RolloutRunner:
             if parameters.version != self._version:
                 self._load(parameters)
         written = self._opened(order)
+        written.objects = order.objects
         page, counters, chosen, first = self._page, self._page.counters, written.chosen, self._first
         hosted_envs = self._server.host.hosted_envs
         columns = [Column(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
@@ -104,7 +106,7 @@ class RolloutRunner:
             if chosen[first] <= step:
                 learnt = self._choose(written, order.rollout, step)
                 if learnt is not None:
-                    return Stop(LEARNT, learnt=learnt)
+                    return learnt
             raised = written.step(step, due, order.autoreset)
             if raised is not None:
                 assert written.failure is not None, "it has raised"
@@ -150,8 +152,8 @@ class RolloutRunner:
             self._parts[place] = found
         return found
 
-    def _choose(self, written: Columns, rollout: int, step: int) -> tuple[tuple[str, ArraySpec], ...] | None:
-        """Have the policy choose the actions of a step; return what it returns beside them, if that has no place."""
+    def _choose(self, written: Columns, rollout: int, step: int) -> Stop | None:
+        """Have the policy choose the actions of a step; return what it returns, if that has no place."""
         if self._chosen is not None and self._chosen[0] == (rollout, step):
             returned = self._chosen[1]
         else:
@@ -163,17 +165,37 @@ class RolloutRunner:
             obs, starts = written.observed(step)
             returned = self._policy(obs, PolicyContext(self._env_ids, starts, step, make_rng))
         self._chosen = None
-        if type(returned) is tuple or written.trajectory.extras:
+        layout = written.trajectory.layout
+        if type(returned) is tuple or layout.extras or layout.action is None:
             actions, extras = self._split(written, returned)
             learnt = self._write_extras(written.trajectory, step, extras)
-            if learnt:
+            action = self._learn_action(actions) if layout.action is None else None
+            if learnt or action is not None:
                 self._chosen = (rollout, step), returned
-                return learnt
+                return Stop(LEARNT, learnt=learnt or layout.extras, action=action)
         else:
             actions = returned
         written.write_actions(step, actions)
         written.chosen[self._first] = step + 1
         return None
+
+    def _learn_action(self, actions: Any) -> ArraySpec:
+        """Return what one action looks like.
+
+        Raises:
+            SpaceMismatchError: They are no numbers, or not one per env.
+        """
+        try:
+            array = np.asarray(actions)
+        except ValueError:  # ragged
+            array = np.empty(0, object)
+        spec = ArraySpec(array.shape[1:], array.dtype)
+        if not spec.batchable or array.shape[:1] != (self._count,):
+            raise SpaceMismatchError(
+                f"the policy returned the actions {actions!r}: expected numbers or arrays of one shape, one per env "
+                f"({self._count}), as the envs have no action space"
+            )
+        return spec
 
     def _split(self, written: Columns, returned: Any) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
         """Return the actions that a policy has returned, and what it has returned beside them.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from envactors.mailbox.info_codec import INLINE_INFO, RECORDED
 from envactors.mailbox.slab import PLAIN_REWARD, Places
-from envactors.mailbox.specs import ArraySpec, Spec, leaves, unflatten
+from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 
 # The values of `Trajectory.ops`: what became of an env in a step.
 STEP: Final = 0
@@ -36,19 +36,21 @@ class TrajectoryLayout(NamedTuple):
 
     Attributes:
         observation: One env's observation; leaves that cannot be batched are not in the trajectory.
-        action: One env's action.
+        action: One env's action; None if that is to be learnt from the first ones.
         reward: One env's reward; None if rewards are objects.
         extras: What the policy returns beside the actions, by name, for one env.
         envs: The number of envs.
         steps: The number of steps.
+        is_learnt: Whether the envs have no observation space, so that it is what they have returned so far.
     """
 
     observation: Spec
-    action: Spec
+    action: Spec | None
     reward: ArraySpec | None
     extras: tuple[tuple[str, ArraySpec], ...]
     envs: int
     steps: int
+    is_learnt: bool
 
 
 class ColumnsNote(NamedTuple):
@@ -117,7 +119,8 @@ class Trajectory:
         self.checks: npt.NDArray[np.uint32] = place((t, n), np.uint32)
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = place((t, n, *reward.shape), reward.dtype)
-        self.actions = [place((t, n, *leaf.shape), leaf.dtype) for leaf in leaves(layout.action)]
+        actions = () if layout.action is None else leaves(layout.action)
+        self.actions = [place((t, n, *leaf.shape), leaf.dtype) for leaf in actions]
         self.extras = [place((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
         self.observations = [
             place((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None
@@ -131,6 +134,22 @@ class Trajectory:
     def inline_info(self, row: int) -> memoryview:
         """Return the used part of the room of a row."""
         return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all leaves of observations have a place."""
+        return all(array is not None for array in self.observations)
+
+    def write_observation(self, step: int, index: int, obs: Any) -> None:
+        """Write the leaves of an env's observation that have a place."""
+        for array, leaf in zip(self.observations, flatten(self.layout.observation, obs), strict=True):
+            if array is not None:
+                array[step, index] = leaf
+
+    def objects_of(self, obs: Any) -> list[Any]:
+        """Return the leaves of an observation that have no place."""
+        pairs = zip(self.observations, flatten(self.layout.observation, obs), strict=True)
+        return [leaf for array, leaf in pairs if array is None]
 
     def pack(self, first: int, stop: int, start: int, end: int | None = None) -> bytes:
         """Return what the columns of some envs hold of the steps ``start`` to ``end``, for another machine.
@@ -182,6 +201,7 @@ class Trajectory:
 
     def action(self, step: int, env: int) -> Any:
         """Return the action that was chosen for an env."""
+        assert self.layout.action is not None, "it was learnt"
         return unflatten(self.layout.action, iter([array[step, env].copy()[()] for array in self.actions]))
 
 

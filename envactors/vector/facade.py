@@ -179,8 +179,8 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         self._checkpoints = Checkpoints(*parts, saves=snapshot is not None, every=every)
 
     def _make_rollouts(self) -> Rollouts:
-        books = RolloutBooks(self._handles, self._slots, self._asker, self._pending, self._episodes, self._reader)
-        return books.make_rollouts(self.actors, self._built.memory)
+        parts = self._handles, self._slots, self._asker, self._pending, self._episodes, self._reader, self._batcher
+        return RolloutBooks(*parts).make_rollouts(self.actors, self._built.memory)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared; for subclasses, which can call methods of the handles."""

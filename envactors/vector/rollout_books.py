@@ -12,12 +12,12 @@ from envactors.actor.handle import ActorView
 from envactors.actor.slots import Slots
 from envactors.backends.base import RowMemory
 from envactors.mailbox.slab import RESET
-from envactors.mailbox.specs import flatten, unflatten
+from envactors.mailbox.specs import Spec
 from envactors.rollout.rollouts import Rollouts
 from envactors.vector.asking import Asker, EnvFuture, make_future
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending
-from envactors.vector.results import EnvStep, RowReader
+from envactors.vector.results import Batcher, EnvStep, RowReader
 
 
 class RolloutBooks:
@@ -30,6 +30,7 @@ class RolloutBooks:
         pending: Where results are.
         episodes: The bookkeeper.
         reader: Has the last result of each env.
+        batcher: Knows what observations look like.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class RolloutBooks:
         pending: Pending,
         episodes: Episodes,
         reader: RowReader,
+        batcher: Batcher,
     ) -> None:
         self._handles = handles
         self._slots = slots
@@ -47,6 +49,7 @@ class RolloutBooks:
         self._pending = pending
         self._episodes = episodes
         self._reader = reader
+        self._batcher = batcher
         # Whether the last observation of each env was the first one of its episode, and the post that it came before.
         self._starts: dict[int, tuple[int, bool]] = {}
 
@@ -67,15 +70,18 @@ class RolloutBooks:
         begins = bool(resets[-1]) or (bool(over[-1]) and autoreset == "same_step")
         self._starts[index] = self._slots.numbers_of[index], begins
 
-    def keep(self, index: int, leaves: list[Any], reward: Any, *, terminated: bool, truncated: bool) -> None:
-        obs = unflatten(self._slots.slab.layout.observation, iter(leaves))
+    @property
+    def observation_spec(self) -> Spec | None:
+        return self._batcher.observation_spec
+
+    def keep(self, index: int, obs: Any, reward: Any, *, terminated: bool, truncated: bool) -> None:
         incarnation = self._slots.of[index].incarnation
         self._reader.keep(EnvStep(index, obs, reward, terminated, truncated, {}, incarnation))
 
-    def last_leaves(self, index: int) -> list[npt.NDArray[Any]]:
+    def last_obs(self, index: int) -> Any:
         last = self._reader.last(index)
         assert last is not None, "it was reset"
-        return flatten(self._slots.slab.layout.observation, last.obs)
+        return last.obs
 
     def starts(self, index: int) -> bool:
         slots, slab = self._slots, self._slots.slab

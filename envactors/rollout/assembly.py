@@ -1,0 +1,106 @@
+"""Results of rollouts: what is handed out of a trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.errors import ActorError, VectorStepError
+from envactors.mailbox.info_codec import PLAIN, InfoReader
+from envactors.mailbox.specs import unflatten
+from envactors.rollout.part import ActorPart
+from envactors.rollout.results import Rollout
+from envactors.rollout.trajectory import STEP, Trajectory
+
+
+def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], *, copy: bool) -> Rollout:
+    """Return the result of some actors whose envs follow each other.
+
+    Args:
+        trajectory: The trajectory.
+        parts: The part of each of the actors.
+        copy: Whether it is copied out of the trajectory.
+    """
+    layout = trajectory.layout
+    first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
+
+    def taken(array: Any) -> Any:
+        columns = array[:steps, first:stop]
+        return columns.copy() if copy else columns
+
+    done = trajectory.done[first:stop]
+    ran = np.arange(steps)[:, None] < done[None, :]
+    infos, objects = _read_infos(trajectory, parts, done)
+    # Object arrays for what has no place; they end with what was observed last.
+    beside = iter(_batch_objects(trajectory, objects, first, stop))
+    observations = [next(beside) if array is None else array[:, first:stop] for array in trajectory.observations]
+    actions = [taken(array) for array in trajectory.actions]
+    return Rollout(
+        np.arange(first, stop),
+        unflatten(layout.observation, (array[:steps].copy() if copy else array[:steps] for array in observations)),
+        None if layout.action is None else unflatten(layout.action, iter(actions)),
+        taken(trajectory.rewards),
+        taken(trajectory.terminated),
+        taken(trajectory.truncated),
+        taken(trajectory.starts),
+        {name: taken(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
+        unflatten(layout.observation, (array[steps].copy() for array in observations)),
+        infos,
+        sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
+        np.array([part.version for part in parts]),
+        (trajectory.ops[:, first:stop] == STEP) & ran,
+    )
+
+
+def _read_infos(
+    trajectory: Trajectory, parts: Sequence[ActorPart], done: npt.NDArray[np.int64]
+) -> tuple[list[tuple[int, int, dict[str, Any]]], dict[tuple[int, int], list[Any]]]:
+    """Return the infos that are not empty, and by step and env the leaves of observations that have no place."""
+    reader, envs = InfoReader(trajectory), trajectory.layout.envs
+    large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
+    found = [info for part in parts for info in part.infos]
+    objects = {where: leaves for part in parts for where, leaves in part.objects.items()}
+    for row in np.flatnonzero(trajectory.info_encoding != PLAIN).tolist():
+        step, index = divmod(row, envs)
+        offset = index - parts[0].first
+        if 0 <= offset < len(done) and step < done[offset]:
+            info, leaves = reader.decode(row, large.get(row))
+            if leaves:
+                objects[step + 1, index] = leaves
+            if info:
+                found.append((step, index, info))
+    return sorted(found, key=lambda entry: entry[:2]), objects
+
+
+def _batch_objects(
+    trajectory: Trajectory, objects: dict[tuple[int, int], list[Any]], first: int, stop: int
+) -> list[npt.NDArray[Any]]:
+    """Return for each leaf of the observations that has no place an array of shape (t + 1, n)."""
+    count = sum(array is None for array in trajectory.observations)
+    batches = [np.full((trajectory.layout.steps + 1, stop - first), None, object) for _ in range(count)]
+    for (step, index), leaves in objects.items():
+        for batch, leaf in zip(batches, leaves, strict=True):
+            batch[step, index - first] = leaf
+    return batches
+
+
+def error_of(parts: Sequence[ActorPart], rollout: Rollout) -> BaseException | None:
+    """Return what is raised in place of a rollout; None for nothing."""
+    for part in parts:
+        if part.error is not None and not isinstance(part.error, ActorError):
+            return part.error  # the policy's own
+    failures = {index: error for part in parts for index, error in part.errors.items()}
+    for part in parts:
+        if part.error is not None:
+            failures.update(dict.fromkeys(range(part.first, part.stop), part.error))
+    if not failures:
+        return None
+    env_id, first = next(iter(failures.items()))
+    count = f"{len(failures)} of {len(rollout.env_ids)}"
+    text = f"{count} envs failed in rollout; env {env_id}: {type(first).__name__}: {first}"
+    error = VectorStepError(text, failures=failures, batch=rollout)
+    error.__cause__ = first
+    return error
