@@ -137,13 +137,20 @@ class Columns:
             for array, leaf in zip(self.trajectory.actions, flatten(spec, value), strict=True):
                 array[step, position] = leaf
 
-    def clear(self, start: int) -> None:
-        """Have all steps from this one on be plain: no end of an episode, no reset, an empty info."""
+    def clear(self, start: int, due: list[int]) -> None:
+        """Have steps be plain: no end of an episode, no reset, an empty info.
+
+        Args:
+            start: The first step.
+            due: The envs that take it; all take the later ones.
+        """
         trajectory, mine = self.trajectory, self._mine
-        for array in (trajectory.terminated, trajectory.truncated, trajectory.ops):
-            array[start:, mine] = 0
-        trajectory.starts[start + 1 :, mine] = False
-        trajectory.info_encoding.reshape(-1, self._envs)[start:, mine] = PLAIN
+        encodings = trajectory.info_encoding.reshape(-1, self._envs)
+        for array in (trajectory.terminated, trajectory.truncated, trajectory.ops, encodings):
+            array[start, due] = 0
+            array[start + 1 :, mine] = 0
+        trajectory.starts[start + 1, due] = False
+        trajectory.starts[start + 2 :, mine] = False
 
     def step(self, step: int, due: Sequence[Column], autoreset: str) -> int | None:
         """Take one step of some envs.

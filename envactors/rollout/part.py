@@ -191,7 +191,7 @@ class ActorPart:
         with core.change, core.lock:
             rows = self.supervisor.calls.rows
             if rows is not None:
-                self.progress.count(call_id)
+                self.progress.count()
                 if stop is not None and stop.reason == RAISED:
                     self._leave_to_rows(rows, call_id, self.first + stop.position, Failure(*stop.failure))
         if error is not None:
@@ -237,8 +237,9 @@ class ActorPart:
         Returns:
             The envs that fail with the policy; none if an env was running.
         """
-        self.progress.count(call_id)
-        late, self.progress.late = self.progress.late, None
+        self.progress.count()
+        late = self.progress.late
+        self.progress.forget_later()
         if late is not None:
             in_policy = late.in_policy
             rows.overdue = None if in_policy else self.first + late.position

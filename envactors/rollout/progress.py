@@ -15,6 +15,9 @@ from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
 from envactors.rollout.trajectory import REPEAT, RESET, Trajectory
 
+# In place of the call id of what is recorded: a step that fails afterwards, in a row, was none of these.
+_NO_CALL = 0
+
 
 class Late(NamedTuple):
     """How far a worker was when a deadline passed.
@@ -74,7 +77,7 @@ class PartProgress:
         done = self.trajectory.done[self._first : self._stop].copy() if is_known else None
         self.late = Late(done, position, in_policy)
 
-    def count(self, call_id: int) -> None:
+    def count(self) -> None:
         """Take into account what the worker has done; under the lock."""
         core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
         whole = trajectory.done[self._first : self._stop]
@@ -89,7 +92,7 @@ class PartProgress:
             slot = slots.of[index]
             slot.holds = slot.incarnation
             if core.recovery.replays:
-                self._record(index, before, done, call_id)
+                self._record(index, before, done)
             core.completed += done - before
             if ops.any():
                 slot.fresh = slot.fresh and not (ops == RESET).any()
@@ -98,6 +101,14 @@ class PartProgress:
             self._books.record(index, over, ops == RESET)
             self.counted[index] = done
             self._keep(index)
+
+    def forget_later(self) -> None:
+        """Forget what the process, which has ended, has written after its deadline."""
+        self.late = None
+        for index in self._envs:
+            self.trajectory.done[index] = self.counted[index]
+        chosen = self.trajectory.chosen
+        chosen[self._first] = min(chosen[self._first], self.step + 1)
 
     def _keep(self, index: int) -> None:
         """Keep the last result of an env."""
@@ -113,7 +124,7 @@ class PartProgress:
         truncated = bool(trajectory.truncated[done - 1, index])
         self._books.keep(index, obs, reward, terminated=terminated, truncated=truncated)
 
-    def _record(self, index: int, before: int, done: int, call_id: int) -> None:
+    def _record(self, index: int, before: int, done: int) -> None:
         """Record in the journal of an env what it has done; a seeded reset starts anew."""
         core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
         slot, journal, seed = slots.of[index], core.recovery.journal(index), slots.of[index].seed
@@ -125,7 +136,7 @@ class PartProgress:
             is_reset = trajectory.ops[step, index] == RESET
             if is_reset or (slots.autoreset == "same_step" and over[step]):
                 if seed is not None:
-                    journal.start_seeded(index - self._first, seed, call_id, int(trajectory.checks[step, index]))
+                    journal.start_seeded(index - self._first, seed, _NO_CALL, int(trajectory.checks[step, index]))
                     start = step + 1
                 episode += 1
                 seed = episode_seed(slot.root_seed, episode) if seeds and slot.root_seed is not None else None
@@ -134,5 +145,5 @@ class PartProgress:
             actions = [array[start:done, index][ran] for array in trajectory.actions]
             resets = trajectory.ops[start:done, index][ran] == RESET
             core.recovery.record_steps(
-                slots.slab, index, actions, resets, call_id, int(trajectory.checks[done - 1, index])
+                slots.slab, index, actions, resets, _NO_CALL, int(trajectory.checks[done - 1, index])
             )

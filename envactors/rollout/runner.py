@@ -99,8 +99,7 @@ class RolloutRunner:
         hosted_envs = self._server.host.hosted_envs
         columns = [Column(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
         due = [columns[position] for position in order.due]
-        if len(due) == len(columns):
-            written.clear(order.start)
+        written.clear(order.start, [column.hosted.index for column in due])
         page.is_timing = counters[TIMED] != 0
         for step in range(order.start, order.stop):
             if chosen[first] <= step:

@@ -120,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="read stats and stacks and ask the monitor all the time, while a trace is recorded",
     )
+    parser.add_argument(
+        "--rollouts", action="store_true", help="run the policy in the workers, and check every row of the rollouts"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     return parser
 
@@ -151,6 +154,7 @@ def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
             backend=None if arguments.nodes else near,
             nodes=arguments.nodes,
             observed=arguments.observed,
+            rollouts=arguments.rollouts,
             watch=view.changed,
         )
         view.over(report)

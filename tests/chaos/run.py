@@ -32,6 +32,7 @@ from chaos.oracle import make_oracle
 from chaos.plan import plan_faults
 from chaos.process_watch import CHILD_PATIENCE
 from chaos.report import ChaosReport, ReportBuilder
+from chaos.rollouts import RolloutRunner, without_children
 from chaos.runner import ChaosRunner
 from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
@@ -55,6 +56,7 @@ def run_chaos(
     backend: Backend | None = None,
     nodes: int = 0,
     observed: bool = False,
+    rollouts: bool = False,
     watch: Callable[[ChaosReport], None] | None = None,
 ) -> ChaosReport:
     """Run a vector env under faults and check every result.
@@ -75,6 +77,7 @@ def run_chaos(
         nodes: If it is not 0, the actors run on so many nodes of this machine, and one fault in twenty ends a node;
             another one joins in its place. Not with ``backend``.
         observed: Whether threads read stats and stacks and ask the monitor all the time, while a trace is recorded.
+        rollouts: Whether the policy runs in the workers, of echo envs; no node is ended then.
         watch: Called with the report so far, a few times per second.
 
     Raises:
@@ -84,6 +87,8 @@ def run_chaos(
     for name, value in (("faults", faults), ("num_envs", num_envs), ("envs_per_actor", envs_per_actor)):
         if value < 1:
             raise ValueError(f"{name} is {value}: expected at least 1")
+    if rollouts and factory is not None:
+        raise ValueError(f"rollouts is True and factory is {factory!r}: expected None, as the echo env is checked")
     if on_failure == "raise":
         raise ValueError("on_failure is 'raise': expected 'renew' or 'replay'; with 'raise' the first fault is the end")
     if not 0 < deadline < float("inf"):
@@ -92,7 +97,7 @@ def run_chaos(
     report_builder = ReportBuilder(faults, seed, on_failure)
     near = ea.ProcessBackend()
     launcher = LocalNodes(nodes) if nodes else None
-    node_faults = None if launcher is None else NodeFaults(launcher, faults, seed, report_builder)
+    node_faults = None if launcher is None or rollouts else NodeFaults(launcher, faults, seed, report_builder)
     if launcher is not None:
         backend = ea.RemoteBackend(launcher, lease=_LEASE, heartbeat=_LEASE / 5)
     before = _start_trackers_and_take_inventory()
@@ -119,7 +124,11 @@ def run_chaos(
             start_seconds = time.monotonic() - begun
             limits = Limits(deadline, deadline + STALL_MARGIN + (2 * _LEASE if nodes else 0), 2 * start_seconds)
             plan = plan_faults(faults - (node_faults.count if node_faults else 0), seed, num_envs)
-            runner = ChaosRunner(envs, fault_table, plan, oracle, report_builder, limits, watch, node_faults)
+            runner: ChaosRunner | RolloutRunner
+            if rollouts:
+                runner = RolloutRunner(envs, fault_table, without_children(plan), report_builder, limits, watch)
+            else:
+                runner = ChaosRunner(envs, fault_table, plan, oracle, report_builder, limits, watch, node_faults)
             with Observers(envs, report_builder.count_miscounted, seed) if observed else contextlib.nullcontext():
                 runner.run()
         runner.report_leftover_processes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -469,6 +470,48 @@ def test_kills_at_any_moment_change_nothing_under_replay(envs_per_actor):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name), err_msg=name)
         np.testing.assert_array_equal(mine.extras["noise"], theirs.extras["noise"])
         assert mine.failures == []
+
+
+class Unpicklable(Walk):
+    """Its info cannot be pickled, once, in a step or a reset."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return obs, self.spoil("reset", info)
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, self.spoil("step", info) if self.count == 3 else info
+
+    def spoil(self, place, info):
+        if self.fault != place or self.seen == 0 or self.orders.exists():
+            return info
+        self.orders.touch()
+        return {"lock": threading.Lock()}
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+@pytest.mark.parametrize("place", ["step", "reset"])
+def test_an_info_that_cannot_be_pickled_is_tried_once_more(tmp_path, place, envs_per_actor):
+    def run(orders):
+        class Late(Unpicklable):
+            seen = 0
+
+            def step(self, action):
+                Late.seen += 1
+                return super().step(action)
+
+        factories = [Late, lambda: Late(orders, place)] if orders else [Late] * 2
+        with ea.VectorEnv(factories, envs_per_actor=envs_per_actor, on_failure="replay", restart=ALWAYS) as envs:
+            envs.reset(seed=4)
+            envs.set_policy(make_policy)
+            return envs.rollout(20)
+
+    found, expected = run(tmp_path / "orders"), run(None)
+    assert (tmp_path / "orders").exists()
+    assert found.failures == []
+    for mine, theirs in zip(found[1:6], expected[1:6], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 # Other options -------------------------------------------------------------------------------------------
