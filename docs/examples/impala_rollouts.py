@@ -3,8 +3,8 @@ IMPALA: learn from each process as it finishes
 ==============================================
 
 IMPALA learns from the rollout of each worker as soon as it arrives, and corrects for the policy that collected it being
-older than the one it trains. `VectorEnv.rollout_each` returns one future per process, and `as_completed` yields them
-in the order in which they finish. This example trains on CartPole, in four processes of four envs each.
+older than the one it trains. `VectorEnv.rollout_each` returns one future per process, and ``ea.as_completed`` yields
+them in the order in which they finish. This example trains on CartPole, in four processes of four envs each.
 """
 
 # %%
@@ -101,9 +101,9 @@ def learn(rollout):
 
 
 # %%
-# Two rollouts may be in flight, so each process has its next one queued while it runs the current one, and does not wait
-# for the other processes in between. The learner begins with the first process that finishes, and updates the networks
-# four times per result.
+# Two rollouts may be in flight, so each process has its next one queued while it runs the current one, and does not
+# wait for the other processes in between. The learner begins with the first process that finishes, and updates the
+# networks four times per result.
 
 finished, mean_weights, running = [], [], np.zeros(NUM_ENVS)
 

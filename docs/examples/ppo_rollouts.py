@@ -36,7 +36,7 @@ networks = nn.ModuleDict({"policy": network(2), "value": network(1)})
 optimizer = torch.optim.Adam(networks.parameters(), lr=2e-3)
 
 # %%
-# Each worker makes one `Policy`. It evaluates the same networks with NumPy, so that the workers do not need to import
+# Each worker makes one ``Policy``. It evaluates the same networks with NumPy, so that the workers do not need to import
 # PyTorch. The log-probabilities and values that it returns next to the actions become ``rollout.extras``.
 
 
