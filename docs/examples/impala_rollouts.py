@@ -31,7 +31,7 @@ def network(outputs):
 
 
 networks = nn.ModuleDict({"policy": network(2), "value": network(1)})
-optimizer = torch.optim.Adam(networks.parameters(), lr=2e-3)
+optimizer = torch.optim.Adam(networks.parameters(), lr=1e-3)
 
 # %%
 # The workers evaluate the policy network with NumPy, and return the log-probability of each action. They do not need
@@ -125,7 +125,7 @@ with envs:
     steps_seen = 0
     futures = envs.rollout_each(STEPS, parameters_of_policy())
     for current in range(ROUNDS):
-        optimizer.param_groups[0]["lr"] = 2e-3 * (1 - current / ROUNDS)
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - current / ROUNDS)
         following = envs.rollout_each(STEPS, parameters_of_policy())
         for future in ea.as_completed(futures):
             rollout = future.result()
