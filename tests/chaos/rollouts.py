@@ -108,7 +108,6 @@ class RolloutRunner:
                 self._armed[number] = None
                 self._happened[number] += 1
                 self._noticed[number] = self._report.round
-                if os.environ.get("TRACE"): print("fault", self._report.round, number, fault)
                 self._report.count_fault(fault.kind)
 
     def _inject(self) -> None:
