@@ -133,6 +133,14 @@ def test_a_replaying_run_leaves_no_trace(factory):
     assert report.renewals >= ALL_KINDS - MAY_PASS
 
 
+@pytest.mark.parametrize(("on_failure", "envs_per_actor"), [("renew", 2), ("replay", 1)])
+def test_a_run_with_rollouts(on_failure, envs_per_actor):
+    report = run_chaos(
+        faults=14, seed=3, num_envs=4, envs_per_actor=envs_per_actor, on_failure=on_failure, rollouts=True
+    )
+    assert report.ok, report
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from helpers import SOON, wait_until
 
 import envactors as ea
+from envactors.backends.process import ProcessWorker
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -56,6 +57,8 @@ def obey(orders, fault):
         raise RuntimeError("as ordered")
     if fault == "die":
         os._exit(3)
+    if fault == "nap":
+        time.sleep(0.8)
     if fault == "hang":
         time.sleep(3600)
 
@@ -512,6 +515,36 @@ def test_an_info_that_cannot_be_pickled_is_tried_once_more(tmp_path, place, envs
     assert found.failures == []
     for mine, theirs in zip(found[1:6], expected[1:6], strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_what_a_worker_does_behind_its_deadline_does_not_count(monkeypatch, tmp_path, on_failure):
+    kill = ProcessWorker.kill
+
+    def kill_late(worker):
+        time.sleep(1.0)  # meanwhile it wakes, and runs the rest of the rollout
+        kill(worker)
+
+    def run(orders):
+        factories = [Walk, lambda: Walk(orders, "nap", 3)]
+        options = {"envs_per_actor": 2, "on_failure": on_failure, "deadlines": ea.Deadlines(step=0.5)}
+        with ea.VectorEnv(factories, **options) as envs:
+            envs.reset(seed=4)
+            envs.set_policy(make_policy)
+            return envs.rollout(12)
+
+    expected = run(None)
+    monkeypatch.setattr(ProcessWorker, "kill", kill_late)
+    found = run(tmp_path / "orders")
+    if on_failure == "replay":
+        assert found.failures == []
+        for mine, theirs in zip(found[1:6], expected[1:6], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    else:
+        assert [(step, env_id) for step, env_id, _ in found.failures] == [(2, 1), (3, 0)]
+        assert found.valid[:, 0].tolist() == [True] * 3 + [False] * 2 + [True] * 7
+        assert found.terminated[:, 0].tolist() == [False] * 11 + [True]
+    monkeypatch.undo()
 
 
 # Other options -------------------------------------------------------------------------------------------
