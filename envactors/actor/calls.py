@@ -197,10 +197,11 @@ class Calls:
                 self.fail_lost()
         if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
             self.rows.on_brought_back(call.index)
-        self._hand_out(call, answer, frame.incarnation)
         core.table.running = None
         if call.timeout is not None or core.step_limit is not None:
             core.timers.cancel("call")
+        call.on_reply(answer)
+        self._hand_out(call, answer, frame.incarnation)
         self._answered = now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:

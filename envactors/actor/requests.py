@@ -72,6 +72,9 @@ class CallRequest(Request):
     def prepare(self, incarnation: int) -> None:
         """Do what is to be done just before it is sent to a process; under the lock."""
 
+    def on_reply(self, answer: Answer) -> None:
+        """Take its reply into account, before the process can be replaced; under the lock."""
+
     def add_part(self, number: int, content: memoryview) -> None:
         """Keep a part of its result, which has come before the end; under the lock."""
 

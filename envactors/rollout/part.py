@@ -175,25 +175,30 @@ class ActorPart:
             else [self.trajectory.objects_of(self._books.last_obs(i)) for i in self._envs],
         )
 
-    def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
+    def on_reply(self, stop: Stop | None, call_id: int) -> None:
+        """Take into account what an order has done: the next process is brought to where this one is.
+
+        Args:
+            stop: How it was carried out; None if its reply is an error.
+            call_id: Its call id.
+        """
+        rows = self.supervisor.calls.rows
+        assert rows is not None, "envs of a vector have rows"
+        self.progress.count()
+        if stop is not None and stop.reason == RAISED:
+            self._leave_to_rows(rows, call_id, self.first + stop.position, Failure(*stop.failure))
+
+    def on_end(self, stop: Stop | None, error: BaseException | None, *, was_lost: bool) -> None:
         """Continue after an order has ended.
 
         Args:
             stop: How it was carried out; None if it was not.
             error: Why not.
-            call_id: Its call id.
             was_lost: Whether its process has ended, so that rows finish the step.
         """
-        core = self.supervisor.core
         if was_lost:
             self._go_on()
             return
-        with core.change, core.lock:
-            rows = self.supervisor.calls.rows
-            if rows is not None:
-                self.progress.count()
-                if stop is not None and stop.reason == RAISED:
-                    self._leave_to_rows(rows, call_id, self.first + stop.position, Failure(*stop.failure))
         if error is not None:
             self.error = error
             self._on_end(self)

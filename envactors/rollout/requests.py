@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from envactors.actor.requests import CallRequest
+from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.control_page import METHOD_POLICY, ControlPage
 from envactors.mailbox.messages import Extend, Kind
-from envactors.mailbox.pickling import dumps
+from envactors.mailbox.pickling import dumps, loads
 from envactors.options import Deadlines
 from envactors.rollout import runner
 from envactors.rollout.orders import Order, Stop
@@ -83,7 +83,10 @@ class OrderGiver(Protocol):
             The envs that fail with the policy; none if an env was running.
         """
 
-    def on_end(self, stop: Stop | None, error: BaseException | None, call_id: int, *, was_lost: bool) -> None:
+    def on_reply(self, stop: Stop | None, call_id: int) -> None:
+        """Take into account what an order has done; None if its reply is an error."""
+
+    def on_end(self, stop: Stop | None, error: BaseException | None, *, was_lost: bool) -> None:
         """Continue after an order has ended."""
 
 
@@ -123,6 +126,12 @@ class OrderRequest(CallRequest):
     def add_part(self, number: int, content: memoryview) -> None:
         self._part.add_part(number, content)
 
+    def on_reply(self, answer: Answer) -> None:
+        stop = None
+        if not answer.failed:
+            stop = Stop(*(answer.content if isinstance(answer.content, tuple) else loads(answer.content)))
+        self._part.on_reply(stop, self.call_id)
+
     def hand_over(self, rows: ActorRows, process: ActorProcess) -> list[int]:
         self._was_lost = True
         progress = process.page.progress()
@@ -135,4 +144,4 @@ class OrderRequest(CallRequest):
         del incarnation
         if not self._is_over:
             self._is_over = True
-            self._part.on_end(None if self._was_lost else value, error, self.call_id, was_lost=self._was_lost)
+            self._part.on_end(None if self._was_lost else value, error, was_lost=self._was_lost)

@@ -16,6 +16,7 @@ from helpers import SOON, wait_until
 
 import envactors as ea
 from envactors.backends.process import ProcessWorker
+from envactors.rollout.part import ActorPart
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -545,6 +546,40 @@ def test_what_a_worker_does_behind_its_deadline_does_not_count(monkeypatch, tmp_
         assert found.valid[:, 0].tolist() == [True] * 3 + [False] * 2 + [True] * 7
         assert found.terminated[:, 0].tolist() == [False] * 11 + [True]
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("fault", [None, "raise"])
+def test_a_process_that_dies_behind_its_reply_has_made_the_steps(monkeypatch, tmp_path, fault):
+    """The next one may be brought back before anybody has looked at the reply."""
+    on_end, killed = ActorPart.on_end, []
+
+    def on_end_late(part, *arguments, **options):
+        if not killed and part.progress.counted[0] > 0:
+            killed.append(envs.actors[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+            wait_until(lambda: envs.actors[0].incarnation == 1 and envs.actors[0].pid not in (None, *killed))
+        on_end(part, *arguments, **options)
+
+    def make():
+        factories = [Walk, lambda: Walk(tmp_path / "orders" if fault else None, fault, 3)]
+        return ea.VectorEnv(factories, envs_per_actor=2, on_failure="replay", restart=ALWAYS)
+
+    def run():
+        envs.reset(seed=4)
+        envs.set_policy(make_policy)
+        return [envs.rollout(5), envs.rollout(5)]
+
+    with make() as envs:
+        monkeypatch.setattr(ActorPart, "on_end", on_end_late)
+        found = run()
+        monkeypatch.undo()
+    assert killed
+    with make() as envs:
+        expected = run()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.failures == []
+        np.testing.assert_array_equal(mine.obs, theirs.obs)
+        np.testing.assert_array_equal(mine.rewards, theirs.rewards)
 
 
 # Other options -------------------------------------------------------------------------------------------
