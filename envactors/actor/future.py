@@ -124,11 +124,12 @@ class ActorFuture(concurrent.futures.Future[Any]):
             while self._state not in _SETTLED:
                 # What another thread reads stays the same meanwhile.
                 self._owner.wait(self, functools.partial(self._is_past, read), deadline)
-                if self._read is read:
-                    break
-                read = self._read
-                with defer_signals:
-                    self._read_here()
+                if self._read is not read:
+                    read = self._read
+                    with defer_signals:
+                        self._read_here()
+                elif deadline is not None and time.monotonic() >= deadline:
+                    break  # otherwise the reply is there, and another thread is about to settle the future
         finally:
             if me in self._waiting:
                 self._waiting.remove(me)

@@ -1,0 +1,41 @@
+"""A future that is waited for while other threads read what it waits for."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+
+import pytest
+from helpers import SOON
+
+from envactors.actor.future import ActorFuture
+
+
+class HastyActor:
+    """Ends waits although the future is not settled, as where another thread has read the reply a moment ago."""
+
+    def __init__(self):
+        self.waits = 0
+
+    def wait(self, future, done, deadline):
+        self.waits += 1
+        if self.waits == 3:
+            future.settle("value", None, 0)
+
+
+def test_a_wait_without_a_limit_lasts_until_the_future_is_settled():
+    owner = HastyActor()
+    assert ActorFuture(owner, None).result() == "value"
+    assert owner.waits == 3
+
+
+def test_a_wait_with_a_limit_ends_with_it():
+    class Idle(HastyActor):
+        def wait(self, future, done, deadline):
+            threading.Event().wait(max(0.0, deadline - time.monotonic()))
+
+    with pytest.raises(concurrent.futures.TimeoutError):
+        ActorFuture(Idle(), None).result(0.01)
+    owner = HastyActor()
+    assert ActorFuture(owner, None).result(SOON) == "value"
