@@ -22,8 +22,8 @@ import envactors as ea
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-NUM_ENVS, ENVS_PER_ACTOR, STEPS, ROUNDS = 16, 4, 64, 200
-GAMMA, ENTROPY, PASSES = 0.98, 0.01, 4
+NUM_ENVS, ENVS_PER_ACTOR, STEPS, ROUNDS = 16, 4, 64, 300
+GAMMA, ENTROPY, PASSES = 0.99, 0.01, 2
 
 
 def network(outputs):
@@ -31,7 +31,7 @@ def network(outputs):
 
 
 networks = nn.ModuleDict({"policy": network(2), "value": network(1)})
-optimizer = torch.optim.Adam(networks.parameters(), lr=1e-3)
+optimizer = torch.optim.Adam(networks.parameters(), lr=2e-3)
 
 # %%
 # The workers evaluate the policy network with NumPy, and return the log-probability of each action. They do not need
@@ -103,7 +103,7 @@ def learn(rollout):
 # %%
 # Two rollouts may be in flight, so each process has its next one queued while it runs the current one, and does not
 # wait for the other processes in between. The learner begins with the first process that finishes, and updates the
-# networks four times per result.
+# networks twice per result.
 
 finished, mean_weights, running = [], [], np.zeros(NUM_ENVS)
 
@@ -125,7 +125,7 @@ with envs:
     steps_seen = 0
     futures = envs.rollout_each(STEPS, parameters_of_policy())
     for current in range(ROUNDS):
-        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - current / ROUNDS)
+        optimizer.param_groups[0]["lr"] = 2e-3 * (1 - current / ROUNDS)
         following = envs.rollout_each(STEPS, parameters_of_policy())
         for future in ea.as_completed(futures):
             rollout = future.result()
