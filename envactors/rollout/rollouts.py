@@ -37,20 +37,24 @@ class _Run:
 
     Attributes:
         parts: The part of each actor.
+        turn: Which of the two trajectories it has.
         trajectory: Its trajectory.
         place: Where that is.
         copy: Whether its result is copied out of the shared memory.
         futures: One for all actors, or one for each.
         left: The parts that have not ended.
+        unsettled: The futures whose results were not made.
     """
 
-    def __init__(self, trajectory: Trajectory, place: tuple[int, int], *, copy: bool) -> None:
+    def __init__(self, turn: int, trajectory: Trajectory, place: tuple[int, int], *, copy: bool) -> None:
+        self.turn = turn
         self.trajectory = trajectory
         self.place = place
         self.copy = copy
         self.parts: list[ActorPart] = []
         self.futures: list[Future[Rollout]] = []
         self.left: set[ActorPart] = set()
+        self.unsettled: set[Future[Rollout]] = set()
 
 
 class Rollouts:
@@ -194,12 +198,14 @@ class Rollouts:
             self._books.check_steppable()
         self.give(parameters)
         with self._lock:
-            run = _Run(*self._take_trajectory(steps), copy=self._copy if copy is None else copy)
+            self._turn ^= 1
+            run = _Run(self._turn, *self._take_trajectory(self._turn, steps), copy=self._copy if copy is None else copy)
             run.futures = [Future() for _ in range(len(self._supervisors) if each else 1)]
             for future in run.futures:
                 future.set_running_or_notify_cancel()
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
             run.left = set(run.parts)
+            run.unsettled = set(run.futures)
             self._next += 1
             self._runs.append(run)
             slots = self._slots
@@ -249,8 +255,8 @@ class Rollouts:
         if not self._runs and busy:
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
 
-    def _take_trajectory(self, steps: int) -> tuple[Trajectory, tuple[int, int]]:
-        """Return the trajectory whose turn it is, made anew if it does not fit."""
+    def _take_trajectory(self, turn: int, steps: int) -> tuple[Trajectory, tuple[int, int]]:
+        """Return the trajectory of a turn, made anew if it does not fit."""
         rows, observation = self._slots.slab.layout, self._books.observation_spec
         assert observation is not None, "the envs were reset"
         layout = TrajectoryLayout(
@@ -262,11 +268,10 @@ class Rollouts:
             steps,
             is_learnt=not batches_alike(rows.observation, observation),
         )
-        self._turn ^= 1
-        found = self._trajectories[self._turn]
+        found = self._trajectories[turn]
         if found is None or found[0].layout != layout:
             place, part = self._memory.extend(size_of(layout))
-            found = self._trajectories[self._turn] = Trajectory(layout, part), place
+            found = self._trajectories[turn] = Trajectory(layout, part), place
         return found
 
     def _on_learnt(self, run: _Run, part: ActorPart, stop: Stop) -> None:
@@ -276,8 +281,7 @@ class Rollouts:
             if layout.extras != stop.learnt or (layout.action is None and stop.action is not None):
                 self._extras = stop.learnt
                 self._action = stop.action
-                self._turn ^= 1
-                run.trajectory, run.place = self._take_trajectory(run.trajectory.layout.steps)
+                run.trajectory, run.place = self._take_trajectory(run.turn, layout.steps)
             part.trajectory, part.place = run.trajectory, run.place
         part.begin()
 
@@ -291,8 +295,6 @@ class Rollouts:
             queue = self._waiting[part.supervisor]
             queue.popleft()
             following = queue[0] if queue else None
-            if not run.left:
-                self._runs.remove(run)
             slots = self._slots
             if following is None:
                 for index in range(part.first, part.stop):
@@ -312,12 +314,18 @@ class Rollouts:
     def _settle(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
         if future.done():
             return
+        rollout: Any = None
+        error: BaseException | None
         try:
             rollout = assemble(run.trajectory, parts, copy=run.copy)
             error = error_of(parts, rollout)
         except BaseException as failure:
-            future.set_exception(failure)
-            return
+            error = failure
+        with self._lock:
+            # Until now no other rollout may write there; whoever gets the result may start one.
+            run.unsettled.discard(future)
+            if not run.unsettled and run in self._runs:
+                self._runs.remove(run)
         if error is None:
             future.set_result(rollout)
         else:

@@ -16,6 +16,7 @@ from helpers import SOON, wait_until
 
 import envactors as ea
 from envactors.backends.process import ProcessWorker
+from envactors.rollout import rollouts
 from envactors.rollout.part import ActorPart
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
@@ -580,6 +581,47 @@ def test_a_process_that_dies_behind_its_reply_has_made_the_steps(monkeypatch, tm
         assert mine.failures == []
         np.testing.assert_array_equal(mine.obs, theirs.obs)
         np.testing.assert_array_equal(mine.rewards, theirs.rewards)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_the_first_two_rollouts_in_flight_learn_what_the_policy_returns(each):
+    def run(overlaps):
+        with ea.VectorEnv([Walk] * 4, envs_per_actor=2) as envs:
+            envs.reset(seed=1)
+            envs.set_policy(make_noisy_policy)
+            started, found = [], []
+            for _ in range(4):
+                started.append(envs.rollout_each(20) if each else [envs.rollout_async(20)])
+                if len(started) > overlaps:
+                    found += [future.result(SOON) for future in started.pop(0)]
+            return found + [future.result(SOON) for futures in started for future in futures]
+
+    for _ in range(3):
+        for mine, theirs in zip(run(1), run(0), strict=True):
+            for name in ("obs", "actions", "rewards", "starts", "valid"):
+                np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+            np.testing.assert_array_equal(mine.extras["noise"], theirs.extras["noise"])
+
+
+def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch):
+    assemble = rollouts.assemble
+
+    def assemble_late(trajectory, parts, *, copy):
+        time.sleep(0.1)
+        return assemble(trajectory, parts, copy=copy)
+
+    monkeypatch.setattr(rollouts, "assemble", assemble_late)
+    with ea.VectorEnv([lambda: Walk(length=10**6)] * 2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        futures = []
+        while len(futures) < 12:
+            try:
+                futures += envs.rollout_each(3)
+            except ea.AlreadyPendingError:
+                time.sleep(0.001)
+        for future in futures:
+            assert future.result(SOON).valid.all()
 
 
 # Other options -------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_spin_is_checked():
 
 
 class DiesOnce(gymnasium.Env):
-    """Its first process dies in the first step; that of the next one waits for a file."""
+    """Its first process dies in the first step, once there is a file; that of the next one waits for another file."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float64)
     action_space = spaces.Discrete(2)
@@ -56,6 +56,7 @@ class DiesOnce(gymnasium.Env):
 
     def step(self, action):
         if not (self.folder / "dead").exists():
+            wait_until((self.folder / "waits").exists)
             (self.folder / "dead").touch()
             os._exit(3)
         wait_until((self.folder / "go").exists)
@@ -68,6 +69,7 @@ def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch
 
     def wait_late(wait_set, done, key, deadline):
         assert not done()
+        (tmp_path / "waits").touch()
         wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._slots.states) == {POSTED})
         when_this_thread_sleeps((tmp_path / "go").touch)
         return wait_rings(wait_set, done, key, deadline)
