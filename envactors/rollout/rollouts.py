@@ -324,8 +324,9 @@ class Rollouts:
         with self._lock:
             # Until now no other rollout may write there; whoever gets the result may start one.
             run.unsettled.discard(future)
-            if not run.unsettled and run in self._runs:
-                self._runs.remove(run)
+            # In order, as the two trajectories are taken in turns.
+            while self._runs and not self._runs[0].unsettled:
+                self._runs.pop(0)
         if error is None:
             future.set_result(rollout)
         else:
