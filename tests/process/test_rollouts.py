@@ -603,11 +603,15 @@ def test_the_first_two_rollouts_in_flight_learn_what_the_policy_returns(each):
             np.testing.assert_array_equal(mine.extras["noise"], theirs.extras["noise"])
 
 
-def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch):
-    assemble = rollouts.assemble
+@pytest.mark.parametrize("late", [1, 4])
+def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late):
+    """Each of them is late, or one in four, so that those of the next rollout are made before."""
+    assemble, calls = rollouts.assemble, []
 
     def assemble_late(trajectory, parts, *, copy):
-        time.sleep(0.1)
+        calls.append(parts)
+        if len(calls) % late == 1 % late:
+            time.sleep(0.1)
         return assemble(trajectory, parts, copy=copy)
 
     monkeypatch.setattr(rollouts, "assemble", assemble_late)
