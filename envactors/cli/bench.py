@@ -41,7 +41,8 @@ the cores give), and with every other library that is installed: gymnasium
 (AsyncVectorEnv), stable-baselines3 (SubprocVecEnv), tianshou (ShmemVectorEnv), ray
 and dask (one actor per env), loky (one executor per env), and pipe (one bare
 multiprocessing.Pipe per env). All sides start from the same seeds and execute the
-same actions, each in a process of its own. They are started once and then take
+same actions, each in a process of its own; for rollouts, a policy in the workers plays
+them back. They are started once and then take
 turns, round by round; ratios are formed within a round, and the table shows
 medians. Resets between episodes take time, but do not count as steps.
 
@@ -216,22 +217,23 @@ def _find(comparisons: Sequence[Comparison], job: Job, load: float) -> Finding |
     """Return the medians for the summary, or None if the loop or the default failed."""
     import psutil
 
-    from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
+    from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
     from envactors.cli.figures import Finding
 
     found = {one.name: one for one in comparisons}
     loop, default = found.get(_LOOP), found.get(EnvactorsSubject.name)
     if loop is None or default is None or default.to_loop is None:
         return None
-    packed, asynchronous = found.get(EnvactorsPacked.name), found.get(EnvactorsRecv.name)
+    asynchronous = found.get(EnvactorsRecv.name)
     return Finding(
         step_seconds=1 / loop.rate.median,
         default=default.to_loop.median,
-        packed=packed.to_loop.median if packed is not None and packed.to_loop is not None else None,
+        packed=_to_loop(found.get(EnvactorsPacked.name)),
         envs_per_actor=job.envs_per_actor,
         asynchronous=1 / asynchronous.envactors_to_subject.median
         if asynchronous and asynchronous.envactors_to_subject
         else None,
+        rollout=_to_loop(found.get(EnvactorsRollout.name)),
         others={
             one.title: one.envactors_to_subject.median
             for one in comparisons
@@ -240,6 +242,10 @@ def _find(comparisons: Sequence[Comparison], job: Job, load: float) -> Finding |
         cores=len(psutil.Process().cpu_affinity() or ()),
         load=load,
     )
+
+
+def _to_loop(comparison: Comparison | None) -> float | None:
+    return None if comparison is None or comparison.to_loop is None else comparison.to_loop.median
 
 
 def _environment(subject_types: Sequence[type[Subject]], load_before: Sequence[float]) -> dict[str, Any]:

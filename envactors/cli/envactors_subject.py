@@ -10,6 +10,8 @@ import numpy.typing as npt
 import envactors as ea
 from envactors.cli.jobs import Job
 from envactors.cli.subject_base import VectorSubject
+from envactors.system.cpus import cores
+from envactors.tuning.playback import PlaybackRollouts
 
 
 class EnvactorsSubject(VectorSubject):
@@ -87,3 +89,22 @@ class EnvactorsRecv(EnvactorsSubject):
         self._resetting[batch.env_ids] = batch.terminated | batch.truncated
         self._in_flight -= len(batch.env_ids)
         return made
+
+
+class EnvactorsRollout(EnvactorsSubject):
+    """`VectorEnv.rollout` in one process per core, whose policy plays back the actions."""
+
+    name = "envactors-rollout"
+    label = "envactors, rollout"
+
+    def start(self) -> None:
+        envs_per_actor = -(-self._job.num_envs // cores())
+        self._envs = ea.VectorEnv([self._job.source] * self._job.num_envs, envs_per_actor=envs_per_actor)
+        self._rollouts = PlaybackRollouts(self._envs, self._job.action_spec, self._job.actions)
+
+    def _reset(self, seed: int) -> None:
+        super()._reset(seed)
+        self._rollouts.rewind()
+
+    def step(self) -> int:
+        return self._rollouts.run()

@@ -89,6 +89,7 @@ class Finding:
         default: Ratio of the envactors default to the loop.
         packed: The same ratio with several envs per process; None if it was not measured.
         envs_per_actor: Envs per process of ``packed``.
+        rollout: Ratio of rollouts to the loop; None if it was not measured.
         asynchronous: Ratio of `recv` with half of the envs to the default; None if it was not measured.
         others: Ratio of the default to each other subject but the loop, by title.
         cores: Number of cores that this process may use.
@@ -99,6 +100,7 @@ class Finding:
     default: float
     packed: float | None
     envs_per_actor: int
+    rollout: float | None
     asynchronous: float | None
     others: Mapping[str, float]
     cores: int
@@ -109,6 +111,8 @@ def in_words(finding: Finding) -> list[str]:
     """Return the meaning of the figures for this env in a few sentences."""
     duration = _duration(finding.step_seconds)
     sentences = [f"A step of this env takes about {duration} in the loop; {_whether_processes_pay(finding)}"]
+    if finding.rollout is not None and finding.rollout > 1 + _TOLERANCE:
+        sentences.append(f"With the policy in the workers (rollout) it is {_times(finding.rollout)} the loop.")
     if finding.others:
         name, ratio = min(finding.others.items(), key=lambda item: item[1])
         sentences.append(f"The fastest of the others is {name}: the default makes {_times(ratio)} its steps.")

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from envactors.mailbox.specs import spec_of_space, stack
+from envactors.mailbox.specs import Spec, spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 
 SEED = 0
@@ -60,6 +60,7 @@ class Job:
         envs_per_actor: Envs per process of the packed subject; 1 if there is none.
         actions: Rows of one action per env.
         batches: The same rows as batches: per leaf of the action space an array with the envs along axis 0.
+        action_spec: Spec of an action.
         is_gymnasium: True if the env is a `gymnasium.Env`.
     """
 
@@ -68,6 +69,7 @@ class Job:
     envs_per_actor: int
     actions: list[list[Any]]
     batches: list[Any]
+    action_spec: Spec
     is_gymnasium: bool
 
 
@@ -106,14 +108,14 @@ def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
             env.close()
 
 
-def _sample(name: str, env: Any, num_envs: int) -> tuple[list[list[Any]], list[Any]]:
+def _sample(name: str, env: Any, num_envs: int) -> tuple[list[list[Any]], list[Any], Spec]:
     try:
         sampled = sample_actions(env, name, _ROWS * num_envs, SEED)
     except ValueError as error:
         raise BenchInputError(str(error)) from error
     actions = [sampled[i : i + num_envs] for i in range(0, len(sampled), num_envs)]
     spec = spec_of_space(env.action_space)
-    return actions, [stack(spec, row) for row in actions]
+    return actions, [stack(spec, row) for row in actions], spec
 
 
 def _is_gymnasium(env: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envactors.cli.baselines import BarePipe, PlainLoop
-from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
+from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
 from envactors.cli.jobs import BenchInputError, Job
 from envactors.cli.libraries import Dask, GymnasiumLoop, GymnasiumProcesses, Loky, Ray, StableBaselines, Tianshou
 from envactors.cli.loops_apart import LoopsApart
@@ -32,7 +32,7 @@ def choose_subjects(against: Sequence[str] | None, job: Job) -> tuple[list[type[
     Raises:
         BenchInputError: A wanted baseline cannot take part.
     """
-    subjects: list[type[Subject]] = [EnvactorsSubject, EnvactorsRecv]
+    subjects: list[type[Subject]] = [EnvactorsSubject, EnvactorsRecv, EnvactorsRollout]
     if job.envs_per_actor > 1:
         subjects.insert(1, EnvactorsPacked)
     subjects += [GymnasiumLoop if job.is_gymnasium else PlainLoop, LoopsApart]

@@ -295,16 +295,12 @@ class Rollouts:
             queue = self._waiting[part.supervisor]
             queue.popleft()
             following = queue[0] if queue else None
-            slots = self._slots
-            if following is None:
-                for index in range(part.first, part.stop):
-                    slots.at_rest[index] = IDLE
-                    slots.make_idle(index)
+            is_last = not run.left  # of several that end at once, one is
         if following is not None:
             following.begin()
         if len(run.futures) > 1:
             self._hand_out(run, [part], run.futures[run.parts.index(part)])
-        elif not run.left:
+        elif is_last:
             self._hand_out(run, run.parts, run.futures[0])
 
     def _hand_out(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
@@ -327,6 +323,10 @@ class Rollouts:
             # In order, as the two trajectories are taken in turns.
             while self._runs and not self._runs[0].unsettled:
                 self._runs.pop(0)
+            if not self._runs:
+                self._slots.at_rest[:] = bytes([IDLE]) * len(self._slots.of)
+                for index in range(len(self._slots.of)):
+                    self._slots.make_idle(index)
         if error is None:
             future.set_result(rollout)
         else:

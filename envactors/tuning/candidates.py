@@ -19,6 +19,7 @@ class Candidate:
         start_method: How processes start.
         copy: Whether observations are copies.
         min_envs: How many results ``recv`` waits for; None for ``step``, which waits for all.
+        in_workers: Whether the policy is in the workers, and the envs run rollouts.
     """
 
     backend: Literal["inline", "thread", "process"]
@@ -26,6 +27,7 @@ class Candidate:
     start_method: StartMethod = DEFAULT
     copy: bool = True
     min_envs: int | None = None
+    in_workers: bool = False
 
     @property
     def extras(self) -> list[str]:
@@ -37,6 +39,8 @@ class Candidate:
             extras.append("copy=False")
         if self.min_envs is not None:
             extras.append(f"recv(min_envs={self.min_envs})")
+        if self.in_workers:
+            extras.append("rollout")
         return extras
 
     @property
@@ -60,6 +64,8 @@ class Candidate:
             shown = f"ea.ProcessBackend({self.start_method!r})" if isinstance(value, ProcessBackend) else repr(value)
             arguments.append(f"{name}={shown}")
         line = f"envs = ea.VectorEnv({', '.join(arguments)})"
+        if self.in_workers:
+            return f"{line}  # with set_policy and rollout"
         return line if self.min_envs is None else f"{line}  # with send, and recv(min_envs={self.min_envs})"
 
     def label(self, num_envs: int) -> str:
@@ -81,12 +87,16 @@ def placements(num_envs: int, cores: int) -> list[Candidate]:
     ]
 
 
-def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int) -> list[Candidate]:
+def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int, cores: int) -> list[Candidate]:
     """Return what else to try of the best placement, and of the best in processes."""
-    tried = [dataclasses.replace(winner, copy=False)]
+    tried = [
+        dataclasses.replace(winner, copy=False),
+        Candidate("process", -(-num_envs // min(cores, num_envs)), in_workers=True),
+    ]
     if best_processes is not None:
         fresh: StartMethod = "loky" if DEFAULT != "loky" else "spawn"
         tried.append(dataclasses.replace(best_processes, start_method=fresh))
+        tried.append(dataclasses.replace(best_processes, in_workers=True))
         if num_envs > 1:
             tried.append(dataclasses.replace(best_processes, min_envs=num_envs // 2))
             if best_processes.envs_per_actor != 1:

@@ -10,6 +10,7 @@ from typing import Any
 from envactors.mailbox.specs import spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 from envactors.tuning.candidates import Candidate
+from envactors.tuning.playback import PlaybackRollouts
 from envactors.vector.facade import VectorEnv
 
 # Before a turn is measured, in seconds: caller and workers find out again how to wait for each other.
@@ -24,6 +25,10 @@ class Actions:
         factory: Makes the env whose action space is sampled.
         num_envs: How many actions a batch has.
 
+    Attributes:
+        spec: Spec of an action.
+        rows: Rows of one action per env.
+
     Raises:
         ValueError: The env has no action space to sample from.
     """
@@ -34,13 +39,14 @@ class Actions:
         env = factory()
         try:
             sampled = sample_actions(env, getattr(factory, "__name__", repr(factory)), self._COUNT, _SEED)
-            spec = spec_of_space(env.action_space)
+            self.spec = spec_of_space(env.action_space)
         finally:
             if hasattr(env, "close"):
                 env.close()
         # Batches of any number of envs, since `recv` hands out some at a time.
         counts = range(1, num_envs + 1)
-        self._batches = [[stack(spec, [action] * count) for action in sampled] for count in counts]
+        self._batches = [[stack(self.spec, [action] * count) for action in sampled] for count in counts]
+        self.rows = [[action] * num_envs for action in sampled]
         self._next = 0
 
     def take(self, count: int) -> Any:
@@ -73,6 +79,8 @@ class Run:
         self._envs = VectorEnv([factory] * num_envs, **candidate.settings)
         try:
             self._envs.reset(seed=_SEED)
+            if candidate.in_workers:
+                self._rollouts = PlaybackRollouts(self._envs, actions.spec, actions.rows)
         except BaseException:
             self.close()
             raise
@@ -98,7 +106,9 @@ class Run:
         end, steps, envs, actions = time.monotonic() + seconds, 0, self._envs, self._actions
         min_envs = self.candidate.min_envs
         while True:
-            if min_envs is None:
+            if self.candidate.in_workers:
+                steps += self._rollouts.run()
+            elif min_envs is None:
                 envs.step(actions.take(self._num_envs))
                 steps += self._num_envs
             else:

@@ -60,9 +60,16 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The candidate that wins, the fastest or the plainest of those that are as fast."""
-        as_fast = [result.candidate for result in self.results if result.rate >= _AS_FAST * self.results[0].rate]
+        """The fastest of those whose policy is in the caller, or the plainest of those that are as fast."""
+        with_step = [result for result in self.results if not result.candidate.in_workers]
+        as_fast = [result.candidate for result in with_step if result.rate >= _AS_FAST * with_step[0].rate]
         return min(as_fast, key=lambda candidate: len(candidate.extras))
+
+    @property
+    def best_rollout(self) -> Candidate | None:
+        """The fastest of those whose policy is in the workers; None if `best` is as fast."""
+        fastest = self.results[0].candidate
+        return fastest if fastest.in_workers else None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -90,6 +97,9 @@ class Tuning:
         rows = [("", "steps/s", "of best", "start (s)"), *self.rows()]
         width = max(len(row[0]) for row in rows)
         lines = [f"{row[0]:{width}}  {row[1]:>11}  {row[2]:>7}  {row[3]:>9}".rstrip() for row in rows]
+        rollout = self.best_rollout
+        if rollout is not None:
+            lines += ["", rollout.line(self.factory_name, self.num_envs)]
         return "\n".join([*lines, "", self.line])
 
 
@@ -97,8 +107,9 @@ def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     """Measure an env with different settings on this machine, and return the settings that make the most steps.
 
     Envs in line, on threads and in processes take turns, with as many in an actor as may pay on these cores; then
-    ``copy=False``, other start methods and `VectorEnv.recv` of half the envs are tried for the best of them. Actions
-    are sampled from the env's own action space.
+    ``copy=False``, other start methods, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the
+    best of them. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays them
+    back.
 
     Args:
         factory: Makes an env; called in this process, too.
@@ -150,7 +161,7 @@ class Tuner:
             best = sorted(runs, key=lambda run: -run.rate)
             processes = [run.candidate for run in best if run.candidate.backend == "process"]
             if best:
-                further = variants(best[0].candidate, next(iter(processes), None), self._num_envs)
+                further = variants(best[0].candidate, next(iter(processes), None), self._num_envs, usable_cores())
                 self._compare(further, actions, 1.0, running, including=best[:1])
         results = sorted(self._measured.values(), key=lambda measured: -measured.rate)
         if not results[0].rate:
@@ -186,8 +197,7 @@ class Tuner:
             rounds += 1
             runs = [run for run in runs if self._measured[run.candidate].failure is None]
             if rounds > 1:
-                most = max((run.rate for run in runs), default=0.0)
-                runs = [run for run in runs if run.rate >= _HOPELESS * most]
+                runs = [run for run in runs if run.rate >= _HOPELESS * _most(run, runs)]
         return runs
 
     def _take_turn(self, run: Run, turn: float) -> None:
@@ -201,3 +211,8 @@ class Tuner:
 
     def _tell(self, what: str) -> None:
         self._on_progress(what, min(1.0, (time.monotonic() - self._begun) / self._seconds))
+
+
+def _most(run: Run, runs: list[Run]) -> float:
+    """Return the most steps per second of those whose policy is in the same place."""
+    return max(other.rate for other in runs if other.candidate.in_workers == run.candidate.in_workers)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from envactors.cli import main
 from envactors.cli.baselines import PlainLoop
-from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsSubject
+from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
 from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
 from envactors.cli.jobs import BenchInputError, EnvSource, make_job
 from envactors.cli.libraries import GymnasiumLoop
@@ -110,7 +110,16 @@ def test_everything_is_in_the_file(measured):
     assert len(environment["load_average"]["before"]) == 3
     assert record["in_words"] == [line for line in record["in_words"] if line in done.stdout]
     sides = {side["name"]: side for side in record["sides"]}
-    assert list(sides) == ["envactors", "envactors-packed", "envactors-recv", "loop", "apart", "gymnasium", "pipe"]
+    assert list(sides) == [
+        "envactors",
+        "envactors-packed",
+        "envactors-recv",
+        "envactors-rollout",
+        "loop",
+        "apart",
+        "gymnasium",
+        "pipe",
+    ]
     for side in sides.values():
         assert side["error"] is None
         assert [one["seconds"] >= 0.05 and one["steps"] > 0 for one in side["rounds"]] == [True, True]
@@ -400,6 +409,23 @@ def test_the_asynchronous_side_counts_what_the_envs_count(tmp_path):
         side.close()
 
 
+def test_rollouts_play_back_the_actions_and_count_what_the_envs_count(tmp_path):
+    job = make_job(ECHO, 3, 1)
+    side = EnvactorsRollout(job, str(tmp_path))
+    side.start()
+    try:
+        side.reset(0)
+        first, *others = [side.step() for _ in range(9)]
+        assert first + sum(others) == sum(side._envs.get_attr("steps"))
+        assert 0 < first < others[-1]  # the rollouts become longer
+        for _ in range(2):
+            side.reset(0)
+            rollout = side._envs.rollout(5, parameters=0)
+            assert rollout.actions.tolist() == job.actions[:5]
+    finally:
+        side.close()
+
+
 # The workloads ------------------------------------------------------------------------------------------
 
 
@@ -507,6 +533,13 @@ FINDING = {
             ),
         ),
         (
+            {"step_seconds": 80e-6, "default": 1.8, "packed": 1.9, "rollout": 2.0},
+            (
+                "80 us in the loop; processes pay: the default is 1.8 times the loop on 2 cores, 4 envs per process "
+                "1.9 times. With the policy in the workers (rollout) it is 2.0 times the loop."
+            ),
+        ),
+        (
             {"step_seconds": 2.0, "default": 7.5, "packed": 2.0},
             (
                 "2.0 s in the loop; processes pay: the default is 7.5 times the loop on 2 cores (more than there are: "
@@ -514,7 +547,7 @@ FINDING = {
             ),
         ),
     ],
-    ids=["packed pays", "nothing pays", "even", "processes pay", "waiting"],
+    ids=["packed pays", "nothing pays", "even", "processes pay", "rollouts pay", "waiting"],
 )
 def test_the_words_follow_the_figures(changes, words):
     assert in_words(Finding(**{**FINDING, **changes})) == [

@@ -282,6 +282,8 @@ def test_each_actor_can_have_a_future_of_its_own(tmp_path):
         quick, slow = envs.rollout_each(4)
         assert quick.result(SOON).env_ids.tolist() == [0, 1]
         assert not slow.done()
+        with pytest.raises(ea.AlreadyPendingError):
+            envs.send([0, 0], env_ids=[0, 1])  # their next rollout may begin while the others are at this one
         gate.touch()
         assert slow.result(SOON).env_ids.tolist() == [2, 3]
         assert slow.result().obs.shape == (4, 2, 2)

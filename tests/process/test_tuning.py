@@ -59,7 +59,7 @@ def test_variants_are_new(num_envs, cores, data):
     tried = placements(num_envs, cores)
     winner = data.draw(st.sampled_from(tried))
     best = data.draw(st.none() | st.sampled_from([candidate for candidate in tried if candidate.backend == "process"]))
-    further = variants(winner, best, num_envs)
+    further = variants(winner, best, num_envs, cores)
     assert not {*further} & {*tried}
     assert len(set(further)) == len(further)
 
@@ -84,6 +84,11 @@ def test_variants_are_new(num_envs, cores, data):
             "envs = ea.VectorEnv([make] * 8, envs_per_actor=4)  # with send, and recv(min_envs=4)",
             "2 processes, recv(min_envs=4)",
         ),
+        (
+            Candidate("process", 4, in_workers=True),
+            "envs = ea.VectorEnv([make] * 8, envs_per_actor=4)  # with set_policy and rollout",
+            "2 processes, rollout",
+        ),
     ],
 )
 def test_the_line_makes_the_vector_that_was_measured(candidate, line, label):
@@ -104,6 +109,23 @@ def test_the_plainest_of_those_that_are_as_fast_wins():
     assert Tuning(8, results, "make").best == plain
     results[1] = Measured(plain, 90.0)
     assert Tuning(8, results, "make").best == without_copies
+
+
+def test_rollouts_have_a_line_of_their_own_where_they_win():
+    rollout, step = Candidate("process", 4, in_workers=True), Candidate("process", 4)
+    tuning = Tuning(8, [Measured(rollout, 100.0), Measured(step, 50.0)], "make")
+    assert (tuning.best, tuning.best_rollout) == (step, rollout)
+    assert str(tuning).splitlines()[-3:] == [rollout.line("make", 8), "", step.line("make", 8)]
+    tuning = Tuning(8, [Measured(step, 100.0), Measured(rollout, 50.0)], "make")
+    assert tuning.best_rollout is None
+    assert "set_policy" not in str(tuning)
+
+
+def test_rollouts_are_measured():
+    tuning = ea.tune(EchoWithSpace, 4, seconds=2.0)
+    rollouts = [result for result in tuning.results if result.candidate.in_workers]
+    assert rollouts
+    assert all(result.failure is None and result.rate > 0 for result in rollouts)
 
 
 def test_envs_that_wait_are_run_side_by_side():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 
 from envactors.actor import callbacks, future, pool, reactor, wait_set
 from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.wait_set import Parking
-from simulation import pool_calls, waits
+from envactors.rollout import rollouts
+from simulation import pool_calls, rollout_ends, waits
 from simulation.schedule import Run, Scenario
 from simulation.waits import Check
 
@@ -37,5 +39,7 @@ _BUILDERS: list[tuple[str, tuple[ModuleType, ...], Callable[[Run], Check]]] = [
     ("pool-idle-again", _POOL, pool_calls.pool_idle_again),
     ("pool-wait", (pool, future), pool_calls.pool_wait),
     ("pool-interrupt", _POOL, pool_calls.pool_interrupt),
+    ("rollout-ends", (rollouts,), functools.partial(rollout_ends.ends, 1)),
+    ("rollout-ends-each", (rollouts,), functools.partial(rollout_ends.ends, 2)),
 ]
 SCENARIOS = {name: Scenario(name, modules, build, waits.installed) for name, modules, build in _BUILDERS}

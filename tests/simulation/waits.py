@@ -22,7 +22,7 @@ Check = Callable[[], None]
 # The reactor counts this many waits as a loop here, so that a short scenario has one.
 _LOOP_WAITS = 2
 # The modules that get controlled primitives.
-_CONTROLLED = ("envactors.actor.", "simulation.planted_waits")
+_CONTROLLED = ("envactors.actor.", "envactors.rollout.rollouts", "simulation.planted_waits")
 
 
 class _Errors(logging.Handler):

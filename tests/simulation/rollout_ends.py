@@ -1,0 +1,64 @@
+"""Scenarios in which the parts of a rollout end in several threads."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from envactors.actor.slots import ROLLING
+from envactors.rollout.rollouts import Rollouts, _Run
+from simulation.schedule import Run
+from simulation.waits import Check
+
+
+class _Part:
+    """A part of a rollout; begins nothing."""
+
+    def __init__(self, supervisor: Any) -> None:
+        self.supervisor = supervisor
+
+
+class _Supervisor:
+    """An actor."""
+
+    def __init__(self, callbacks: Any) -> None:
+        self.reactor = SimpleNamespace(callbacks=callbacks)
+
+
+class _Books:
+    """Rollouts of two actors, and what they hand out."""
+
+    def __init__(self) -> None:
+        self.handed_out: list[Any] = []
+        callbacks = SimpleNamespace(submit=self.handed_out.append)
+        slots: Any = SimpleNamespace(at_rest=bytearray([ROLLING] * 2))
+        self.actors: list[Any] = [_Supervisor(callbacks) for _ in range(2)]
+        unused: Any = None
+        self.rollouts = Rollouts(slots, self.actors, unused, unused, copy=True)
+
+    def begin(self, futures: int) -> _Run:
+        """Begin a rollout with so many futures."""
+        unused: Any = None
+        run = _Run(0, unused, (0, 0), copy=True)
+        run.futures = [unused] * futures
+        parts: list[Any] = [_Part(actor) for actor in self.actors]
+        run.parts = parts
+        run.left = set(run.parts)
+        for part in run.parts:
+            self.rollouts._waiting[part.supervisor] = deque([part])
+        return run
+
+
+def ends(futures: int, run: Run) -> Check:
+    """Both parts of a rollout end at once: each future is handed out once."""
+    books = _Books()
+    rollout = books.begin(futures)
+    for name, part in zip("ab", rollout.parts, strict=True):
+        run.add_thread(name, functools.partial(books.rollouts._on_part_end, rollout, part))
+
+    def check() -> None:
+        assert len(books.handed_out) == futures, f"{len(books.handed_out)} of {futures} futures are handed out"
+
+    return check
