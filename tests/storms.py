@@ -15,6 +15,54 @@ from helpers import SOON, journals
 import envactors as ea
 
 COUNT = 8
+PACKED = 4
+
+
+@contextlib.contextmanager
+def killing(envs, seconds):
+    """Kill the process of some actor again and again, after so many seconds each; None for never.
+
+    Yields:
+        A function that kills one.
+    """
+    dice = random.Random(3)
+    stop = threading.Event()
+
+    def kill():
+        pid = dice.choice(envs.actors).pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended since
+                os.kill(pid, signal.SIGKILL)
+
+    def storm():
+        while not stop.wait(seconds):
+            kill()
+
+    thread = threading.Thread(target=storm)
+    if seconds is not None:
+        thread.start()
+    try:
+        yield kill
+    finally:
+        stop.set()
+        if seconds is not None:
+            thread.join(SOON)
+
+
+def make_storm(make, **options):
+    """Return a vector of envs that are brought back, however often they are lost."""
+    restart = ea.RestartPolicy(max_restarts=100_000, backoff=0.0)
+    return ea.VectorEnv(
+        [make] * COUNT, **{"on_failure": "replay", "envs_per_actor": PACKED, "restart": restart, **options}
+    )
+
+
+def longest_journal(envs):
+    return max(journal._size for actor in envs.actors for journal in journals(actor))
+
+
+def restarts_of(envs):
+    return sum(actor.stats().restarts for actor in envs.actors)
 
 
 def checksum_of_run(make, actions, steps, seconds=None, every=None, **options):
@@ -28,27 +76,9 @@ def checksum_of_run(make, actions, steps, seconds=None, every=None, **options):
         every: Steps of the vector from one kill to the next, however long they take; None for none.
         options: Those of the vector.
     """
-    stop = threading.Event()
-    restart = ea.RestartPolicy(max_restarts=100_000, backoff=0.0)
-    given = {"on_failure": "replay", "envs_per_actor": 4, "restart": restart, **options}
-    with ea.VectorEnv([make] * COUNT, **given) as envs:
-        dice = random.Random(3)
-
-        def kill():
-            pid = dice.choice(envs.actors).pid
-            if pid is not None:
-                with contextlib.suppress(ProcessLookupError):  # it may have ended since
-                    os.kill(pid, signal.SIGKILL)
-
-        def storm():
-            while not stop.wait(seconds):
-                kill()
-
-        thread = threading.Thread(target=storm)
+    with make_storm(make, **options) as envs:
         check = zlib.crc32(envs.reset(seed=1)[0])
-        if seconds is not None:
-            thread.start()
-        try:
+        with killing(envs, seconds) as kill:
             longest = 0
             for turn in range(steps // COUNT):
                 if every is not None and turn % every == every // 2:
@@ -57,9 +87,64 @@ def checksum_of_run(make, actions, steps, seconds=None, every=None, **options):
                 check = zlib.crc32(rewards, zlib.crc32(np.ascontiguousarray(obs), check))
                 assert not any("failure" in info for info in infos)
                 if turn % 997 == 0:  # at no multiple of the steps between snapshots
-                    longest = max(longest, *(journal._size for actor in envs.actors for journal in journals(actor)))
-        finally:
-            stop.set()
-            if seconds is not None:
-                thread.join(SOON)
-        return check, longest, sum(actor.stats().restarts for actor in envs.actors)
+                    longest = max(longest, longest_journal(envs))
+        return check, longest, restarts_of(envs)
+
+
+def checksum_of_rollouts(make, make_policy, rollouts, steps, seconds=None, **options):
+    """Return the checksum over all columns of so many rollouts, two in flight, the longest replay, and the restarts.
+
+    Args:
+        make: Makes an env.
+        make_policy: Makes the policy.
+        rollouts: How many.
+        steps: How many steps each has.
+        seconds: From one kill to the next; None for none.
+        options: Those of the vector.
+    """
+    with make_storm(make, **options) as envs:
+        check = zlib.crc32(envs.reset(seed=1)[0])
+        envs.set_policy(make_policy, seed=5)
+        longest = 0
+        with killing(envs, seconds):
+            future = envs.rollout_async(steps)
+            for number in range(rollouts):
+                following = envs.rollout_async(steps) if number + 1 < rollouts else None
+                rollout = future.result(10 * SOON)
+                assert not rollout.failures
+                columns = rollout.actions, rollout.rewards, rollout.terminated, rollout.truncated, rollout.starts
+                check = add_columns(check, rollout.obs, *columns, rollout.valid, *rollout.extras.values())
+                longest = max(longest, longest_journal(envs))
+                future = following
+        return check, longest, restarts_of(envs)
+
+
+def checksum_of_loop(make, make_policy, rollouts, steps, **options):
+    """Return the checksum of `checksum_of_rollouts`, with the policy called here between two steps."""
+    with make_storm(make, **options) as envs:
+        obs, _ = envs.reset(seed=1)
+        check = zlib.crc32(obs)
+        groups = [np.arange(first, first + PACKED) for first in range(0, COUNT, PACKED)]
+        policies = [make_policy() for _ in groups]
+        starts, resets = np.ones(COUNT, bool), np.zeros(COUNT, bool)
+        for number in range(rollouts):
+            rows = []
+            for step in range(steps):
+                chosen = []
+                for policy, group in zip(policies, groups, strict=True):
+                    rng = np.random.Generator(np.random.Philox(key=5, counter=[0, step, number, int(group[0])]))
+                    chosen.append(policy(obs[group], ea.PolicyContext(group, starts[group], step, rng)))
+                actions = np.concatenate([actions for actions, _ in chosen])
+                extras = [np.concatenate([extras[name] for _, extras in chosen]) for name in chosen[0][1]]
+                after, rewards, terminated, truncated, _ = envs.step(actions)
+                rows.append((obs, actions, rewards, terminated, truncated, starts, ~resets, *extras))
+                obs, starts, resets = after, resets, terminated | truncated
+            check = add_columns(check, *map(np.stack, zip(*rows, strict=True)))
+        return check
+
+
+def add_columns(check, *columns):
+    """Return the checksum, continued over arrays."""
+    for column in columns:
+        check = zlib.crc32(np.ascontiguousarray(column), check)
+    return check

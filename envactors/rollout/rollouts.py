@@ -216,6 +216,7 @@ class Rollouts:
                 self._waiting[part.supervisor].append(part)
             ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
         for part in ready:
+            part.renew_if_due()
             part.begin()
         return run.futures
 
@@ -297,6 +298,7 @@ class Rollouts:
             following = queue[0] if queue else None
             is_last = not run.left  # of several that end at once, one is
         if following is not None:
+            following.renew_if_due()
             following.begin()
         if len(run.futures) > 1:
             self._hand_out(run, [part], run.futures[run.parts.index(part)])

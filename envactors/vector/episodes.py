@@ -84,6 +84,9 @@ class Episodes:
 
     def record_column(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
         """Record consecutive transitions of an env; ``over`` and ``resets``: bool, shape (k,)."""
+        slot = self._of[index]
+        if slot.counted_in != slot.incarnation:
+            self.begin_process(slot)
         last = len(over) - 1
         rows = np.flatnonzero(over | resets).tolist()
         self._steps[index] += last - sum(row < last for row in rows)

@@ -630,6 +630,31 @@ def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late
             assert future.result(SOON).valid.all()
 
 
+class Short(Walk):
+    """Its episodes end where rollouts of 8 end: a step for each of 7, and one that resets."""
+
+    def __init__(self):
+        super().__init__(length=7)
+
+
+@pytest.mark.parametrize("on_failure", ["renew", "replay"])
+def test_a_process_is_recycled_between_rollouts(on_failure):
+    recycle = ea.RecyclePolicy(max_steps=10)
+    with ea.VectorEnv([Short] * 2, recycle=recycle, on_failure=on_failure) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        envs.rollout(7)
+        pids = [actor.pid for actor in envs.actors]
+        for _ in range(6):
+            rollout = envs.rollout(8)  # begins with a reset
+            assert rollout.starts[1].all()
+            assert not rollout.failures
+            assert rollout.valid.sum() == 14
+        assert [actor.incarnation for actor in envs.actors] == [3, 3]  # due every second time
+        assert [actor.pid for actor in envs.actors] != pids
+        assert [counts.restarts for counts in envs.stats().actors] == [0, 0]
+
+
 # Other options -------------------------------------------------------------------------------------------
 
 
