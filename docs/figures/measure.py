@@ -24,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import dropins
+import rollouts
 import suites
 
 HERE = Path(__file__).parent
@@ -552,6 +553,18 @@ def show_readme(measured: Any) -> str:
     return table(["", *sides], rows)
 
 
+def show_rollouts(measured: Any) -> str:
+    """Return the table of rollouts."""
+    head = ["8 envs, 2 processes", "rollout / two apart", "rollout / one loop", "rollout / step"]
+    return table(head, rollouts.show(measured))
+
+
+def show_rollouts_readme(measured: Any) -> str:
+    """Return the README's table of rollouts."""
+    head = ["", "`step`, policy in the caller", "`rollout`", "two processes that share nothing"]
+    return table(head, rollouts.show_readme(measured))
+
+
 def show_costs(measured: Any) -> str:
     """Return the table of what a step costs beside the env; envs that sleep use no core."""
     rows = []
@@ -694,6 +707,7 @@ def show_snapshots(measured: Any) -> str:
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "start": (measure_start, {"start": show_start}),
     "steps": (measure_steps, {"steps": show_steps, "costs": show_costs, "readme": show_readme}),
+    "rollouts": (rollouts.measure, {"rollouts": show_rollouts, "readme rollouts": show_rollouts_readme}),
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),
     "inside": (measure_inside, {"inside": show_inside}),

@@ -1,16 +1,13 @@
-"""Prints how fast rollouts are, beside the same policy in loops.
-
-    python docs/figures/rollouts.py [ENV ...] [--rounds N]
+"""How fast rollouts are, beside the same policy in loops; see `measure.py`.
 
 Eight envs, a policy of two layers of 64 units in NumPy, 128 steps a turn; all sides take turns. "Two apart" are two
 processes that share nothing, with four of the envs and the policy each; "one loop" has all eight; "step" is a vector
-env of two processes, with the policy in the caller. ENV is the id of a Gymnasium env, "nothing", or "work" (100 us a
-step).
+env of two processes, with the policy in the caller.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import itertools
 import multiprocessing
 import statistics
@@ -23,9 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 import envactors as ea
+from envactors.testing import workloads
 
 ENVS = 8
 STEPS = 128
+# The envs, and the package that makes each.
+NAMES = {
+    "does nothing, 4 float32": ("nothing", "gymnasium"),
+    "CartPole-v1": ("CartPole-v1", "gymnasium"),
+    "100 us of fixed work": ("work", "gymnasium"),
+    "MuJoCo Hopper-v5": ("Hopper-v5", "mujoco"),
+    "MuJoCo Humanoid-v5": ("Humanoid-v5", "mujoco"),
+    "ALE/Pong-v5, 4 frames": ("pong", "ale_py"),
+}
 
 
 class Nothing(gymnasium.Env[Any, Any]):
@@ -60,11 +67,7 @@ def make_env(name: str) -> Any:
     """Return an env."""
     if name in ("nothing", "work"):
         return Nothing(1e-4 if name == "work" else 0.0)
-    if name.startswith("ALE/"):
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
-    return gymnasium.make(name)
+    return workloads.pong() if name == "pong" else gymnasium.make(name)
 
 
 class Policy:
@@ -128,7 +131,7 @@ def serve(pipe: Any, name: str, first: int, count: int) -> None:
         pipe.send(None)
 
 
-def measure(name: str, rounds: int) -> dict[str, list[float]]:
+def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
     """Return how many seconds each side has taken, round by round."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
@@ -179,22 +182,28 @@ def measure(name: str, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def main() -> None:
-    """Print a row per env."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("envs", nargs="*", default=["nothing", "CartPole-v1", "work", "Hopper-v5", "Humanoid-v5"])
-    parser.add_argument("--rounds", type=int, default=20)
-    arguments = parser.parse_args()
-    print("| 8 envs, 2 processes | rollout / two apart | rollout / one loop | rollout / step |")
-    print("| --- | --- | --- | --- |")
-    for name in arguments.envs:
-        found = measure(name, arguments.rounds)
-        ratios = [
-            statistics.median(other / mine for mine, other in zip(found["rollout"], found[side], strict=True))
-            for side in ("two apart", "one loop", "step")
-        ]
-        print(f"| {name} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |", flush=True)
+def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of each side, by env; without envs whose packages are missing."""
+    found = {title: name for title, (name, package) in NAMES.items() if importlib.util.find_spec(package) is not None}
+    return {title: measure_env(name, rounds) for title, name in found.items()}
 
 
-if __name__ == "__main__":
-    main()
+def show(measured: Any) -> list[list[str]]:
+    """Return the rows of the table: rollouts as a multiple of two apart, of one loop, and of steps."""
+    return [
+        [title, *(ratio(found[side], found["rollout"]) for side in ("two apart", "one loop", "step"))]
+        for title, found in measured.items()
+    ]
+
+
+def show_readme(measured: Any) -> list[list[str]]:
+    """Return the rows of the README's table: everything as a multiple of one loop."""
+    return [
+        [title, *(ratio(found["one loop"], found[side]) for side in ("step", "rollout", "two apart"))]
+        for title, found in measured.items()
+    ]
+
+
+def ratio(seconds: list[float], others: list[float]) -> str:
+    """Return how many times as fast the others are: the median over the rounds."""
+    return f"{statistics.median(one / other for one, other in zip(seconds, others, strict=True)):.2f}"

@@ -223,6 +223,12 @@ class ControlPage:
         self._frames = counters[FRAMES] = self._frames + 1
         self._posted = counters[POSTED] = self._posted + 1
 
+    def keep(self) -> None:
+        """Keep what an ended worker has left here: from now on the memory may be another worker's."""
+        kept = bytearray(self.counters[: PAGE // 8])
+        self.counters = memoryview(kept).cast("q")
+        self.times = memoryview(kept).cast("d")
+
     def histograms(self, envs: int) -> Histograms:
         """Return how long the steps and resets of so many envs have taken, as far as that was written down."""
         return self.spans.histograms(envs) if self.counters[TIMED] else Histograms(envs)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import envactors as ea
 from envactors.backends import pages
 from envactors.backends.pages import PagePool
+from envactors.backends.process import ProcessWorker
 from envactors.mailbox.control_page import FINISHED, PAGE, POSTED
 from envactors.mailbox.durations import METHOD_RESET, Histograms
 from envactors.system.choice import PORTABLE
@@ -140,3 +141,39 @@ def test_a_worker_that_is_lost_takes_no_bell_with_it(one_bell):
             envs.reset(seed=0)
             for action in range(20):
                 envs.step([action] * 3)
+
+
+class Mortal:
+    """Ends its process, and notes that it was asked to.
+
+    Args:
+        notes: A file that gets a line.
+    """
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def die(self):
+        with self.notes.open("a") as file:
+            file.write("asked\n")
+        os._exit(3)
+
+
+def test_what_an_ended_worker_ran_is_known_although_its_page_is_another_ones(tmp_path, monkeypatch):
+    """What had begun is not run again, and its error says what it was."""
+    reap, taken = ProcessWorker.reap, []
+
+    def reap_and_start_another(self):
+        status = reap(self)
+        taken.append(pages.PAGES.take())
+        return status
+
+    monkeypatch.setattr(ProcessWorker, "reap", reap_and_start_another)
+    restart = ea.RestartPolicy(max_restarts=5, backoff=0.0)
+    # Another worker keeps the file of the pages open.
+    with ea.spawn(EchoEnv), ea.spawn(lambda: Mortal(tmp_path / "notes"), restart=restart) as actor:
+        with pytest.raises(ea.ActorDiedError, match="in die"):
+            actor.die().result(SOON)
+    assert (tmp_path / "notes").read_text() == "asked\n"
+    for slot in taken:
+        pages.PAGES.give_back(slot)
