@@ -171,9 +171,12 @@ def test_what_an_ended_worker_ran_is_known_although_its_page_is_another_ones(tmp
     monkeypatch.setattr(ProcessWorker, "reap", reap_and_start_another)
     restart = ea.RestartPolicy(max_restarts=5, backoff=0.0)
     # Another worker keeps the file of the pages open.
-    with ea.spawn(EchoEnv), ea.spawn(lambda: Mortal(tmp_path / "notes"), restart=restart) as actor:
-        with pytest.raises(ea.ActorDiedError, match="in die"):
-            actor.die().result(SOON)
+    with (
+        ea.spawn(EchoEnv),
+        ea.spawn(lambda: Mortal(tmp_path / "notes"), restart=restart) as actor,
+        pytest.raises(ea.ActorDiedError, match="in die"),
+    ):
+        actor.die().result(SOON)
     assert (tmp_path / "notes").read_text() == "asked\n"
     for slot in taken:
         pages.PAGES.give_back(slot)
