@@ -1,0 +1,229 @@
+"""Checks the results and errors that a user of the simulated world gets against the promises of the library."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+import envactors as ea
+from envactors.mailbox.control_page import BEGUN
+from envactors.mailbox.messages import episode_seed
+from simulation.envs import EnvFailedError, SimulatedEnv, checksum_of
+from simulation.processes import FIRST_PID
+from simulation.world import Violation, World
+
+# The most episodes of an env one after the other that fail to begin.
+_MOST_FAILURES = 100
+
+
+@dataclasses.dataclass
+class Model:
+    """What is known of an env.
+
+    Attributes:
+        last: Its last observation, None before the first.
+        ended: Whether its episode has ended, so that the next step resets it.
+        needs_reset: Whether only a reset will do.
+        token: The action of the step under way, None for a reset; nothing is under way if ``is_pending`` is False.
+        is_pending: Whether a step or reset is under way.
+        seed: The seed of the reset under way, if the user gave one.
+        options: Its options.
+        root_seed: The seed of the last reset that the user gave one.
+        episode: The number of the last episode since then, if each has a seed of its own.
+        notes: What the env was given since its last result, or since what is under way was asked.
+        notes_before: What it was given before that.
+        is_uncertain: Whether it may have been lost since its last result.
+        posted: The call id of its last post when it was asked.
+        must_reset: Whether its episode was lost.
+        may_skip: Whether an episode may have failed to begin since the last one.
+    """
+
+    last: Any = None
+    ended: bool = False
+    needs_reset: bool = True
+    token: int | None = None
+    is_pending: bool = False
+    seed: int | None = None
+    options: Any = None
+    root_seed: int | None = None
+    episode: int = -1
+    notes: list[int] = dataclasses.field(default_factory=list)
+    notes_before: list[int] = dataclasses.field(default_factory=list)
+    is_uncertain: bool = False
+    posted: int = 0
+    must_reset: bool = False
+    may_skip: bool = False
+
+
+class Checker:
+    """Compares what a user is told with what was promised.
+
+    Args:
+        world: The world.
+        num_envs: How many envs the vector has.
+        autoreset: The vector's.
+        on_failure: The vector's.
+        seeds_episodes: Whether each episode has a seed of its own.
+        is_hidden: Whether all that happens are crashes, of which a replay is to leave no trace.
+
+    Attributes:
+        models: What is known of each env.
+        may_kill: Whether another process may be killed from outside.
+        retries: How many more times calls may run than once, by their tokens.
+        uncertain: The tokens of calls that nobody knows of whether they have run.
+    """
+
+    def __init__(
+        self, world: World, num_envs: int, *, autoreset: str, on_failure: str, seeds_episodes: bool, is_hidden: bool
+    ) -> None:
+        self.world = world
+        self.models = [Model() for _ in range(num_envs)]
+        self.may_kill = True
+        self.retries: collections.Counter[int] = collections.Counter()
+        self.uncertain: set[int] = set()
+        self._autoreset = autoreset
+        self._on_failure = on_failure
+        self._seeds_episodes = seeds_episodes
+        self._is_hidden = is_hidden
+
+    def fail(self, env_id: int, failure: BaseException) -> None:
+        model = self.models[env_id]
+        if not model.is_pending:
+            raise Violation(f"env {env_id} fails twice: {failure!r}") from failure
+        self.check_cause(env_id, failure)
+        model.must_reset = self._on_failure == "raise" and isinstance(failure, ea.ActorError)
+        model.is_pending = False
+        model.needs_reset = model.is_uncertain = model.may_skip = True
+
+    def check_cause(self, env_id: int, failure: BaseException) -> None:
+        if not self.world.troubles or self._is_hidden:
+            raise Violation(f"nothing has happened, or what is to leave no trace, and {failure!r}")
+        if not isinstance(failure, (ea.ActorError, EnvFailedError)) or isinstance(failure, ea.SerializationError):
+            raise Violation(f"env {env_id} fails with {failure!r}") from failure
+        is_blamed = isinstance(failure, ea.ActorTimeoutError) and failure.method and failure.pid is not None
+        if is_blamed and (failure.pid - FIRST_PID, failure.index) not in self.world.hung:
+            raise Violation(f"it does not hang, and {failure!r}")
+        model = self.models[env_id]
+        is_blamed = isinstance(failure, ea.ActorDiedError) and failure.method == "step" and failure.__cause__ is None
+        is_blamed = is_blamed and not failure.aborted and failure.index == env_id and failure.pid is not None
+        if is_blamed and failure.call_id > model.posted:
+            page = self.world.processes[failure.pid - FIRST_PID].page
+            if page.counters[BEGUN] < failure.call_id:
+                raise Violation(f"it had not begun, and {failure!r}")
+        # What was not posted when its process ended has the number of the request before.
+        is_lost = isinstance(failure, ea.ActorDiedError) and failure.index is not None and failure.call_id is not None
+        is_lost = is_lost and failure.call_id > self.models[failure.index].posted and failure.pid is not None
+        is_lost = is_lost and not any(env == failure.index for _, env in self.world.hung)  # too late does not count
+        if is_lost and (failure.index, failure.call_id) in self.world.completed:
+            raise Violation(f"its result was complete, and {failure!r}")
+
+    def settle(self, env_id: int, row: Any) -> None:
+        """Check one result."""
+        model = self.models[env_id]
+        obs, reward, terminated, truncated, info = row
+        obs = np.array(obs)
+        before = None if model.last is None else model.last.tolist()
+        what = f"env {env_id}, asked {model.token}, answers {obs.tolist()}, {info}; before {before}"
+        self.world.note(what)
+        if not model.is_pending:
+            raise Violation(f"two results of one request: {what}")
+        if obs[0] != env_id:
+            raise Violation(f"another env's result: {what}")
+        failure = info.get("failure")
+        if failure is not None and self._on_failure == "raise":
+            raise Violation(f"a failure that is not raised: {what}")
+        if failure is not None:
+            self.check_cause(env_id, failure)
+            model.may_skip = True
+        final = np.array(info["final_obs"]) if "final_obs" in info else None
+        shown = obs if final is None else final
+        is_step = failure is None and model.token is not None and not model.ended
+        if reward != (model.token if is_step else 0):
+            raise Violation(f"another reward, {reward}: {what}")
+        stands_in = failure is not None and truncated and self._autoreset != "same_step" and model.token is not None
+        if stands_in:
+            if not np.array_equal(obs, model.last):
+                raise Violation(f"not the last observation: {what}")
+        elif is_step:
+            if terminated and final is None and self._autoreset == "same_step":
+                raise Violation(f"an episode has ended, and no other has begun: {what}")
+            self._check_step(model, shown, what)
+            if (info if final is None else info["final_info"]).get("token", model.token) != model.token:
+                raise Violation(f"another action's info: {what}")
+        elif final is not None and not np.array_equal(final, model.last) and final[2] != model.token:
+            raise Violation(f"not the last observation: {what}")
+        if final is not None or not (is_step or stands_in):
+            self._check_reset(env_id, obs, info, what)
+        if final is not None and info["is_renewed"]:
+            # Calls that waited behind the last step of a process that is recycled have run there, before the reset.
+            self.uncertain.update(model.notes)
+        model.last = obs
+        model.is_pending = False
+        model.is_uncertain, model.must_reset = failure is not None or model.token in self.world.raised, False
+        model.notes_before = []
+        self.may_kill |= not any(model.is_pending for model in self.models)
+        model.needs_reset = self._autoreset == "disabled" and bool(terminated or truncated)
+        model.ended = self._autoreset == "next_step" and bool(terminated or truncated)
+
+    def _check_step(self, model: Model, obs: Any, what: str) -> None:
+        assert model.token is not None
+        if obs[2] != model.token:
+            raise Violation(f"another action's result: {what}")
+        if model.last is None:
+            return
+        wanted = int(model.last[3])
+        for token in (*model.notes_before, model.token):
+            wanted = zlib.crc32(struct.pack("<q", token), wanted)
+        # A call may have run between a step that has raised and the same step after a replay.
+        is_uncertain = model.is_uncertain or model.token in self.world.raised
+        is_uncertain |= not self.uncertain.isdisjoint(model.notes_before)
+        if obs[1] != model.last[1] + 1 or (obs[3] != wanted and not is_uncertain):
+            raise Violation(f"a step or call that was repeated or skipped: {what}")
+
+    def _check_reset(self, env_id: int, obs: Any, info: dict[str, Any], what: str) -> None:
+        model = self.models[env_id]
+        seed, failure = info["seed"], info.get("failure")
+        if obs[1] != 0 or obs[2] != -1 or obs[3] != checksum_of(seed):
+            raise Violation(f"no reset: {what}")
+        if info["options"] != (model.options if model.token is None else None):
+            raise Violation(f"other options: {what}")
+        if model.token is None and model.seed not in (None, seed) and failure is None:
+            raise Violation(f"another seed: {what}")
+        if seed is None and info["is_renewed"]:
+            raise Violation(f"no seed after the end of a process: {what}")
+        was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self._seeds_episodes
+        if seed is not None and not was_given and self._on_failure != "replay":
+            raise Violation(f"a seed that nobody gave: {what}")
+        # A reset within a step is no attempt of its own.
+        counts_attempts = self._on_failure != "replay" and self._autoreset != "same_step"
+        if counts_attempts and model.token is not None and (env_id, seed) in self.world.failed_seeds:
+            raise Violation(f"the seed of a reset that has failed: {what}")
+        if self._seeds_episodes:
+            root = model.root_seed
+            assert root is not None, "the first reset has a seed"
+            later = range(model.episode + 1, model.episode + (_MOST_FAILURES if model.may_skip else 2))
+            model.may_skip = False
+            of_episode = ((number, episode_seed(root, number) if number else root) for number in later)
+            model.episode = next((number for number, wanted in of_episode if wanted == seed), -1)
+            if model.episode < 0:
+                raise Violation(f"the seed of no episode, or of one before: {what}")
+
+    def check_log(self) -> None:
+        self.world.check_errors()
+        runs = collections.Counter((env_id, token) for env_id, token, _ in self.world.log if token is not None)
+        each = collections.Counter(entry for entry in self.world.log if entry[1] is not None)
+        for (env_id, token), count in runs.items():
+            if count > 1 + self.retries[token] and self._on_failure != "replay":
+                raise Violation(f"env {env_id} ran {token} {count} times")
+            is_fatal = SimulatedEnv.poison and token % SimulatedEnv.poison == 0 and token not in self.retries
+            # It may have ended a process that was being ended for another env, which had raised: that is not counted.
+            if is_fatal and count > 2 + len(self.world.raised):
+                raise Violation(f"env {env_id} was asked {token}, which kills it, {count} times")
+        for (env_id, token, process), count in each.items():
+            if count > 1:
+                raise Violation(f"process {process} ran {token} of env {env_id} {count} times")
