@@ -73,6 +73,8 @@ class Checker:
 
     Attributes:
         models: What is known of each env.
+        is_hidden: As above.
+        replays: Whether failures are followed by replays.
         may_kill: Whether another process may be killed from outside.
         retries: How many more times calls may run than once, by their tokens.
         uncertain: The tokens of calls that nobody knows of whether they have run.
@@ -87,9 +89,10 @@ class Checker:
         self.retries: collections.Counter[int] = collections.Counter()
         self.uncertain: set[int] = set()
         self._autoreset = autoreset
+        self.replays = on_failure == "replay"
         self._on_failure = on_failure
         self._seeds_episodes = seeds_episodes
-        self._is_hidden = is_hidden
+        self.is_hidden = is_hidden
 
     def fail(self, env_id: int, failure: BaseException) -> None:
         model = self.models[env_id]
@@ -101,7 +104,7 @@ class Checker:
         model.needs_reset = model.is_uncertain = model.may_skip = True
 
     def check_cause(self, env_id: int, failure: BaseException) -> None:
-        if not self.world.troubles or self._is_hidden:
+        if not self.world.troubles or self.is_hidden:
             raise Violation(f"nothing has happened, or what is to leave no trace, and {failure!r}")
         if not isinstance(failure, (ea.ActorError, EnvFailedError)) or isinstance(failure, ea.SerializationError):
             raise Violation(f"env {env_id} fails with {failure!r}") from failure

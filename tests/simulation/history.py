@@ -19,11 +19,16 @@ from simulation.checker import Checker
 from simulation.envs import EnvFailedError, SimulatedEnv, get_state, set_state
 from simulation.invariants import Invariants
 from simulation.loop import Engine
+from simulation.policies import SimulatedPolicy
 from simulation.processes import End, Poller, SimulatedBackend
+from simulation.rollouts import RolloutUser
 from simulation.world import Interrupted, Violation, World
 
 # The most that a user does in one history.
 _MOST_ACTIONS = 24
+# How many of all histories have rollouts, and the most that a user does in one of those.
+_WITH_ROLLOUTS = 0.25
+_MOST_ACTIONS_WITH_ROLLOUTS = 16
 # How much longer than its deadline a close may take, in seconds.
 _CLOSE_GRACE = 1.0
 
@@ -55,7 +60,9 @@ class History:
         )
         self.models = self.checker.models
         self.futures: dict[int, Any] = {}
-        self._tokens = iter(range(1, 1_000_000))
+        self.tokens = iter(range(1, 1_000_000))
+        # Most histories have none: those that have take longer.
+        self.rollouts = RolloutUser(self) if self.random.random() < _WITH_ROLLOUTS else None
 
     def run(self) -> None:
         """Live through it.
@@ -80,7 +87,7 @@ class History:
         Supervisor.wait_closed = self._make_wait_closed()  # type: ignore[method-assign]
         End.by_fd.clear()
         try:
-            with world.installed():
+            with world.installed(), self.rollouts.installed() if self.rollouts else contextlib.nullcontext():
                 yield
         finally:
             engines._engine, worker.Poller, Supervisor.wait_closed = real  # type: ignore[method-assign]
@@ -104,9 +111,9 @@ class History:
 
     def _live(self) -> None:
         hangs = self.random.random() < 0.5 and not self.is_hidden
-        SimulatedEnv.may_hang = hangs
-        SimulatedEnv.trouble = 0.0
-        deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0) if hangs else ea.Deadlines()
+        SimulatedEnv.may_hang = SimulatedPolicy.may_hang = hangs
+        SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
+        deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, policy=1.0) if hangs else ea.Deadlines()
         most = 1000 if self.is_hidden else self.random.choice((1000, 1000, 2))
         policy = ea.RestartPolicy(max_restarts=most, backoff=0.01)
         SimulatedEnv.poison = 0 if self.is_hidden else self.random.choice((0, 7))
@@ -119,13 +126,14 @@ class History:
         recycle = ea.RecyclePolicy(max_steps=2) if per_actor == 1 and self.random.random() < 0.2 else None
         snapshot = ea.Snapshot(get_state, set_state, every=3) if self.random.random() < 0.2 else None
         SimulatedEnv.most_episodes = None
-        if recycle is not None and self.on_failure != "replay":
+        if recycle is not None and self.on_failure != "replay" and self.rollouts is None:
             SimulatedEnv.most_episodes = 1 + (self.autoreset == "same_step")
         SimulatedEnv.action_space = EchoEnv.action_space if self.random.random() < 0.7 else None
         self.world.note(
             f"{self.num_envs} envs, {per_actor} an actor, {self.on_failure}, {self.autoreset}, hangs {hangs}, "
             f"{standbys} standbys, {max_running} running, {recycle}, snapshots {snapshot is not None}, "
-            f"seeds {self.seeds_episodes}, {SimulatedEnv.action_space}, hidden {self.is_hidden}"
+            f"seeds {self.seeds_episodes}, {SimulatedEnv.action_space}, hidden {self.is_hidden}, "
+            f"rollouts {self.rollouts is not None}"
         )
         envs = ea.VectorEnv(
             [SimulatedEnv] * self.num_envs,
@@ -145,22 +153,20 @@ class History:
         self._numbers = envs._slots.numbers
         invariants = Invariants(envs)
         self.world.check = invariants.check
-        SimulatedEnv.trouble = 0.0 if self.is_hidden else self.random.choice((0.0, 0.05, 0.2))
+        SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0 if self.is_hidden else self.random.choice((0.0, 0.05, 0.2))
         self.world.interrupts = self.random.random() < 0.3 and not self.is_hidden
         self.world.on_signal = lambda: self._handle_signal(envs)
         try:
-            self._reset(envs, list(range(self.num_envs)), seed=7)
-            actions = [self._step, self._step, self._send, self._receive, self._submit, self._take_future, self._call]
-            actions += [self._kill, self._step_impatiently, self._reset_some, self._step_all]
-            actions += [self._kill] if self.is_hidden else [self._renew]
-            for _ in range(self.random.randrange(_MOST_ACTIONS)):
+            self.reset(envs, list(range(self.num_envs)), seed=7)
+            actions, most = self._choose_actions(envs)
+            for _ in range(self.random.randrange(most)):
                 self.random.choice(actions)(envs)
                 invariants.check()
             if self.random.random() < 0.5:
                 self._take_all(envs)
                 invariants.check_idle()
         finally:
-            SimulatedEnv.trouble = 0.0
+            SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
             self.world.interrupts = False
             envs.close()
             self.world.check = lambda: None
@@ -169,9 +175,22 @@ class History:
         for env_id, future in self.futures.items():
             if not future.done():
                 raise Violation(f"the future of env {env_id} outlives the vector")
+        if self.rollouts is not None:
+            self.rollouts.check_ended()
         left = [process.number for process in self.world.processes if not process.has_ended]
         if left:
             raise Violation(f"the processes {left} are left")
+
+    def _choose_actions(self, envs: ea.VectorEnv) -> tuple[list[Callable[[ea.VectorEnv], object]], int]:
+        """Return what the user does at random, and at most how often."""
+        actions: list[Callable[[ea.VectorEnv], object]]
+        actions = [self._step, self._step, self._send, self._receive, self._submit, self._take_future, self._call]
+        actions += [self._kill, self._step_impatiently, self._reset_some, self._step_all]
+        actions += [self._kill] if self.is_hidden else [self._renew]
+        if self.rollouts is None:
+            return actions, _MOST_ACTIONS
+        self.rollouts.begin(envs)
+        return actions + self.rollouts.actions(), _MOST_ACTIONS_WITH_ROLLOUTS
 
     def _idle(self) -> list[int]:
         idle = [env_id for env_id, model in enumerate(self.models) if not model.is_pending]
@@ -187,18 +206,24 @@ class History:
                 envs.step([0], env_ids=[lost])
                 raise Violation(f"env {lost}, whose episode was lost, steps")
         if any(self.models[env_id].needs_reset for env_id in ids):
-            self._reset(envs, [env_id for env_id in ids if self.models[env_id].needs_reset])
+            self.reset(envs, [env_id for env_id in ids if self.models[env_id].needs_reset])
         return [env_id for env_id in ids if not self.models[env_id].needs_reset and not self.models[env_id].is_pending]
 
     def _take_all(self, envs: ea.VectorEnv) -> None:
         """Take all results that are to come."""
         self.world.interrupts = False
+        if self.rollouts is not None:
+            self.rollouts.take_all(envs)
+        self.take_pending(envs)
+        while self.world.step():
+            pass
+
+    def take_pending(self, envs: ea.VectorEnv) -> None:
+        """Take all results of steps."""
         while self.futures:
             self._take_future(envs)
         while any(model.is_pending for model in self.models):
             self._receive(envs)
-        while self.world.step():
-            pass
 
     def _handle_signal(self, envs: ea.VectorEnv) -> None:
         """Do what a handler may do while the user waits for something else."""
@@ -213,7 +238,7 @@ class History:
         for env_id in ids:
             model = self.models[env_id]
             model.may_skip |= model.is_pending
-            model.token = None if resets else next(self._tokens)
+            model.token = None if resets else next(self.tokens)
             model.is_pending = True
             model.seed = model.options = None
             model.posted = int(self._numbers[env_id])
@@ -225,9 +250,9 @@ class History:
     def _reset_some(self, envs: ea.VectorEnv) -> None:
         if ids := self._idle():
             seed = self.random.choice((None, 3, 1 << 64))
-            self._reset(envs, ids, seed, self.random.choice((None, {"token": next(self._tokens)})))
+            self.reset(envs, ids, seed, self.random.choice((None, {"token": next(self.tokens)})))
 
-    def _reset(self, envs: ea.VectorEnv, ids: list[int], seed: int | None = None, options: Any = None) -> None:
+    def reset(self, envs: ea.VectorEnv, ids: list[int], seed: int | None = None, options: Any = None) -> None:
         self._begin(ids, resets=True)
         for env_id in ids:
             model = self.models[env_id]
@@ -254,7 +279,7 @@ class History:
             if any(model.is_pending for model in self.models):
                 return
             if needing := [env_id for env_id in ids if self.models[env_id].needs_reset]:
-                self._reset(envs, needing)
+                self.reset(envs, needing)
             if any(model.is_pending or model.needs_reset for model in self.models):
                 return
             actions = self._begin(ids)
@@ -262,7 +287,7 @@ class History:
             try:
                 self._take(ids, lambda: list(zip(*envs.step(actions, timeout=timeout), strict=True)))  # noqa: B023
             except Interrupted:
-                self._reset(envs, ids)
+                self.reset(envs, ids)
 
     def _renew(self, envs: ea.VectorEnv) -> None:
         actor = self.random.choice(envs.actors)
@@ -278,7 +303,7 @@ class History:
             try:
                 self._take(ids, lambda: list(zip(*envs.step(actions, env_ids=ids, timeout=timeout), strict=True)))
             except Interrupted:
-                self._reset(envs, ids)
+                self.reset(envs, ids)
 
     def _step_impatiently(self, envs: ea.VectorEnv) -> None:
         self._step(envs, timeout=self.random.choice((0.0, 1e-4, 0.05)))
@@ -311,6 +336,8 @@ class History:
             envs.send(self._begin(ids), env_ids=ids)
 
     def _receive(self, envs: ea.VectorEnv) -> None:
+        if self.rollouts is not None and self.rollouts.is_rolling:
+            return
         pending = [
             env_id for env_id, model in enumerate(self.models) if model.is_pending and env_id not in self.futures
         ]
@@ -362,7 +389,7 @@ class History:
 
     def _call(self, envs: ea.VectorEnv) -> int:
         env_id = self.random.randrange(self.num_envs)
-        token = next(self._tokens)
+        token = next(self.tokens)
         retries = self.checker.retries[token] = self.random.choice((0, 0, 1))
         self.world.note(f"the user calls env {env_id} with {token}, {retries} retries")
         model = self.models[env_id]

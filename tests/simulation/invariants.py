@@ -8,11 +8,11 @@ import envactors as ea
 from envactors.actor.core import ActorCore, SaveRequest
 from envactors.actor.requests import CallRequest, Entry
 from envactors.actor.rows import ActorRows
-from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READY
+from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READY, ROLLING
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, LIVE
 from simulation.world import Violation
 
-_NAMES = {IDLE: "idle", ASKED: "asked", POSTED: "posted", ARRIVED: "arrived", READY: "ready"}
+_NAMES = {IDLE: "idle", ASKED: "asked", POSTED: "posted", ARRIVED: "arrived", READY: "ready", ROLLING: "rolling"}
 
 
 class Invariants:
@@ -78,7 +78,7 @@ class Invariants:
             return f"waits {waits} times"
         if (index in self._pending.ready) != (state == READY):
             return "the results that are ready say otherwise"
-        if slot.op is not None and state in (IDLE, READY):
+        if slot.op is not None and state in (IDLE, READY, ROLLING):
             return "keeps what it was asked"
         if index in slots.outcomes and state != ARRIVED:
             return "has an outcome"
@@ -110,7 +110,7 @@ class Invariants:
         if core.step_limit is not None and "call" not in timers:
             if has_posted and rows.is_in_flight():
                 return "rows without a deadline"
-            if call is not None and call.timeout is not None:
+            if call is not None and (call.timeout is not None or call.is_stepwise):
                 return "a call without a deadline"
         if table.queue and call is None:
             return self._find_in_queue(core, table.queue[0], has_posted=has_posted)

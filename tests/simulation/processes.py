@@ -85,6 +85,9 @@ class Column:
     def __getitem__(self, rows: slice) -> np.ndarray:
         return self._column[rows]
 
+    def __setitem__(self, row: int, value: Any) -> None:
+        self.data[row] = value
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self._column
 
@@ -223,6 +226,7 @@ class Memory:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._parts: list[memoryview] = []
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         self._bytes = bytearray(layout.size)
@@ -238,6 +242,17 @@ class Memory:
         slab.completed = Column(self._world, slab.completed, Completed)  # type: ignore[assignment]
         slab.completed.data.encodings = slab.info_encoding.data  # type: ignore[attr-defined]
         return slab, InfoWriter(slab)
+
+    def extend(self, size: int) -> tuple[tuple[int, int], memoryview]:
+        self._parts.append(memoryview(bytearray(size)))
+        return (len(self._parts) - 1, size), self._parts[-1]
+
+    def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        part = self._parts[place[0]]
+        return part if writable else part.toreadonly()
+
+    def publish(self, place: tuple[int, int]) -> None:
+        """Do nothing: workers see each store at once."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -339,6 +354,10 @@ class Process(Worker):
         else:
             self.wakes_at = self._world.now + seconds
             self.fiber.pause(lambda: self.wakes_at is None)
+
+    def hosted_ids(self) -> list[int]:
+        """Return the indices of its envs."""
+        return [hosted.index for hosted in self._server.host.hosted_envs]
 
     # What the caller does with it ------------------------------------------------------------------------
 
