@@ -209,7 +209,10 @@ class Calls:
         if call.kind == Kind.REPLAY:
             core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - call.started)
         if core.table.queue or core.permits is not None:
-            core.on_idle()
+            if core.table.running is None and not (self.rows is not None and self.rows.has_posted()):
+                core.on_idle()
+            else:
+                self.dispatch()  # taking the reply into account has sent or posted something
 
     # Outcomes --------------------------------------------------------------------------------------------
 
