@@ -87,7 +87,7 @@ class RolloutMethods(abc.ABC):
             return future.result(timeout)
         except concurrent.futures.TimeoutError:
             if future.done():
-                raise
+                return future.result()  # it has ended meanwhile, or the error is its own
             raise VectorTimeoutError(
                 f"rollout waited {timeout} s for {steps} steps, which continue: wait for .future",
                 env_ids=[],

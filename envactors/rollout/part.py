@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.requests import Group
-from envactors.actor.slots import ASKED, POSTED, ROLLING, Op, Slots
+from envactors.actor.requests import CallRequest, Group
+from envactors.actor.slots import ASKED, NO_EPISODE, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import PLAIN
@@ -53,6 +53,7 @@ class ActorPart:
         number: The number of the rollout since the policy was set.
         steps: How many steps it has.
         parameters: What the policy is to load, if it has not.
+        lost: The errors with which envs have failed in rollouts before, by env.
         on_learnt: Called with what the policy returns beside the actions; makes a trajectory with a place for that.
         on_end: Called once the part has ended.
 
@@ -78,6 +79,7 @@ class ActorPart:
         number: int,
         steps: int,
         parameters: Parameters | None,
+        lost: dict[int, BaseException],
         on_learnt: Callable[[ActorPart, Stop], None],
         on_end: Callable[[ActorPart], None],
     ) -> None:
@@ -97,6 +99,7 @@ class ActorPart:
         self._number = number
         self._steps = steps
         self._parameters = parameters
+        self._lost_before = lost
         self._is_far = supervisor.config.backend.is_far
         self._on_learnt = on_learnt
         self._on_end = on_end
@@ -133,7 +136,18 @@ class ActorPart:
         for index in self._envs:
             trajectory.starts[0, index] = self._books.starts(index)
             self._write_observation(0, index, self._books.last_obs(index))
-        self._ask()
+        self.errors.update(_errors_of_lost(self._slots, self._envs, self._lost_before))
+        self.failures += [(0, index, error) for index, error in self.errors.items()]
+        if self.errors:
+            self._on_end(self)
+        else:
+            self.ask()
+
+    def move(self, trajectory: Trajectory, place: tuple[int, int]) -> None:
+        """Have its envs be in another trajectory from now on."""
+        if trajectory is not self.trajectory:
+            trajectory.take_columns(self.trajectory, self.first, self.stop)
+            self.trajectory, self.place = trajectory, place
 
     def _write_observation(self, step: int, index: int, obs: Any) -> None:
         """Write an observation of an env, and keep what has no place."""
@@ -141,14 +155,17 @@ class ActorPart:
         if not self.trajectory.is_whole:
             self.objects[step, index] = self.trajectory.objects_of(obs)
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Give the next order."""
+        self._send(OrderRequest(self))
+
+    def _send(self, request: CallRequest) -> None:
         core = self.supervisor.core
-        request = OrderRequest(self)
         with core.change, core.lock:
             if core.closing:
                 request.settle(None, core.errors.closed(request, core.incarnation), core.incarnation)
-                return
-            self.supervisor.queue(request)
+            else:
+                self.supervisor.queue(request)
 
     def order(self, incarnation: int) -> Order:
         """Return the next order; called under the lock."""
@@ -219,18 +236,15 @@ class ActorPart:
 
     def _set_policy(self) -> None:
         def then(_loads: bool, error: BaseException | None) -> None:
-            if error is None:
-                self._ask()
-            elif isinstance(error, ActorError) and core.lives and not core.closing:
-                self._ask()  # another process takes its place, which the restart policy limits
+            # After the end of a process, another one takes its place, which the restart policy limits.
+            if error is None or (isinstance(error, ActorError) and core.lives and not core.closing):
+                self.ask()
             else:
                 self.error = error
                 self._on_end(self)
 
         core = self.supervisor.core
-        request = PolicyRequest(self.supervisor, self._policy, then)
-        with core.change, core.lock:
-            self.supervisor.queue(request)
+        self._send(PolicyRequest(self.supervisor, self._policy, then))
 
     def be_late(self, position: int, *, in_policy: bool) -> None:
         # What has come of another machine is what it had before the order.
@@ -273,8 +287,8 @@ class ActorPart:
             else:
                 self._post(index, call_id, step)
                 failing.append(index)
-        # On another machine an env may have run whose action has not come from there.
-        return failing if in_policy or not self._is_far else []
+        # On another machine an env may have run whose action has not come from there, unless none was ever chosen.
+        return failing if in_policy or not self._is_far or self.trajectory.layout.action is None else []
 
     def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int, failure: Failure) -> None:
         """Have rows finish a step in which an env has raised; called under the lock."""
@@ -301,7 +315,8 @@ class ActorPart:
         slots = self._slots
         future = self._books.make_future(index)
         payload = None
-        if slots.slab.layout.action is None:
+        # Before the first action was learnt, a step can only fail.
+        if slots.slab.layout.action is None and self.trajectory.layout.action is not None:
             payload = make_payload(self.trajectory.action(step, index), pickles=slots.pickles)
         for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=False):
             array[index] = chosen[step, index]
@@ -341,7 +356,7 @@ class ActorPart:
                 self._queue(lost, step)
             self._go_on()
             return
-        self._ask()
+        self.ask()
 
     def _lost(self) -> list[int]:
         """Return the envs whose next step fails, since their process has ended and nothing brings them back."""
@@ -363,11 +378,12 @@ class ActorPart:
         trajectory.rewards[step, index] = result.reward
         trajectory.terminated[step, index] = result.terminated
         trajectory.truncated[step, index] = result.truncated
-        was_reset = bool(slots.ops[index] & RESET_BIT) and not result.truncated
+        over = bool(result.terminated or result.truncated)
+        # A reset within a step may have been finished in a row of its own, by the next process.
+        was_reset = bool(slots.ops[index] & RESET_BIT) and not over
         failure = result.info.get("failure")
         trajectory.ops[step, index] = STAND_IN if failure is not None else RESET if was_reset else STEP
-        begins = (result.terminated or result.truncated) and slots.autoreset == "same_step"
-        trajectory.starts[step + 1, index] = was_reset or begins
+        trajectory.starts[step + 1, index] = was_reset or (over and slots.autoreset == "same_step")
         row = step * trajectory.layout.envs + index
         trajectory.info_encoding[row] = PLAIN
         if result.info:
@@ -376,3 +392,9 @@ class ActorPart:
             self.failures.append((step, index, failure))
         self.progress.counted[index] = step + 1
         trajectory.done[index] = step + 1
+
+
+def _errors_of_lost(slots: Slots, envs: range, lost: dict[int, BaseException]) -> dict[int, BaseException]:
+    """Return the errors of envs that have lost their episode in a rollout before: only the user can reset them."""
+    waiting = [index for index in envs if slots.of[index].needs_reset and slots.of[index].holds == NO_EPISODE]
+    return {index: lost[index] for index in waiting if index in lost}

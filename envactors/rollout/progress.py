@@ -98,7 +98,8 @@ class PartProgress:
                 slot.fresh = slot.fresh and not (ops == RESET).any()
                 ran = ops != REPEAT
                 over, ops = over[ran], ops[ran]
-            self._books.record(index, over, ops == RESET)
+            if len(over):
+                self._books.record(index, over, ops == RESET)
             self.counted[index] = done
             self._keep(index)
 

@@ -93,6 +93,8 @@ class Rollouts:
         # The rollouts in flight, oldest first; and per actor its parts that have not ended.
         self._runs: list[_Run] = []
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
+        # The errors with which envs have failed, by env.
+        self._lost: dict[int, BaseException] = {}
         self._reactor = supervisors[0].reactor
 
     # The policy ------------------------------------------------------------------------------------------
@@ -229,6 +231,7 @@ class Rollouts:
             self._next,
             steps,
             self._parameters.last,
+            self._lost,
             functools.partial(self._on_learnt, run),
             functools.partial(self._on_part_end, run),
         )
@@ -282,9 +285,12 @@ class Rollouts:
             if layout.extras != stop.learnt or (layout.action is None and stop.action is not None):
                 self._extras = stop.learnt
                 self._action = stop.action
-                run.trajectory, run.place = self._take_trajectory(run.turn, layout.steps)
-            part.trajectory, part.place = run.trajectory, run.place
-        part.begin()
+                trajectory, place = self._take_trajectory(run.turn, layout.steps)
+                for ended in set(run.parts) - run.left:
+                    ended.move(trajectory, place)
+                run.trajectory, run.place = trajectory, place
+            part.move(run.trajectory, run.place)
+        part.ask()
 
     # Ends ------------------------------------------------------------------------------------------------
 
@@ -292,7 +298,9 @@ class Rollouts:
         with self._lock:
             if part not in run.left:
                 return
+            part.move(run.trajectory, run.place)
             run.left.discard(part)
+            self._lost.update(part.errors)
             queue = self._waiting[part.supervisor]
             queue.popleft()
             following = queue[0] if queue else None
@@ -326,9 +334,10 @@ class Rollouts:
             while self._runs and not self._runs[0].unsettled:
                 self._runs.pop(0)
             if not self._runs:
-                self._slots.at_rest[:] = bytes([IDLE]) * len(self._slots.of)
-                for index in range(len(self._slots.of)):
-                    self._slots.make_idle(index)
+                slots = self._slots
+                slots.at_rest[:] = bytes([IDLE]) * len(slots.states)
+                for index in range(len(slots.states)):
+                    slots.make_idle(index)
         if error is None:
             future.set_result(rollout)
         else:

@@ -225,7 +225,7 @@ class RolloutRunner:
             TypeError: It is something else than in the step before, or no numbers.
         """
         expected = trajectory.layout.extras
-        if not expected and extras and step == 0:
+        if not expected and extras and trajectory.chosen[self._first] == 0:
             learnt = tuple((name, ArraySpec(array.shape[1:], array.dtype)) for name, array in extras.items())
             if not all(spec.batchable for _, spec in learnt):
                 raise TypeError(f"the policy returned the extras {extras}: expected arrays of numbers")

@@ -195,6 +195,15 @@ class Trajectory:
         found: list[int] = rows[(encodings == RECORDED) | (encodings == INLINE_INFO)].tolist()
         return found
 
+    def take_columns(self, other: Trajectory, first: int, stop: int) -> None:
+        """Take over the columns of some envs from a trajectory that lacks the last arrays of this one."""
+        steps = self.layout.steps
+        pairs = zip(self._blocks(first, stop, 0, steps), other._blocks(first, stop, 0, steps), strict=False)
+        for mine, theirs in pairs:
+            mine[...] = theirs
+        for row in self._rows_with_infos(first, stop, 0, steps):
+            self.inline_info(row)[:] = other.inline_info(row)
+
     def columns(self, arrays: Sequence[npt.NDArray[Any] | None], first: int, stop: int) -> list[Any]:
         """Return the columns of some envs of arrays; None for those that are None."""
         return [None if array is None else array[:, first:stop] for array in arrays]
