@@ -86,6 +86,8 @@ class SimulatedEnv(EchoEnv):
         return obs, {**info, "seed": seed, "is_renewed": is_renewed}
 
     def step(self, action: Any) -> Any:
+        if self._is_fresh:
+            self.world.errors.append(Violation(f"env {self.env_id} steps, and was never reset in its process"))
         self.world.log.append((self.env_id, int(action), self._process.number))
         with self._counted(int(action)):
             self._misbehave()

@@ -11,6 +11,11 @@ from envactors.system.polling import READABLE, WRITABLE
 from simulation.processes import Bell, End
 from simulation.world import Queue, Violation, World
 
+# How often a thread that was woken by the end of a process runs only once it was woken again, and after how many events
+# in any case.
+_LATE = 0.3
+_MOST_LATE = 200
+
 Event = tuple[str, Callable[[], None]]
 
 
@@ -59,6 +64,8 @@ class Loop:
         self.logs = Logs(self.printing.submit)
         # Of each wait of the user's, from the outermost: what wakes it besides replies, and whether it was woken.
         self._waits: list[_Wait] = []
+        # Whether the end of a process was seen since a thread last looked at what it waits for.
+        self._has_buried = False
 
     # The interface of the reactor ------------------------------------------------------------------------
 
@@ -133,6 +140,7 @@ class Loop:
             while True:
                 self._world.interrupt()
                 if wait.is_woken:
+                    self._be_late(wait, deadline)
                     wait.is_woken = False
                     if done():
                         return True
@@ -144,6 +152,15 @@ class Loop:
                     raise Violation("a thread waits for what never comes")
         finally:
             self._waits.remove(wait)
+
+    def _be_late(self, wait: _Wait, deadline: float | None) -> None:
+        """Let a thread run late, now and then: another process may have taken over when it looks what has happened."""
+        has_buried, self._has_buried = self._has_buried, False
+        if has_buried and self._world.chance(_LATE):
+            wait.is_woken = False
+            for _ in range(_MOST_LATE):
+                if wait.is_woken or not self._world.step(deadline):
+                    return
 
     # What happens ----------------------------------------------------------------------------------------
 
@@ -183,6 +200,7 @@ class Loop:
             self._waits[-1].is_woken = True
 
     def _bury(self, process: Any) -> None:
+        self._has_buried = True
         with self._world.as_thread("reactor"):
             self._world.contain(lambda: self._handlers[process.sentinel](READABLE))
 

@@ -64,9 +64,9 @@ class SimulatedPolicy:
         world = self.world
         if not world.chance(self.trouble * _SHARE):
             return
-        kind = world.random.choice(("crash", "die", "raise", "nap", "hang" if self.may_hang else "nap"))
+        kind = world.random.choice(("crash", "die", "raise", "nap", *(("hang", "slow") if self.may_hang else ("nap",))))
         world.note(f"the policy in process {self._process.number}: {kind}")
-        world.troubles += kind != "nap"
+        world.troubles += kind not in ("nap", "slow")
         if kind == "crash":
             self._process.crash()
         elif kind == "die":
@@ -75,10 +75,12 @@ class SimulatedPolicy:
             raise PolicyFailedError("the policy has failed")
         elif kind == "nap":
             self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
+        elif kind == "slow":
+            self._process.sleep(world.random.choice((1.1, 1.6)))  # too long for an env
         else:
             hosted = env_ids if env_ids else self._process.hosted_ids()
             world.hung.update((self._process.number, env_id) for env_id in hosted)
-            self._process.sleep(world.random.choice((None, 0.9, 1.1, 2.1)))
+            self._process.sleep(world.random.choice((None, 2.4, 2.6, 3.6)))
 
 
 class _Array:
