@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import threading
@@ -287,6 +288,22 @@ def test_each_actor_can_have_a_future_of_its_own(tmp_path):
         gate.touch()
         assert slow.result(SOON).env_ids.tolist() == [2, 3]
         assert slow.result().obs.shape == (4, 2, 2)
+        envs.step([0, 0], env_ids=[0, 1])
+
+
+def test_a_rollout_that_ends_as_its_timeout_passes_is_returned(monkeypatch):
+    class Late(concurrent.futures.Future):
+        def result(self, timeout=None):
+            if timeout is None:
+                return super().result()
+            super().result()
+            raise TimeoutError
+
+    monkeypatch.setattr(rollouts, "Future", Late)
+    with ea.VectorEnv([Walk]) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        assert envs.rollout(2, timeout=1.0).valid.all()
 
 
 def test_closing_ends_rollouts_in_flight(tmp_path):
@@ -372,6 +389,53 @@ def test_a_failure_that_is_raised_has_what_had_ended(tmp_path, fault, envs_per_a
             assert batch.valid[:, [0, 2]].all(), "no actor waits for another"
         envs.reset(seed=2)
         assert envs.rollout(6, timeout=SOON).valid.all()
+
+
+@pytest.mark.parametrize("fault", ["die", "hang"])
+def test_a_second_rollout_in_flight_does_not_step_an_env_that_the_first_one_has_lost(tmp_path, fault):
+    with with_fault(tmp_path, fault, "raise", envs_per_actor=1) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        first, second = envs.rollout_async(6), envs.rollout_async(6)
+        told = first.exception(SOON).failures[1]
+        error = second.exception(SOON)
+        assert error.failures == {1: told}
+        assert error.batch.valid[0].tolist() == [True, False, True]
+        assert not error.batch.valid[:, 1].any()
+
+
+class Spaceless(Walk):
+    """Says nothing of its actions."""
+
+    action_space = None
+
+
+class DiesFirst:
+    """A policy that ends its process when it is called first."""
+
+    def __init__(self, orders: Path) -> None:
+        self.orders = orders
+
+    def __call__(self, obs, context):
+        obey(self.orders, "die")
+        return choose(obs, context), {"twice": 2 * obs}
+
+
+@pytest.mark.parametrize("envs_per_actor", [1, 2])
+@pytest.mark.parametrize("env", [Walk, Spaceless])
+def test_what_a_policy_returns_is_learnt_after_a_failure_at_the_first_step(tmp_path, env, envs_per_actor):
+    orders = tmp_path / "orders"
+    with ea.VectorEnv([env] * 2, envs_per_actor=envs_per_actor, on_failure="renew", restart=ALWAYS) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(lambda: DiesFirst(orders))
+        rollout = envs.rollout(4, timeout=SOON)
+        failed = sorted(index for _, index, _ in rollout.failures)
+        assert len(failed) == envs_per_actor
+        valid = np.ones((4, 2), bool)
+        valid[:2, failed] = False  # the last observation once more, and a reset
+        np.testing.assert_array_equal(rollout.valid, valid)
+        np.testing.assert_array_equal(rollout.obs[1, failed], rollout.obs[0, failed])
+        np.testing.assert_array_equal(rollout.extras["twice"][1:], 2 * rollout.obs[1:])
 
 
 @FAULTS
@@ -671,6 +735,18 @@ def test_without_autoreset_an_env_repeats_its_last_observation():
         np.testing.assert_array_equal(rollout.last_obs[1], rollout.obs[4, 1])
         with pytest.raises(ea.VectorInputError, match="needs a reset first"):
             envs.rollout(1)
+
+
+def test_without_autoreset_a_second_rollout_in_flight_repeats_the_last_observation():
+    with ea.VectorEnv([lambda: Walk(length=20), lambda: Walk(length=4)], autoreset="disabled") as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        first, second = envs.rollout_async(6), envs.rollout_async(3)
+        last = first.result(SOON).last_obs[1]
+        assert second.result(SOON).valid.tolist() == [[True, False]] * 3
+        np.testing.assert_array_equal(second.result().obs[:, 1], [last] * 3)
+        envs.reset(env_ids=[1])
+        assert envs.rollout(3, timeout=SOON).valid.all()
 
 
 def test_without_copies_a_rollout_is_a_view():
