@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from envactors.actor.future import ActorFuture
 from envactors.actor.requests import CallRequest, Group
 from envactors.actor.slots import ASKED, NO_EPISODE, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
@@ -39,6 +38,7 @@ from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
 from envactors.rollout.trajectory import RESET, STAND_IN, STEP, ColumnsNote, Trajectory
 
 if TYPE_CHECKING:
+    from envactors.actor.future import ActorFuture
     from envactors.actor.rows import ActorRows
 
 
@@ -119,14 +119,6 @@ class ActorPart:
         self.progress.trajectory = trajectory
 
     # Orders ----------------------------------------------------------------------------------------------
-
-    def renew_if_due(self) -> None:
-        """Replace the process if that is due, and its env is to be reset anyway."""
-        core, slots = self.supervisor.core, self._slots
-        with core.change, core.lock:
-            is_due = any(slots.of[index].retiring and slots.ended[index] for index in self._envs)
-            if is_due and core.lives and not core.closing:
-                self.supervisor.queue_renewal(ActorFuture(self.supervisor, None))
 
     def begin(self) -> None:
         """Begin: the last observations are the first ones of the trajectory."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from envactors.actor.future import ActorFuture
 from envactors.actor.slots import IDLE, ROLLING, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import RowMemory
@@ -218,8 +219,7 @@ class Rollouts:
                 self._waiting[part.supervisor].append(part)
             ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
         for part in ready:
-            part.renew_if_due()
-            part.begin()
+            _begin(part, self._slots)
         return run.futures
 
     def _make_part(self, run: _Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
@@ -306,8 +306,7 @@ class Rollouts:
             following = queue[0] if queue else None
             is_last = not run.left  # of several that end at once, one is
         if following is not None:
-            following.renew_if_due()
-            following.begin()
+            _begin(following, self._slots)
         if len(run.futures) > 1:
             self._hand_out(run, [part], run.futures[run.parts.index(part)])
         elif is_last:
@@ -342,6 +341,16 @@ class Rollouts:
             future.set_result(rollout)
         else:
             future.set_exception(error)
+
+
+def _begin(part: ActorPart, slots: Slots) -> None:
+    """Begin a part, in another process if its own is to be replaced and its env to be reset anyway."""
+    core = part.supervisor.core
+    with core.change, core.lock:
+        is_due = any(slots.of[index].retiring and slots.ended[index] for index in range(part.first, part.stop))
+        if is_due and core.lives and not core.closing:
+            part.supervisor.queue_renewal(ActorFuture(part.supervisor, None))
+    part.begin()
 
 
 def _tell_made(future: Future[bool], loads: bool, error: BaseException | None) -> None:

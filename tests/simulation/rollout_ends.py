@@ -14,10 +14,14 @@ from simulation.waits import Check
 
 
 class _Part:
-    """A part of a rollout; begins nothing."""
+    """A part of a rollout."""
 
     def __init__(self, supervisor: Any) -> None:
         self.supervisor = supervisor
+        self.errors: dict[int, BaseException] = {}
+
+    def move(self, trajectory: Any, place: Any) -> None:
+        pass
 
 
 class _Supervisor:
