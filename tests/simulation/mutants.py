@@ -237,7 +237,6 @@ MUTANTS = [
     Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
     Mutant(STEPPER + "_are_all_finished", "if self._slots.states != self._all_posted:", "if False:", HANGS),
     Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
-    Mutant(STEPPER + "_are_all_finished", " or self._heard.get(actor) is not process.page", "", HANGS),
     Mutant(STEPPER + "_is_finished", " or self._heard.get(supervisor) is not process.page", "", HANGS),
     Mutant(STEPPER + "_gather_all", "slots.states[:] = self._all_idle", "pass", STATES),
     Mutant(STEPPER + "gather", "states[env_id] = IDLE", "pass", STATES),
@@ -267,10 +266,8 @@ MUTANTS = [
     Mutant("actor.future:ActorFuture._read_here", "setdefault(read, me)", "setdefault(None, me)", HANGS),
     Mutant("actor.future:ActorFuture.arrive", "if self._waiting:", "if True:", HANGS),
     # Rollouts.
-    Mutant(PROGRESS + "forget_later", "self.trajectory.done[index] = self.counted[index]", "pass", MIXES),
     Mutant(PROGRESS + "count", "slot.holds = slot.incarnation", "pass", LOSSES),
     Mutant(PROGRESS + "count", "self._record(index, before, done)", "pass", REPLAYS),
-    Mutant(PROGRESS + "count", "whole = self.late.done", "pass", REPLAYS),
     Mutant(PROGRESS + "_keep", "array[done, index]", "array[done - 1, index]", LAST),
     Mutant(
         PART + "begin", "self.errors.update(_errors_of_lost(self._slots, self._envs, self._lost_before))", "", LOSSES
@@ -284,8 +281,6 @@ MUTANTS = [
     Mutant(PART + "order", "step + 1 if lost else self._steps", "self._steps", LOSSES),
     Mutant(PART + "on_reply", "self.progress.count()", "pass", MIXES),
     Mutant(PART + "on_end", "self._set_policy()", "self.ask()", HANGS),
-    Mutant(PART + "hand_over", "rows.overdue = None if in_policy else self.first + late.position", "pass", BLAMES),
-    Mutant(PART + "hand_over", "self.progress.forget_later()", "pass", ONCE),
     Mutant(PART + "_leave_to_rows", "rows.arrive_for_others()", "pass", HANGS),
     Mutant(PART + "_own", " and self.trajectory.layout.action is not None", "", HANGS),
     Mutant(PART + "_send", "if core.closing:", "if False:", HANGS),
@@ -298,22 +293,12 @@ MUTANTS = [
         MIXES,
     ),
     Mutant(ROLLOUTS + "_on_part_end", "following.begin()", "pass", HANGS),
-    Mutant(ROLLOUTS + "_on_part_end", "part.move(run.trajectory, run.place)", "pass", LAST),
-    Mutant(
-        ROLLOUTS + "_settle",
-        "while self._runs and not self._runs[0].unsettled:",
-        "while self._runs and not run.unsettled and run in self._runs:",
-        MIXES,
-    ),
     Mutant(ROLLOUTS + "_settle", "slots.make_idle(index)", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
     Mutant(COLUMNS + "_write", "array[step + 1, index] = leaf", "array[step, index] = leaf", LAST),
-    Mutant(COLUMNS + "step", "observations[index] = obs", "done[index] = step + 1; observations[index] = obs", LAST),
     Mutant(COLUMNS + "clear", "array[start, due] = 0", "pass", "a row says what became of its env"),
     Mutant("rollout.columns:Column.go_on", "self._episode += 1", "pass", "episodes have their seeds"),
     Mutant(
         ROLLOUT_RUNNER + "run", "parameters.version != self._version", "self._version == 0", "the last parameters count"
     ),
-    Mutant(ROLLOUT_RUNNER + "_choose", "page.counters[METHOD] = METHOD_POLICY", "pass", BLAMES),
-    Mutant(CALLS + "_on_reply", "not (self.rows is not None and self.rows.has_posted())", "True", LIMIT),
 ]
