@@ -18,7 +18,7 @@ from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import PAGE, ControlPage, PagePlace
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.slab import Layout, Slab
-from envactors.system.memory import SharedFile, map_file
+from envactors.system.memory import SharedFile, map_file, map_part
 from envactors.system.polling import Doorbell
 from envactors.system.processes import (
     STACKS_SIGNAL,
@@ -185,7 +185,7 @@ class MappedParts:
 
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
         start, size = place
-        part = memoryview(map_file(self._fd, size, start))
+        part = map_part(self._fd, size, start)
         return part if writable else part.toreadonly()
 
 

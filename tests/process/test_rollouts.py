@@ -719,6 +719,22 @@ def test_a_process_is_recycled_between_rollouts(on_failure):
         assert [counts.restarts for counts in envs.stats().actors] == [0, 0]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted there")
+def test_rollouts_leave_a_worker_as_many_descriptors_as_it_had():
+    def descriptors():
+        return [len(list(Path(f"/proc/{actor.pid}/fd").iterdir())) for actor in envs.actors]
+
+    with ea.VectorEnv([Walk] * 4, envs_per_actor=2) as envs:
+        envs.reset(seed=1)
+        envs.step([0] * 4)
+        before = descriptors()
+        envs.set_policy(Learning)
+        for scale in range(5):
+            envs.rollout(4, {"offset": np.full(3, scale)})
+            envs.rollout(5 + scale)
+        assert descriptors() == before
+
+
 # Other options -------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import inspect
+import mmap
 import os
 import signal
 import subprocess
@@ -12,6 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from budget import examples
 from helpers import SOON, is_gone, run_script, wait_until
@@ -20,6 +23,7 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.system import choice
+from envactors.system.descriptors import count_descriptors
 
 FILES = ["memory", "polling", "processes"]
 SYSTEMS = ["linux", "portable"]
@@ -187,6 +191,33 @@ def test_a_reserved_part_of_a_file_is_zeros_and_no_more_is_touched(memory):
         assert os.pread(file.fileno(), 4096, 8192) == bytes(4096)
         memory.reserve(file.fileno(), 16384, 3 << 20)
         assert os.fstat(file.fileno()).st_size == 16384 + (3 << 20)
+
+
+def test_a_mapped_part_is_shared_and_is_freed_with_its_last_view(memory):
+    with memory.open_unnamed("test") as file:
+        os.ftruncate(file.fileno(), 3 * mmap.PAGESIZE)
+        before = count_descriptors()
+        part = memory.map_part(file.fileno(), mmap.PAGESIZE, mmap.PAGESIZE)
+        if memory.__name__.endswith("linux.memory"):
+            assert count_descriptors() == before
+        array = np.frombuffer(part, np.uint8)[7:]
+        array[0] = 9
+        del part
+        gc.collect()
+        assert os.pread(file.fileno(), 1, mmap.PAGESIZE + 7) == b"\x09"
+        assert array[0] == 9
+        before = mappings_of(file)
+        del array
+        gc.collect()
+        assert mappings_of(file) == before - 1
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            memory.map_part(10_000, mmap.PAGESIZE, 0)
+
+
+def mappings_of(file):
+    """How many pieces of this process's memory are parts of a file."""
+    inode = str(os.fstat(file.fileno()).st_ino)
+    return sum(inode in line.split() for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_the_file_of_a_text_is_this_users_alone(memory):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
+import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -26,6 +30,26 @@ def fix_size(fd: int, size: int) -> None:
     """Set the size of a file; it can only grow: reading what another process has cut off would end this one."""
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+
+
+def map_part(fd: int, size: int, start: int) -> memoryview:
+    """Map a part of a file without a descriptor of its own, which `mmap.mmap` has before Python 3.13."""
+    if sys.version_info >= (3, 13):
+        return memoryview(mmap.mmap(fd, size, offset=start, trackfd=False))
+    import numpy as np  # which has no place in helpers, and is there in workers
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = *(ctypes.c_void_p, ctypes.c_size_t), *[ctypes.c_int] * 3, ctypes.c_int64
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, start)
+    if address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{size} bytes could not be mapped: {os.strerror(error)}")
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    # A chain of references keeps it mapped as long as any view of it is in use.
+    return np.frombuffer(memoryview(memory), np.uint8).data
 
 
 def check_room(size: int) -> None:

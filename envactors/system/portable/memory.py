@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ def open_unnamed(name: str) -> IO[bytes]:
 def fix_size(fd: int, size: int) -> None:
     """Set the size of a file; unlike a sealed memfd, nothing keeps another process from changing it later."""
     os.ftruncate(fd, size)
+
+
+def map_part(fd: int, size: int, start: int) -> memoryview:
+    """Map a part of a file."""
+    return memoryview(mmap.mmap(fd, size, offset=start))
 
 
 def check_room(size: int) -> None:
