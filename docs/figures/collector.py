@@ -1,7 +1,7 @@
 """Prints how fast rollouts are beside TorchRL's ``MultiSyncCollector``: ``python docs/figures/collector.py``.
 
-Both have two workers of four CartPoles each, the same network of two layers of 64 units in PyTorch, and 128 steps a turn.
-They take turns in one run; the ratio is the median of the turns.
+Both have two workers of four CartPoles each, the same network of two layers of 64 units in PyTorch, and 128 steps a
+turn. They take turns in one run; the ratio is the median of the turns.
 """
 
 from __future__ import annotations

@@ -139,9 +139,10 @@ def print_memory() -> None:
             after = process.memory_full_info()
             rollout = envs.rollout(steps)
             size = sum(value.nbytes for value in rollout if isinstance(value, np.ndarray))
+            grown = (after.uss - before.uss) / 1e6
             print(
-                f"memory, {steps} steps: a rollout has {size / 1e6:.2f} MB; the caller's own grew by "
-                f"{(after.uss - before.uss) / 1e6:.2f} MB in 20 more; descriptors of workers {descriptors} -> {count_descriptors(envs)}"
+                f"memory, {steps} steps: a rollout has {size / 1e6:.2f} MB; the caller grew by {grown:.2f} MB in 20 more; "
+                f"descriptors of workers: {descriptors}, then {count_descriptors(envs)}"
             )
 
 
