@@ -141,7 +141,7 @@ def print_memory() -> None:
             size = sum(value.nbytes for value in rollout if isinstance(value, np.ndarray))
             grown = (after.uss - before.uss) / 1e6
             print(
-                f"memory, {steps} steps: a rollout has {size / 1e6:.2f} MB; the caller grew by {grown:.2f} MB in 20 more; "
+                f"memory, {steps} steps: a rollout has {size / 1e6:.2f} MB; the caller grew by {grown:.2f} MB; "
                 f"descriptors of workers: {descriptors}, then {count_descriptors(envs)}"
             )
 
