@@ -95,6 +95,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_at", "self.counters[RING_AT] = count", "pass", HANGS),
     Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
     Mutant(PAGE + "set_wait", "self.last_call = max(self.last_call, call_id)", "pass", ONCE),
+    Mutant("actor.process:ActorProcess.drain_and_reap", "self.page.keep()", "pass", ONCE),
     # The worker.
     Mutant(RUNNER + "StepRunner.run_rows", "if number != completed[index]:", "if True:", ONCE),
     Mutant(RUNNER + "StepRunner.run_rows", "not op & PAYLOAD or row.payload[0] == number", "True", MIXES),
