@@ -33,6 +33,20 @@ def _fail_to_make() -> None:
     raise LookupError("no such env")
 
 
+class _Policy:
+    """Chooses what parameters, observations, and random numbers say."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def load(self, parameters: dict[str, Any]) -> None:
+        self._offset = int(parameters["offset"][0])
+
+    def __call__(self, obs: Any, context: ea.PolicyContext) -> Any:
+        noise = context.rng.integers(100, size=len(obs))
+        return obs[:, 1] + noise + self._offset, {"noise": noise}
+
+
 class _Introspective(EchoEnv):
     """Knows its actor."""
 
@@ -200,6 +214,35 @@ class BackendConformance:
             assert obs[:, 1].tolist() == [3, 0, 3]
             assert infos[1]["seed"] not in (None, 2)
             assert envs.step([4, 4, 4])[0][:, 1].tolist() == [4, 1, 4]
+
+    def test_a_rollout_equals_the_loop_of_steps(self) -> None:
+        with self.make_envs(3) as envs, self.make_envs(3) as stepped:
+            envs.reset(seed=3)
+            envs.set_policy(_Policy, seed=9)
+            obs, _ = stepped.reset(seed=3)
+            policies = [_Policy() for _ in range(3)]
+            for number, parameters in enumerate(({"offset": np.array([1000])}, None)):
+                rollout = envs.rollout(8, parameters)
+                assert rollout.policy_version.tolist() == [1] * 3
+                for step in range(8):
+                    actions = []
+                    for index, policy in enumerate(policies):
+                        if parameters is not None:
+                            policy.load(parameters)
+                        rng = np.random.Generator(np.random.Philox(key=9, counter=[0, step, number, index]))
+                        env_ids, starts = np.array([index]), rollout.starts[step, [index]]
+                        chosen, extras = policy(obs[[index]], ea.PolicyContext(env_ids, starts, step, rng))
+                        assert rollout.extras["noise"][step, index] == extras["noise"][0]
+                        actions.append(int(chosen[0]))
+                    assert rollout.actions[step].tolist() == actions
+                    _assert_equal(rollout.obs[step], obs)
+                    obs, rewards, terminated, truncated, _ = stepped.step(actions)
+                    _assert_equal(rollout.rewards[step], rewards)
+                    _assert_equal(rollout.terminated[step], terminated)
+                    _assert_equal(rollout.truncated[step], truncated)
+                _assert_equal(rollout.last_obs, obs)
+            assert not rollout.failures
+            assert not rollout.valid.all(), "an episode has five steps, and then a reset"
 
     def test_deaths_and_deadlines_where_workers_can_be_killed(self) -> None:
         if not self._kills():
