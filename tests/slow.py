@@ -20,7 +20,7 @@ SLOW = {
     r"test_left_behind\.py::\w+\[spawn\]": "loky",
     r"test_scripts\.py::\w+\[spawn\]": "loky",
     r"test_system\.py::test_workers_end_with_a_caller_that_is_killed\[a loop in Python\]": "a loop in C, nothing",
-    r"test_other_python\.py::TestConformance::(?!test_(calls_run|deaths|a_fac))": "three",
+    r"test_other_python\.py::TestConformance::(?!test_(calls_run|deaths|a_fac|a_rollout))": "four",
     r"test_(promises|left_behind)\.py::\w+\[loky\]": "forkserver, fork; test_backends.py and test_scripts.py have loky",
     r"test_scripts\.py::test_ctrl_c_gives\w+\[(loky|fork)\]": "forkserver",
     r"test_backends\.py::test_(memory|workers_have|an_actors|a_worker_has)\w+\[(MT19937-)?loky\]": "forkserver, fork",

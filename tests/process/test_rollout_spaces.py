@@ -141,7 +141,7 @@ observations = nests | st.just(TEXT) | nests.map(lambda inner: spaces.Dict(array
 
 @pytest.mark.parametrize("backend", ["inline", "thread", "process"])
 def test_rollouts_equal_loops_over_all_spaces(backend):
-    @settings(max_examples=examples(50 if backend == "process" else 200))
+    @settings(max_examples=examples(50 if backend == "process" else 100))
     @given(
         observations, nests, st.sampled_from([1, 2, 3]), st.sampled_from(["next_step", "same_step"]), st.integers(0, 99)
     )
