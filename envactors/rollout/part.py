@@ -270,15 +270,10 @@ class ActorPart:
                 self._post(index, call_id, step)
             return []
         # The policy, or what comes before it: where a replay brings the env back, the step is tried once more.
-        recovery = self.supervisor.core.recovery
-        failing = []
-        for index in left:
-            journal = recovery.journal(index)
-            if recovery.replays and journal.can_retry(self._slots, index, ActorError("")):
-                journal.count_failure()
-            else:
-                self._post(index, call_id, step)
-                failing.append(index)
+        counts = in_policy or self._is_far  # otherwise nothing of the step had begun
+        failing = [index for index in left if not self.progress.tries_again(index, counts=counts)]
+        for index in failing:
+            self._post(index, call_id, step)
         # On another machine an env may have run whose action has not come from there, unless none was ever chosen.
         return failing if in_policy or not self._is_far or self.trajectory.layout.action is None else []
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from envactors.actor.slots import Slots
 from envactors.actor.supervisor import Supervisor
+from envactors.errors import ActorError
 from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.messages import episode_seed
 from envactors.mailbox.specs import unflatten
@@ -102,6 +103,22 @@ class PartProgress:
                 self._books.record(index, over, ops == RESET)
             self.counted[index] = done
             self._keep(index)
+
+    def tries_again(self, index: int, *, counts: bool) -> bool:
+        """Return whether a replay brings an env back, and its step may be tried once more.
+
+        Args:
+            index: The env.
+            counts: Whether this counts against the inputs, which are not tried a third time.
+        """
+        recovery = self._supervisor.core.recovery
+        journal = recovery.journal(index)
+        if not counts:
+            return recovery.replays and journal.whole
+        if not recovery.replays or not journal.can_retry(self._slots, index, ActorError("")):
+            return False
+        journal.count_failure()
+        return True
 
     def forget_later(self) -> None:
         """Forget what the process, which has ended, has written after its deadline."""
