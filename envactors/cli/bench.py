@@ -41,10 +41,10 @@ the cores give), and with every other library that is installed: gymnasium
 (AsyncVectorEnv), stable-baselines3 (SubprocVecEnv), tianshou (ShmemVectorEnv), ray
 and dask (one actor per env), loky (one executor per env), and pipe (one bare
 multiprocessing.Pipe per env). All sides start from the same seeds and execute the
-same actions, each in a process of its own; for rollouts, a policy in the workers plays
-them back. They are started once and then take
-turns, round by round; ratios are formed within a round, and the table shows
-medians. Resets between episodes take time, but do not count as steps.
+same actions, each in a process of its own; for rollouts, a policy in the workers
+plays them back. They are started once and then take turns, round by round; ratios
+are formed within a round, and the table shows medians. Resets between episodes take
+time, but do not count as steps.
 
 ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
 an env, such as envactors.testing.workloads:nothing.

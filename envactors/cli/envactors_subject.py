@@ -10,7 +10,6 @@ import numpy.typing as npt
 import envactors as ea
 from envactors.cli.jobs import Job
 from envactors.cli.subject_base import VectorSubject
-from envactors.system.cpus import cores
 from envactors.tuning.playback import PlaybackRollouts
 
 
@@ -98,8 +97,7 @@ class EnvactorsRollout(EnvactorsSubject):
     label = "envactors, rollout"
 
     def start(self) -> None:
-        envs_per_actor = -(-self._job.num_envs // cores())
-        self._envs = ea.VectorEnv([self._job.source] * self._job.num_envs, envs_per_actor=envs_per_actor)
+        self._envs = ea.VectorEnv([self._job.source] * self._job.num_envs, envs_per_actor="auto")
         self._rollouts = PlaybackRollouts(self._envs, self._job.action_spec, self._job.actions)
 
     def _reset(self, seed: int) -> None:

@@ -82,7 +82,7 @@ def placements(num_envs: int, cores: int) -> list[Candidate]:
     sizes = list(dict.fromkeys(-(-num_envs // count) for count in counts))
     return [
         Candidate("inline", num_envs),
-        Candidate("thread", -(-num_envs // min(cores, num_envs))),
+        Candidate("thread", _per_core(num_envs, cores)),
         *(Candidate("process", size) for size in sizes),
     ]
 
@@ -91,7 +91,7 @@ def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int,
     """Return what else to try of the best placement, and of the best in processes."""
     tried = [
         dataclasses.replace(winner, copy=False),
-        Candidate("process", -(-num_envs // min(cores, num_envs)), in_workers=True),
+        Candidate("process", _per_core(num_envs, cores), in_workers=True),
     ]
     if best_processes is not None:
         fresh: StartMethod = "loky" if DEFAULT != "loky" else "spawn"
@@ -102,3 +102,8 @@ def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int,
             if best_processes.envs_per_actor != 1:
                 tried.append(Candidate("process", 1, min_envs=num_envs // 2))
     return list(dict.fromkeys(tried))
+
+
+def _per_core(num_envs: int, cores: int) -> int:
+    """Return how many envs share an actor if there is one per core."""
+    return -(-num_envs // min(cores, num_envs))
