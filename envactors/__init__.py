@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from concurrent.futures import as_completed as as_completed
     from concurrent.futures import wait as wait
 
+    from envactors.actor.awaiting import as_completed_async as as_completed_async
     from envactors.actor.future import ActorFuture as ActorFuture
     from envactors.actor.handle import spawn as spawn
     from envactors.actor.pool import ActorPool as ActorPool
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 # module: the public names that it defines
 _HOMES = {
     "concurrent.futures": "Future as_completed wait",
+    "envactors.actor.awaiting": "as_completed_async",
     "envactors.actor.future": "ActorFuture",
     "envactors.actor.handle": "spawn",
     "envactors.actor.pool": "ActorPool",

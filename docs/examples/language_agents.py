@@ -86,13 +86,13 @@ async def timed(agent, what, awaitable):
 
 
 async def episode(agent, actor, server, seed):
-    seen = await asyncio.wrap_future(actor.begin(seed))
+    seen = await actor.begin(seed)
     turns = 0
     while seen != "the fact":
         turns += 1
         answer = await timed(agent, "model", server.ask(seen))
         call = actor.search(seen) if answer == "search" else actor.options(timeout=0.25).open_page(answer)
-        seen = await timed(agent, "tool", asyncio.wrap_future(call))
+        seen = await timed(agent, "tool", call)
     return turns
 
 

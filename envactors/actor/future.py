@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from envactors.actor.awaiting import AwaitableFuture
 from envactors.actor.reactor import Reactor
 from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.type_variables import R
 from envactors.options import check_patience
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
@@ -31,8 +33,8 @@ class CallOwner(Protocol):
         """Wait until ``done()``, which says something about the future, or the deadline (`time.monotonic`)."""
 
 
-class ActorFuture(concurrent.futures.Future[Any]):
-    """The result of one call, a real `concurrent.futures.Future`.
+class ActorFuture(AwaitableFuture[R]):
+    """The result of one call: a real `concurrent.futures.Future` that can be awaited, too.
 
     Waiting with a timeout ends the waiting, never the call. Callbacks run in a thread of the library's own, where
     they may wait for other calls.
@@ -53,7 +55,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
         # What the standard library's constructor sets, without its condition: making one takes longer than all else,
         # and few futures need it.
         self._state = "PENDING"
-        self._result: Any = None
+        self._result: R = None  # type: ignore[assignment] # read only once there is a result
         self._exception: BaseException | None = None
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
@@ -76,7 +78,7 @@ class ActorFuture(concurrent.futures.Future[Any]):
                 self._finish(*outcome)  # the thread that settles it may be only about to
             return self._made.get(None) or self._made.setdefault(None, threading.Condition())
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R:
         """Return the call's result.
 
         Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
+from envactors.actor.awaiting import AwaitableFuture
 from envactors.errors import VectorInputError, VectorTimeoutError
 from envactors.options import check_timeout
 from envactors.rollout.evaluation import Evaluator
@@ -95,11 +95,11 @@ class RolloutMethods(abc.ABC):
                 future=future,
             ) from None
 
-    def rollout_async(self, steps: int, parameters: Any = None) -> Future[Rollout]:
+    def rollout_async(self, steps: int, parameters: Any = None) -> AwaitableFuture[Rollout]:
         """Start a rollout, and return its future; two may be in flight. Arguments and errors as for `rollout`."""
         return self._start_rollout(steps, parameters, each=False)[0]
 
-    def rollout_each(self, steps: int, parameters: Any = None) -> list[Future[Rollout]]:
+    def rollout_each(self, steps: int, parameters: Any = None) -> list[AwaitableFuture[Rollout]]:
         """Start a rollout, and return a future per actor, of the `Rollout` of its envs; no actor waits for another."""
         return self._start_rollout(steps, parameters, each=True)
 
@@ -128,7 +128,7 @@ class RolloutMethods(abc.ABC):
         finally:
             rollouts.end_episodes()
 
-    def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[Future[Rollout]]:
+    def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[AwaitableFuture[Rollout]]:
         return self._check_policy("rollout").start(steps, parameters, each=each)
 
     def _check_policy(self, what: str) -> Rollouts:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from envactors.actor.awaiting import AwaitableFuture
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import IDLE, ROLLING, Slots
 from envactors.actor.supervisor import Supervisor
@@ -53,7 +54,7 @@ class _Run:
         self.place = place
         self.copy = copy
         self.parts: list[ActorPart] = []
-        self.futures: list[Future[Rollout]] = []
+        self.futures: list[AwaitableFuture[Rollout]] = []
         self.left: set[ActorPart] = set()
         self.unsettled: set[Future[Rollout]] = set()
 
@@ -179,7 +180,7 @@ class Rollouts:
 
     def start(
         self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[Future[Rollout]]:
+    ) -> list[AwaitableFuture[Rollout]]:
         """Start a rollout.
 
         Args:
@@ -203,7 +204,7 @@ class Rollouts:
         with self._lock:
             self._turn ^= 1
             run = _Run(self._turn, *self._take_trajectory(self._turn, steps), copy=self._copy if copy is None else copy)
-            run.futures = [Future() for _ in range(len(self._supervisors) if each else 1)]
+            run.futures = [AwaitableFuture() for _ in range(len(self._supervisors) if each else 1)]
             for future in run.futures:
                 future.set_running_or_notify_cancel()
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
