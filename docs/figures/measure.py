@@ -31,10 +31,10 @@ HERE = Path(__file__).parent
 MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "alf", "pettingzoo")
 PAGES = (
     "../README.md",
-    "performance.md",
-    "many-machines.md",
-    "seeing-inside.md",
-    "platforms.md",
+    "guides/performance.md",
+    "guides/many-machines.md",
+    "guides/seeing-inside.md",
+    "guides/platforms.md",
     *(f"migrate/{name}.md" for name in MIGRATE),
 )
 WORKLOADS = "envactors.testing.workloads:"

@@ -210,7 +210,7 @@ def test_figures_of_drop_ins_stand_only_in_tables_that_are_measured(page):
 
 
 def test_every_promise_has_its_number_and_tests_that_there_are():
-    page = (ROOT / "docs/reliability.md").read_text()
+    page = (ROOT / "docs/guides/reliability.md").read_text()
     promises = re.split(r"^(\d+)\. ", page.partition("\n## Where a promise")[0], flags=re.MULTILINE)
     assert [int(number) for number in promises[1::2]] == [*range(1, 32), *range(33, 41)]
     for number, text in zip(promises[1::2], promises[2::2], strict=True):

@@ -170,7 +170,7 @@ def test_a_renewal_takes_milliseconds():
             begun = time.monotonic()
             actor.renew().result(SOON)
             times.append(time.monotonic() - begun)
-        assert statistics.median(times) < promised(0.25)  # 0.03 on an idle machine: docs/performance.md
+        assert statistics.median(times) < promised(0.25)  # 0.03 on an idle machine: docs/guides/performance.md
 
 
 # When it is lost -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `docs/reliability.md` promises, where it fits nowhere else: under every start method, and what errors tell."""
+"""What `docs/guides/reliability.md` promises, where it fits nowhere else: under every start method, and what errors tell."""
 
 from __future__ import annotations
 

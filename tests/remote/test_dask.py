@@ -147,7 +147,7 @@ def test_large_arrays_pass_encrypted_links_both_ways_at_once(client):
 
 
 def test_the_example_of_the_docs_runs_as_it_stands(tmp_path):
-    page = (Path(__file__).parents[2] / "docs/many-machines.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guides/many-machines.md").read_text()
     (example,) = [block for block in page.split("```")[1::2] if "LocalCluster(" in block]
     script = tmp_path / "script.py"
     script.write_text(example)

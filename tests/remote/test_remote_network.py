@@ -1,4 +1,4 @@
-"""What a network may do between the caller and its nodes: promises 28 to 31 of docs/reliability.md."""
+"""What a network may do between the caller and its nodes: promises 28 to 31 of docs/guides/reliability.md."""
 
 from __future__ import annotations
 
