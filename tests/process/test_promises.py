@@ -1,4 +1,4 @@
-"""What `docs/guides/reliability.md` promises, where it fits nowhere else: under every start method, and what errors tell."""
+"""What `docs/guides/reliability.md` promises, where it fits nowhere else: every start method, and what errors say."""
 
 from __future__ import annotations
 
