@@ -19,7 +19,9 @@ from envactors.backends.base import Timed
 # if workers hang.
 _EXIT_PATIENCE = 3.0
 # What is imported and begun with the first actor if a variable of the environment asks for it.
-_OBSERVERS = {"ENVACTORS_MONITOR": "envactors.observe.monitor", "ENVACTORS_TRACE": "envactors.observe.trace"}
+_OBSERVERS = {"ENVACTORS_TRACE": "envactors.observe.trace"}
+# What lets other programs of the user look at this one. Imported by name, as it stands above this package.
+_MONITOR = "envactors.observe.on_demand"
 # How long to wait for the engine's threads, in seconds: a callback that never returns occupies its thread for ever.
 _JOIN_PATIENCE = 1.0
 
@@ -107,6 +109,8 @@ class Engine:
         self.reactor = Reactor(lambda: tuple(self.members))
         self.launcher = Launcher()
         self.ended = False
+        # The socket of `envactors top` and `envactors stacks`; None where there is none.
+        self._listener = importlib.import_module(_MONITOR).listen(self.reactor)
 
     def release(self, member: Member) -> None:
         """Remove an actor that has ended; after the last one, stop the engine."""
@@ -116,6 +120,8 @@ class Engine:
             if self.members:
                 return
             self.ended = True
+            if self._listener is not None:
+                self._listener.release()
             if _engine is self:
                 _engine = None
         self.launcher.stop()
@@ -126,6 +132,8 @@ class Engine:
         if self.ended:
             self.launcher.join(_JOIN_PATIENCE)
             self.reactor.join(_JOIN_PATIENCE)
+            if self._listener is not None and self._listener.thread is not None:
+                self._listener.thread.join(_JOIN_PATIENCE)
 
 
 _lock = threading.RLock()

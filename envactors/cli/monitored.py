@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from envactors.cli.units import duration
+from envactors.observe.listener import path_of
 from envactors.observe.programs import (
     PATIENCE,
     NoAnswerError,
     NotListeningError,
     ask,
-    path_of,
     pid_of,
     running_programs,
 )
 from envactors.system.processes import command_line, describe_state
 
-_HOW = "ENVACTORS_MONITOR=1 in its environment, or call ea.monitor() in it"
-NO_PROGRAM = f"no program of yours is monitored: start one with {_HOW}"
+_WHY_NOT = "it has no actors now, or was started with ENVACTORS_MONITOR=0"
+NO_PROGRAM = "no program of this user has actors now, or all were started with ENVACTORS_MONITOR=0"
 _STOPPED = "is stopped"
 _ENDED = "has ended"
 
@@ -77,7 +77,7 @@ class Program:
         if isinstance(error, NotListeningError):
             if self.pid is None:
                 return ProgramError(f"no program listens at {self.path}", is_lost=True)
-            return ProgramError(f"{self} is not monitored: start it with {_HOW}", is_lost=True)
+            return ProgramError(f"{self} cannot be shown: {_WHY_NOT}", is_lost=True)
         if state == "does not answer":
             is_late = isinstance(error.__cause__, (TimeoutError, BlockingIOError))
             return ProgramError(f"{self} does not answer: {'perhaps C code holds its GIL' if is_late else error}")

@@ -19,9 +19,9 @@ _DESCRIPTION = """\
 Prints the stacks of all threads of a running program's workers, whatever these are
 at: also if C code holds the GIL. No env is touched.
 
-PROGRAM is a process id, or the path given to ea.monitor(); it may be left out if one
-program of yours is monitored. A program is monitored if it was started with
-ENVACTORS_MONITOR=1 in its environment, or has called ea.monitor().
+PROGRAM is a process id, or the path given to ea.monitor(). It may be left out if only
+one program of this user has actors. Programs started with ENVACTORS_MONITOR=0 do not
+answer.
 """
 _EPILOG = f"""\
 exit status:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not programs:
         return _fail(NO_PROGRAM, _NOT_FOUND)
     listed = "".join(f"\n  {program.pid:>7}  {program.command()}" for program in programs)
-    return _fail(f"{len(programs)} programs are monitored, say which: envactors stacks PID{listed}", _NOT_RUN)
+    return _fail(f"{len(programs)} programs have actors, say which: envactors stacks PROGRAM{listed}", _NOT_RUN)
 
 
 def _print_stacks(program: Program, name: str | None, timeout: float) -> int:

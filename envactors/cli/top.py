@@ -30,9 +30,8 @@ long, its steps per second, how long they take, and its memory. On the key Enter
 shows the stacks of the selected one and the last lines that it printed. No env is
 touched. If the output is not a terminal, it prints one table.
 
-PROGRAM is a process id, or the path given to ea.monitor(); without it all programs of
-yours that are monitored are shown. A program is monitored if it was started with
-ENVACTORS_MONITOR=1 in its environment, or has called ea.monitor().
+PROGRAM is a process id, or the path given to ea.monitor(). Without it, all programs of
+this user that have actors are shown, except those started with ENVACTORS_MONITOR=0.
 """
 _EPILOG = f"""\
 keys:

@@ -12,22 +12,21 @@ of the program waits for one.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
 import os
 import socket
-import stat
 import struct
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from envactors.actor.inspection import read_output, read_stacks, read_stats
 from envactors.actor.supervisor import Supervisor
-from envactors.observe.programs import is_listening, path_of
+from envactors.observe.listener import Listener, path_of
 from envactors.observe.snapshot import find_actors, take_snapshot
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 
@@ -46,17 +45,16 @@ _MOST_ASKED = 32
 _LEAST_WAIT = 0.1
 # How long to wait before the next client is accepted, in seconds, when there was no descriptor or thread for one.
 _REST = 0.1
-# The longest path of a Unix socket on Linux, in bytes.
-_LONGEST_PATH = 107
 
 
 def monitor(path: str | Path | None = None) -> Monitor:
     """Let ``envactors top`` and ``envactors stacks`` look at this program.
 
-    ``ENVACTORS_MONITOR=1`` in the environment does so from the first actor on, until the program ends.
+    Every program with actors does so by itself, unless ``ENVACTORS_MONITOR=0`` is in its environment. Call this to give
+    the socket another path, or to be found while there are no actors.
 
     Args:
-        path: Of the Unix socket that they connect to, which this user alone may do; None for one that they find by the
+        path: Path of the Unix socket, to which only this user can connect. None: one that the commands find by the
             program's process id.
 
     Returns:
@@ -70,45 +68,36 @@ def monitor(path: str | Path | None = None) -> Monitor:
     return Monitor(path_of(os.getpid()) if path is None else Path(path))
 
 
-def begin_by_environment() -> None:
-    """Answer until the program ends, as ``ENVACTORS_MONITOR`` asks; what prevents that is logged."""
-    if os.environ.get("ENVACTORS_MONITOR") in ("", "0"):
-        return
-    try:
-        monitor()
-    except (OSError, ValueError) as error:
-        _log.warning("ENVACTORS_MONITOR is set, and nobody can look at this program: %s", error)
-
-
 class Monitor:
     """Answers ``envactors top`` and ``envactors stacks`` until it is closed; also a context manager.
 
     Args:
-        path: The socket's path. Monitors of one process with the same path share the socket.
+        path: Path of the socket. Monitors of one process with the same path share the socket.
 
     Attributes:
-        path: The socket's path.
+        path: Path of the socket.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_open = True
-        with _lock:
-            server = _servers.get(path) or Server(path)
-            _servers[path] = server
-            server.uses += 1
+        self._listener = Listener.acquire(path)
+        server = Server(self._listener)
+        try:
+            self._listener.start(threading.Thread(target=server.run, name="envactors-monitor", daemon=True))
+        except BaseException:
+            self._listener.release()
+            raise
 
     def close(self) -> None:
-        """Stop answering, and remove the socket if no other monitor shares it; may be called again."""
+        """Stop answering, and remove the socket if nobody else shares it; may be called again."""
         with _lock:
             was_open, self._is_open = self._is_open, False
-            server = _servers.get(self.path)
-            if not was_open or server is None:
-                return
-            server.uses -= 1
-            if server.uses == 0:
-                del _servers[self.path]
-                server.close()
+        if was_open:
+            self._listener.release()
+            thread = self._listener.thread
+            if self._listener.closing.is_set() and thread is not None:
+                thread.join()
 
     def __enter__(self) -> Monitor:
         return self
@@ -121,49 +110,22 @@ class Monitor:
 
 
 class Server:
-    """A socket and the threads that serve it.
+    """Serves the clients of a listener, each in a thread.
 
     Args:
-        path: The socket's path.
-
-    Attributes:
-        uses: How many monitors share it.
+        listener: The listener.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.uses = 0
-        self._path = path.absolute()  # the program may change its directory
-        self._socket = _listen(path)
-        self._closing = threading.Event()
-        self._inode = path.lstat().st_ino
+    def __init__(self, listener: Listener) -> None:
+        self._socket = listener.socket
+        self._closing = listener.closing
         self._lock = threading.Lock()
         # The connections of the clients that are served now.
         self._clients: set[socket.socket] = set()
-        self._thread = threading.Thread(target=self._serve, name="envactors-monitor", daemon=True)
-        self._thread.start()
+        _servers.add(self)
 
-    def close(self) -> None:
-        """Stop answering, and remove the socket; requests under way get no answer."""
-        self.unlink()
-        self._closing.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._thread.join()
-        self._socket.close()
-
-    def unlink(self) -> None:
-        """Remove the socket, unless something else has taken its place."""
-        with contextlib.suppress(OSError):
-            if self._path.lstat().st_ino == self._inode:
-                self._path.unlink()
-
-    def forget(self) -> None:
-        """Close what a fork has inherited; the socket stays its parent's."""
-        self._socket.close()
-        for client in self._clients:
-            client.close()
-
-    def _serve(self) -> None:
+    def run(self) -> None:
+        """Serve clients until the listener is closed, then close its socket."""
         threads: list[threading.Thread] = []
         while not self._closing.is_set():
             try:
@@ -192,6 +154,12 @@ class Server:
                     client.shutdown(socket.SHUT_RDWR)
         for thread in threads:
             thread.join()
+        self._socket.close()
+
+    def forget(self) -> None:
+        """Close the connections that a fork has inherited."""
+        for client in self._clients:
+            client.close()
 
     def _serve_client(self, client: socket.socket) -> None:
         try:
@@ -211,26 +179,6 @@ class Server:
         with self._lock:
             self._clients.discard(client)
             client.close()
-
-
-def _listen(path: Path) -> socket.socket:
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ValueError(
-            f"the path {str(path)!r} is too long for a Unix socket: expected {_LONGEST_PATH} bytes at most"
-        )
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode) or is_listening(path):
-            raise FileExistsError(f"{path} exists: expected no file there, or a socket that nobody listens to")
-        path.unlink()  # of a program that was killed
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before it listens
-        sock.listen(_MOST_CLIENTS)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _is_of_this_user(client: socket.socket) -> bool:
@@ -317,22 +265,16 @@ def _identity(actor: Supervisor) -> dict[str, Any]:
 
 
 _lock = threading.Lock()
-_servers: dict[Path, Server] = {}
-
-
-def _close_all() -> None:
-    with _lock:
-        for server in _servers.values():
-            server.unlink()  # its threads end with the process
+# Those that may have clients now.
+_servers: WeakSet[Server] = WeakSet()
 
 
 def _reset_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-    for server in _servers.values():
+    for server in _servers:
         server.forget()
     _servers.clear()
 
 
-atexit.register(_close_all)
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,21 +1,19 @@
-"""The sockets through which programs that are monitored are reached, and the terminal's side of them."""
+"""The client's side: finding the programs that can be looked at, and asking them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import stat
 import struct
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from envactors.observe.listener import is_listening, sockets
+
 # How long a program may take to answer, in seconds, besides what it was asked to wait.
 PATIENCE = 1.2
-_SUFFIX = ".sock"
 _CHUNK = 1 << 16
 # The longest answer, in bytes.
 _MOST = 1 << 26
@@ -29,36 +27,9 @@ class NotListeningError(NoAnswerError):
     """No program listens there: it has ended, or stopped its monitor."""
 
 
-def socket_directory() -> Path:
-    """Return the directory of the sockets, which belongs to this user alone.
-
-    Raises:
-        PermissionError: It belongs to somebody else, or others may write to it.
-    """
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
-        directory = Path(runtime) / "envactors"
-    else:
-        directory = Path(tempfile.gettempdir()) / f"envactors-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(
-            f"{directory} is not a directory of this user alone: remove it, or set XDG_RUNTIME_DIR to another place"
-        )
-    return directory
-
-
-def path_of(pid: int) -> Path:
-    """Return the path of a program's socket."""
-    return socket_directory() / f"{pid}{_SUFFIX}"
-
-
 def running_programs() -> list[int]:
-    """Return the process ids of this user's programs that are monitored."""
-    paths = socket_directory().glob(f"*{_SUFFIX}")
-    return sorted(int(path.stem) for path in paths if path.stem.isdigit() and is_listening(path))
+    """Return the process ids of this user's programs that can be looked at, and remove what killed ones have left."""
+    return [pid for pid, path in sorted(sockets().items()) if is_listening(path)]
 
 
 def pid_of(path: Path) -> int | None:
@@ -71,19 +42,6 @@ def pid_of(path: Path) -> int | None:
             pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
             return pid or None  # 0: it is in another namespace
     return None
-
-
-def is_listening(path: Path) -> bool:
-    """Return whether a program listens there, whether it answers or not."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.setblocking(False)
-        try:
-            sock.connect(str(path))
-        except BlockingIOError:
-            return True  # its queue is full
-        except OSError:
-            return False
-        return True
 
 
 def ask(path: Path, request: dict[str, Any], patience: float = PATIENCE) -> dict[str, Any]:

@@ -31,16 +31,6 @@ from envactors.testing import EchoEnv, FaultyEnv
 SNAPSHOT = {"get": "snapshot"}
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to be another user")
 
-MONITORED = """
-import os, sys, envactors as ea
-from envactors.testing import EchoEnv
-envs = ea.VectorEnv([EchoEnv] * 2, backend=sys.argv[1])
-envs.reset(seed=0)
-print(os.getpid(), flush=True)
-sys.stdin.read()
-envs.close()
-"""
-
 
 @pytest.fixture
 def directory():
@@ -454,31 +444,14 @@ def test_a_path_too_long_for_a_socket_is_refused(directory):
         ea.monitor(directory / ("x" * 200))
 
 
-def test_a_program_goes_on_where_there_is_no_place_for_the_socket(directory):
-    deep = directory / ("x" * 100)
-    deep.mkdir()
-    ended = run_script(
-        """
-        import envactors as ea
-        from envactors.testing import EchoEnv
-        if __name__ == "__main__":
-            with ea.VectorEnv([EchoEnv], backend="thread") as envs:
-                envs.reset(seed=0)
-                print("it goes on")
-        """,
-        env={**os.environ, "ENVACTORS_MONITOR": "1", "XDG_RUNTIME_DIR": str(deep)},
-    )
-    assert (ended.returncode, ended.stdout) == (0, "it goes on\n")
-    assert "nobody can look at this program" in ended.stderr
-
-
 def test_a_fork_neither_answers_nor_removes_the_socket(path):
     ended = run_script(
         """
         import os, sys, time, warnings
         from pathlib import Path
         import envactors as ea
-        from envactors.observe.programs import NotListeningError, ask, is_listening
+        from envactors.observe.listener import is_listening
+        from envactors.observe.programs import NotListeningError, ask
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
         path = Path(sys.argv[1])
         monitor = ea.monitor(path)
@@ -506,37 +479,6 @@ def test_a_fork_neither_answers_nor_removes_the_socket(path):
         str(path),
     )
     assert (ended.stdout, ended.stderr) == ("done\n", "")
-
-
-def test_programs_are_monitored_by_their_environment(runtime):
-    with (
-        program(MONITORED, "process", ENVACTORS_MONITOR="1") as (_, one),  # whose workers are no programs
-        program(MONITORED, "thread", ENVACTORS_MONITOR="1") as (_, two),
-        program(MONITORED, "thread", ENVACTORS_MONITOR="0"),
-    ):
-        assert running_programs() == sorted([int(one), int(two)])
-        for pid in (one, two):
-            snapshot = ask(runtime / f"{pid}.sock", SNAPSHOT)
-            assert (snapshot["pid"], len(snapshot["actors"])) == (int(pid), 2)
-    assert running_programs() == []
-    assert list(runtime.iterdir()) == []
-
-
-def test_a_client_that_waits_does_not_hold_up_the_exit(runtime):
-    with program(MONITORED, "process", ENVACTORS_MONITOR="1") as (process, pid):
-        path = runtime / f"{pid}.sock"
-        for actor in ask(path, SNAPSHOT)["actors"]:
-            os.kill(actor["pid"], signal.SIGSTOP)
-        with connect(path) as client, connect(path) as silent:
-            client.sendall(b'{"get": "stacks", "timeout": 10.0}\n')
-            begun = time.monotonic()
-            process.stdin.close()
-            process.wait(SOON)
-            # Closing the actors takes as long as that takes for workers that are stopped.
-            assert time.monotonic() - begun < promised(9.0)
-            assert read_all(client) == read_all(silent) == b""
-        assert not path.exists()
-        process.stdin = None
 
 
 def test_it_answers_while_a_worker_hangs(path):

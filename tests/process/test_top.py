@@ -105,7 +105,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(runtime, **environment):
-    environment = {**os.environ, "ENVACTORS_MONITOR": "1", "XDG_RUNTIME_DIR": str(runtime), **environment}
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), **environment}
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         stdin=subprocess.PIPE,
@@ -266,7 +266,9 @@ def test_a_program_is_found_by_the_path_of_its_socket(runtime, run):
         assert run("stacks", path).stdout.count("====") == 4
         program.do("monitor.close()")
         assert "is neither a process id nor the path of a socket" in complaint(run("top", path))
-        assert complaint(run("top", program.pid)).startswith(f"program {program.pid} is not monitored: start it with")
+        assert complaint(run("top", program.pid)).startswith(
+            f"program {program.pid} cannot be shown: it has no actors now"
+        )
 
 
 def test_several_programs(standing, run):
@@ -292,9 +294,7 @@ def test_several_programs(standing, run):
 
 def test_none_at_all(runtime, run):
     for command in ("top", "stacks"):
-        assert complaint(run(command)).startswith(
-            "no program of yours is monitored: start one with ENVACTORS_MONITOR=1"
-        )
+        assert complaint(run(command)).startswith("no program of this user has actors now, or")
         assert complaint(run(command, "999999999")) == "there is no process 999999999"
         assert "neither a process id" in complaint(run(command, "/"))
     assert run("top", "--json").stdout == "[]\n"
@@ -304,7 +304,7 @@ def test_none_at_all(runtime, run):
 
 def test_help_names_keys_and_statuses(run):
     assert "watch the actors of a running program" in run("--help").stdout
-    for text in ("Enter", "steps/s, p99", "--once", "--json", "exit status", "ENVACTORS_MONITOR=1"):
+    for text in ("Enter", "steps/s, p99", "--once", "--json", "exit status", "ENVACTORS_MONITOR=0"):
         assert text in run("top", "--help").stdout
     assert "--actor" in run("stacks", "--help").stdout
     assert run("stacks", "--timeout", "11").returncode == 2

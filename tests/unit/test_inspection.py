@@ -65,7 +65,7 @@ def test_a_trace_by_environment_gives_way_to_the_programs_own(tmp_path, monkeypa
 
 
 def test_two_threads_may_make_the_first_actor(monkeypatch, observers):
-    monkeypatch.setenv("ENVACTORS_MONITOR", "0")
+    monkeypatch.setenv("ENVACTORS_TRACE", "")
 
     def use_one():
         with ea.spawn(Counter, backend="inline") as actor:
