@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from envactors.actor.awaiting import as_completed_async as as_completed_async
     from envactors.actor.future import ActorFuture as ActorFuture
-    from envactors.actor.handle import spawn as spawn
+    from envactors.actor.handle import ActorHandle as ActorHandle
+    from envactors.actor.launch import spawn as spawn
     from envactors.actor.pool import ActorPool as ActorPool
     from envactors.actor.states import ActorState as ActorState
     from envactors.actor.states import ActorStats as ActorStats
@@ -65,7 +66,8 @@ _HOMES = {
     "concurrent.futures": "Future as_completed wait",
     "envactors.actor.awaiting": "as_completed_async",
     "envactors.actor.future": "ActorFuture",
-    "envactors.actor.handle": "spawn",
+    "envactors.actor.handle": "ActorHandle",
+    "envactors.actor.launch": "spawn",
     "envactors.actor.pool": "ActorPool",
     "envactors.actor.states": "ActorState ActorStats",
     "envactors.mailbox.specs": "ArraySpec",

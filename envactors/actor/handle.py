@@ -1,37 +1,24 @@
-"""What users hold: `spawn` returns a handle, a handle's methods return futures."""
+"""What users hold of an actor: a handle, whose methods return futures. `envactors.actor.launch` makes them."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Concatenate, Generic, NoReturn, overload
 
-from envactors import backends
-from envactors.actor.config import ActorConfig
-from envactors.actor.env_records import levels_of_loggers
 from envactors.actor.future import ActorFuture
 from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.journal import SavedJournal
-from envactors.actor.permits import Permits
-from envactors.actor.process import ActorProcess
+from envactors.actor.method_names import method_name, public_name
 from envactors.actor.requests import CallRequest
-from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
-from envactors.backends.base import Backend, RowMemory
-from envactors.errors import SerializationError
-from envactors.mailbox import registry
-from envactors.mailbox.factory import Factory, as_callable
-from envactors.mailbox.messages import Call, Describe, Get, Kind, Restore, Save, Set, Start
-from envactors.mailbox.pickling import dumps_by_value, has_code
-from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines, check_timeout, is_int
-
-_numbers = itertools.count()
+from envactors.actor.type_variables import P, R, T_co
+from envactors.mailbox.messages import Call, Describe, Get, Kind, Restore, Save, Set
+from envactors.options import check_timeout, is_int
 
 
 class Lifeline:
@@ -52,7 +39,7 @@ def _abandon(supervisor: weakref.ref[Supervisor]) -> None:
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Caller:
+class Caller(Generic[T_co]):
     """Calls the methods of an env: ``caller.method(*args, **kwargs)`` returns a future.
 
     Names that begin with an underscore are never sent.
@@ -64,22 +51,31 @@ class Caller:
     # The position of the env within the actor.
     _env: int = 0
     # A deadline in seconds in place of that of `Deadlines`; None for that one.
-    _timeout: float | None = None
+    _deadline: float | None = None
     # How many deaths and deadlines each call survives.
     _retries: int = 0
     # The methods that must not be called through it.
     _refused: ClassVar[frozenset[str]] = frozenset()
 
-    def __getattr__(self, name: str) -> Callable[..., ActorFuture]:
+    def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
         if name.startswith("_"):
             raise AttributeError(f"{name!r} begins with an underscore: such names are never sent to an env")
         return functools.partial(self.call, name)
 
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
+    @overload
+    def call(
+        self, method: Callable[Concatenate[T_co, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorFuture[R]: ...
+
+    @overload
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]: ...
+
+    def call(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Call a method of the env, also one whose name the handle itself uses.
 
         Args:
-            method: The method's name.
+            method: The method's name, or the method as its class has it, such as ``Counter.add``: then type checkers
+                check the arguments and know the result, and the call is that of the method's name.
             *args: Its arguments, pickled now.
             **kwargs: Its keyword arguments.
 
@@ -88,19 +84,19 @@ class Caller:
 
         Raises:
             AttributeError: The name begins with an underscore.
+            TypeError: ``method`` is neither a name nor a method of a class.
             ActorClosedError: The actor was closed.
         """
-        if not isinstance(method, str) or method.startswith("_"):
-            _public(method)
-        return self._submit(Kind.CALL, Call(self._env, method, args, kwargs), method)
+        name = method_name(method)
+        return self._submit(Kind.CALL, Call(self._env, name, args, kwargs), name)
 
-    def get(self, name: str) -> ActorFuture:
+    def get(self, name: str) -> ActorFuture[Any]:
         """Read an attribute of the env, also one that Gymnasium's wrappers hide."""
-        return self._submit(Kind.GET, Get(self._env, _public(name)), "get")
+        return self._submit(Kind.GET, Get(self._env, public_name(name)), "get")
 
-    def set(self, name: str, value: Any) -> ActorFuture:
+    def set(self, name: str, value: Any) -> ActorFuture[Any]:
         """Write an attribute of the env, through ``set_wrapper_attr`` if it exists."""
-        return self._submit(Kind.SET, Set(self._env, _public(name), value), "set")
+        return self._submit(Kind.SET, Set(self._env, public_name(name), value), "set")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
@@ -111,24 +107,24 @@ class Caller:
         """Raise: the method is one of ``_refused``."""
         raise AttributeError(f"{method} through {self!r}: it is not called through this handle")
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture[Any]:
         if method in self._refused and kind == Kind.CALL:
             self._refuse_method(method)
         supervisor = self._supervisor
         future = ActorFuture(supervisor, self._lifeline)
         index = supervisor.config.start.first + self._env
         request = CallRequest(
-            method, index, self._timeout, future=future, retries=self._retries, bound=bound, kind=kind
+            method, index, self._deadline, future=future, retries=self._retries, bound=bound, kind=kind
         )
         supervisor.submit_call(request, message)
         return future
 
 
-class ActorView(Caller):
+class ActorView(Caller[T_co]):
     """A caller that also says how its actor stands."""
 
     __slots__ = ()
-    _caller_type: type[Caller] = Caller
+    _caller_type: ClassVar[type[Caller[Any]]] = Caller
 
     @property
     def name(self) -> str:
@@ -176,7 +172,7 @@ class ActorView(Caller):
         self._supervisor.check_owner()
         return read_stacks(self._supervisor, timeout)
 
-    def options(self, *, timeout: float | None = None, retries: int = 0) -> Caller:
+    def options(self, *, timeout: float | None = None, retries: int = 0) -> Caller[T_co]:
         """Return the same methods with a deadline of their own, and leave to run again on a new incarnation.
 
         Args:
@@ -195,18 +191,18 @@ class ActorView(Caller):
         return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"
 
 
-class ActorHandle(ActorView):
+class ActorHandle(ActorView[T_co]):
     """An actor. Usable from any thread of the process that made it; also a context manager."""
 
     __slots__ = ("__weakref__",)
 
-    def renew(self) -> ActorFuture:
+    def renew(self) -> ActorFuture[int]:
         """Replace the process after the calls before; never counted as a restart, revives a dead actor.
 
         Returns:
             A future of the new incarnation's number, settled once its env is made.
         """
-        future = ActorFuture(self._supervisor, self._lifeline)
+        future: ActorFuture[int] = ActorFuture(self._supervisor, self._lifeline)
         self._supervisor.renew(future)
         return future
 
@@ -228,91 +224,11 @@ class ActorHandle(ActorView):
         check_timeout(timeout, "close(timeout=...)")
         close_all([self], timeout)
 
-    def __enter__(self) -> ActorHandle:
+    def __enter__(self) -> ActorHandle[T_co]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def spawn(
-    factory: Factory,
-    *,
-    name: str | None = None,
-    backend: str | Backend = "process",
-    deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-    restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
-    env_vars: Mapping[str, str] | None = None,
-) -> ActorHandle:
-    """Make an actor; return at once, the env is made in the background.
-
-    Args:
-        factory: Makes the env, in the worker; any callable without arguments, lambdas and local classes too, or a
-            string ``"module:callable"``, and then only the worker imports the module.
-        name: For errors and output; made up when None.
-        backend: Where the actor lives: a name or a backend.
-        deadlines: How long things may take; a number of seconds stands for ``Deadlines(call=seconds)``.
-        restart: When a lost process is replaced.
-        env_vars: Environment variables of the worker, set before it imports anything.
-
-    Raises:
-        TypeError: ``factory`` is no callable and no string, or ``env_vars`` no mapping of strings.
-        SerializationError: ``factory`` cannot be pickled, or has code of another version of Python than the worker's.
-        ValueError: No such backend, ``factory`` is a string of another form, ``deadlines`` is a number that is not
-            above 0, or ``env_vars`` has names or values that no environment can have.
-    """
-    name = next_name() if name is None else name
-    return launch(
-        [factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart, env_vars=env_vars
-    )
-
-
-def next_name() -> str:
-    """Return a name for an actor that was given none."""
-    return f"actor-{next(_numbers)}"
-
-
-def launch(
-    factories: list[Factory],
-    *,
-    name: str,
-    first: int,
-    backend: str | Backend,
-    deadlines: Deadlines | float,
-    restart: RestartPolicy,
-    env_vars: Mapping[str, str] | None,
-    memory: RowMemory | None = None,
-    max_journal: int | None = None,
-    seed_episodes: bool = False,
-    snapshot: Snapshot | None = None,
-    standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
-    is_standby: bool = False,
-    permits: Permits | None = None,
-) -> ActorHandle:
-    """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
-    deadlines = as_deadlines(deadlines)
-    pickled = [_pickle_factory(factory, name) for factory in factories]
-    resolved = backends.resolve(backend)
-    if env_vars and not resolved.kills:
-        raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
-    journal, levels = max_journal is not None, levels_of_loggers()
-    functions = None if snapshot is None else _pickle_snapshot(snapshot)
-    start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
-    variables = _checked_env_vars(env_vars)
-    if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
-        raise SerializationError(
-            f"the factories or snapshot functions of actor {name!r} are pickled by value, as code of "
-            f"{sys.implementation.cache_tag}, which workers of {resolved!r} do not run: put them into a module that "
-            "workers can import, and name a factory as 'module:callable'",
-            actor=name,
-        )
-    every = None if snapshot is None else snapshot.every
-    config = ActorConfig(
-        name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby, permits
-    )
-    with defer_signals:
-        supervisor = Supervisor(config)
-        return ActorHandle(supervisor, Lifeline(supervisor))
 
 
 def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
@@ -326,27 +242,27 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
         supervisor.wait_closed(timeout)
 
 
-def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture:
+def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
     """Call a method of the env, or read an attribute that is no method; for drop-ins whose ``call`` does either."""
-    return caller._submit(Kind.CALL, Call(caller._env, _public(name), args, kwargs, or_get=True), name)
+    return caller._submit(Kind.CALL, Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
 
 
-def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *args: Any) -> ActorFuture:
+def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *args: Any) -> ActorFuture[Any]:
     """Call a method in one process or in none: if that process is lost, so is the call."""
     return caller._submit(Kind.CALL, Call(caller._env, method, args, {}), method, incarnation)
 
 
-def save_state(caller: Caller) -> ActorFuture:
+def save_state(caller: Caller) -> ActorFuture[Any]:
     """Return the future of an env's state: the checksum over its observations, and bytes."""
     return caller._submit(Kind.SAVE, Save(caller._env), "snapshot")
 
 
-def restore_state(caller: Caller, check: int, state: bytes) -> ActorFuture:
+def restore_state(caller: Caller, check: int, state: bytes) -> ActorFuture[Any]:
     """Put an env into a state that `save_state` has returned."""
     return caller._submit(Kind.RESTORE, Restore(caller._env, check, state), "restore")
 
 
-def bring_back(actor: ActorHandle, journals: Sequence[SavedJournal]) -> ActorFuture:
+def bring_back(actor: ActorHandle, journals: Sequence[SavedJournal]) -> ActorFuture[Any]:
     """Bring the envs of an actor to where saved journals end; return a future that is settled when that was tried."""
     actor._supervisor.bring_back(journals)
     # Queued behind the replays, it runs in whichever process has done them.
@@ -356,42 +272,3 @@ def bring_back(actor: ActorHandle, journals: Sequence[SavedJournal]) -> ActorFut
 def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:
     """End a process whose env is not fit to be used any more; counts as a restart. See `Lifecycle.discard`."""
     handle._supervisor.lifecycle.discard(incarnation, index, method, error)
-
-
-def _pickle_factory(factory: Factory, name: str) -> bytes:
-    make = as_callable(factory, f"actor {name!r}")
-    try:
-        return dumps_by_value(make)
-    except Exception as error:
-        raise SerializationError(
-            f"the factory of actor {name!r} cannot be pickled: {error!r}; make what it needs inside of it", actor=name
-        ) from error
-
-
-def _pickle_snapshot(snapshot: Snapshot) -> bytes:
-    try:
-        return dumps_by_value((snapshot.get, snapshot.set))
-    except Exception as error:
-        raise SerializationError(f"the functions of {snapshot!r} cannot be pickled: {error!r}") from error
-
-
-def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
-    if env_vars is not None and not isinstance(env_vars, Mapping):
-        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping of names to values, all strings")
-    checked = dict(env_vars or {})
-    for name, value in checked.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env_vars has {name!r}: {value!r}: expected strings")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env_vars has {name!r}: expected a name without '=', and no NUL in the name or the value")
-        try:
-            os.fsencode(name + value)
-        except UnicodeEncodeError as error:
-            raise ValueError(f"env_vars has {name!r}: expected text that the system can encode: {error}") from error
-    return checked
-
-
-def _public(name: str) -> str:
-    if not isinstance(name, str) or name.startswith("_"):
-        raise AttributeError(f"{name!r}: expected the name of a public attribute; others are never sent to an env")
-    return name

@@ -8,19 +8,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, close_all, launch, spawn
+from envactors.actor.handle import ActorHandle, close_all
+from envactors.actor.launch import SpawnOptions, launch, spawn
+from envactors.actor.method_names import method_name
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.type_variables import Item, P, R, T_co
 from envactors.errors import ActorClosedError
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Call, Kind
 from envactors.options import check_timeout, is_int
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-class PoolFuture(ActorFuture):
+
+class PoolFuture(ActorFuture[Any]):
     """The future of a call that waits for an idle actor, or was assigned to one.
 
     Attributes:
@@ -83,7 +89,7 @@ class PoolFuture(ActorFuture):
             self._pool.assign_waiting()
 
 
-class ActorPool:
+class ActorPool(Generic[T_co]):
     """Equal actors that share their work; also a context manager.
 
     Args:
@@ -95,7 +101,13 @@ class ActorPool:
         ValueError: ``n`` is less than 1.
     """
 
-    def __init__(self, factory: Factory, n: int, **spawn_options: Any) -> None:
+    @overload
+    def __init__(self, factory: Callable[[], T_co], n: int, **spawn_options: Unpack[SpawnOptions]) -> None: ...
+
+    @overload
+    def __init__(self: ActorPool[Any], factory: str, n: int, **spawn_options: Unpack[SpawnOptions]) -> None: ...
+
+    def __init__(self, factory: Factory, n: int, **spawn_options: Unpack[SpawnOptions]) -> None:
         if not is_int(n):
             raise ValueError(f"a pool of {n!r} actors: expected an int >= 1")
         options = inspect.signature(spawn).bind(factory, **spawn_options)
@@ -114,37 +126,76 @@ class ActorPool:
         is_inline = self.actors[0]._supervisor.config.backend.inline
         self._deferral = contextlib.nullcontext() if is_inline else defer_signals
 
-    def submit(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture:
+    @overload
+    def submit(
+        self, method: Callable[Concatenate[T_co, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorFuture[R]: ...
+
+    @overload
+    def submit(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]: ...
+
+    def submit(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Call a method of the first actor that becomes idle.
 
+        Args:
+            method: The method's name, or the method as its class has it; see `ActorHandle.call`.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
         Raises:
+            TypeError: ``method`` is neither a name nor a method of a class.
+            AttributeError: The name begins with an underscore.
             ActorClosedError: The pool was closed.
         """
-        future = PoolFuture(self, Call(0, method, args, kwargs))
+        name = method_name(method)
+        future = PoolFuture(self, Call(0, name, args, kwargs))
         with self._lock:
             if self._is_closed:
-                raise ActorClosedError(f"{method} was asked of a pool that is closed")
+                raise ActorClosedError(f"cannot submit {name!r}: the pool is closed")
             self._waiting.append(future)
         self.assign_waiting()
         return future
 
-    def map(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    @overload
+    def map(
+        self, method: Callable[[T_co, Item], R], iterable: Iterable[Item], timeout: float | None = None
+    ) -> Iterator[R]: ...
+
+    @overload
+    def map(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]: ...
+
+    def map(
+        self, method: str | Callable[..., Any], iterable: Iterable[Any], timeout: float | None = None
+    ) -> Iterator[Any]:
         """Call a method with each item as its argument; return the results in the order of the items.
 
         Args:
-            method: The method's name.
+            method: The method's name, or the method as its class has it; see `ActorHandle.call`.
             iterable: The arguments; all are sent at once.
             timeout: How long to wait for each result, in seconds.
         """
         check_timeout(timeout, "map(timeout=...)")
-        futures = [self.submit(method, item) for item in iterable]
+        futures = self._submit_each(method, iterable)
         return (future.result(timeout) for future in futures)
 
-    def map_unordered(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    @overload
+    def map_unordered(
+        self, method: Callable[[T_co, Item], R], iterable: Iterable[Item], timeout: float | None = None
+    ) -> Iterator[R]: ...
+
+    @overload
+    def map_unordered(self, method: str, iterable: Iterable[Any], timeout: float | None = None) -> Iterator[Any]: ...
+
+    def map_unordered(
+        self, method: str | Callable[..., Any], iterable: Iterable[Any], timeout: float | None = None
+    ) -> Iterator[Any]:
         """Like `map`, but return the results in the order in which they come; ``timeout`` is for all of them."""
         check_timeout(timeout, "map_unordered(timeout=...)")
-        futures = [self.submit(method, item) for item in iterable]
+        futures = self._submit_each(method, iterable)
         return (future.result() for future in as_completed(futures, timeout))
+
+    def _submit_each(self, method: Any, iterable: Iterable[Any]) -> list[ActorFuture[Any]]:
+        return [self.submit(method, item) for item in iterable]
 
     def close(self, timeout: float | None = None) -> None:
         """Close all actors, and cancel the calls that were not assigned yet.
@@ -161,7 +212,7 @@ class ActorPool:
             future.cancel()
         close_all(self.actors, timeout)
 
-    def __enter__(self) -> ActorPool:
+    def __enter__(self) -> ActorPool[T_co]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:

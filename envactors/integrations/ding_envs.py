@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from envactors.actor.handle import ActorHandle, spawn
+from envactors.actor.handle import ActorHandle
+from envactors.actor.launch import spawn
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import as_elsewhere

@@ -111,7 +111,8 @@ class Resets:
                 if error is None:
                     del self._under_way[env_id]
                     begun[env_id] = _first_observation(env_id, future)
-                    self.seeds[env_id] = future.result().info.seed
+                    info: Any = future.result().info  # a ResetInfo
+                    self.seeds[env_id] = info.seed
                 else:
                     self._retry(env_id, resetting, error, renews)
         return begun
@@ -146,7 +147,8 @@ class Resets:
 
 def _first_observation(env_id: int, future: EnvFuture) -> Any:
     step = future.result()
-    begun: ResetInfo = step.info
+    info: Any = step.info
+    begun: ResetInfo = info
     if begun.complaint is not None:
         _log.warning("env %s was reset without its seed, since its seed method failed:\n%s", env_id, begun.complaint)
     [obs] = begun.misfit or (step.obs,)

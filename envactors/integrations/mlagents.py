@@ -17,7 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process, launch
+from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process
+from envactors.actor.launch import launch
 from envactors.actor.states import ActorState
 from envactors.backends import resolve
 from envactors.backends.base import Backend

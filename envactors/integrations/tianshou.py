@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, launch, next_name
+from envactors.actor.handle import ActorHandle
+from envactors.actor.launch import launch, next_name
 from envactors.actor.permits import Permits
 from envactors.backends import resolve
 from envactors.backends.base import Backend

@@ -21,12 +21,13 @@ from envactors.mailbox.control_page import encode_wait
 from envactors.mailbox.payloads import make_payload
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.vector.pending import Pending
+from envactors.vector.results import EnvStep
 
 # The most sets of envs to keep: those that never come again would fill the memory.
 _MOST_SELECTIONS = 1024
 
 
-class EnvFuture(ActorFuture):
+class EnvFuture(ActorFuture[EnvStep]):
     """The future of one env's step or reset; resolves to an `EnvStep`.
 
     Attributes:

@@ -39,7 +39,7 @@ class VectorActors:
     """The actors of a vector and its standbys.
 
     Attributes:
-        launch_alike: Makes an actor with the options of the vector; see `envactors.actor.handle.launch`.
+        launch_alike: Makes an actor with the options of the vector; see `envactors.actor.launch.launch`.
         memory: The memory of their rows.
         actors: One handle per process.
         handles: One handle per env.

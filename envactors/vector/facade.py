@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from envactors import backends
 from envactors.actor import engine
-from envactors.actor.handle import launch
+from envactors.actor.launch import launch
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend

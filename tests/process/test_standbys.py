@@ -17,7 +17,7 @@ from helpers import FORK_SERVER, SOON, UP, Counter, Placed, is_gone, promised, w
 
 import envactors as ea
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import launch
+from envactors.actor.launch import launch
 from envactors.actor.requests import CallRequest
 from envactors.mailbox.messages import Get, Kind
 from envactors.system.cpus import cores

@@ -1,0 +1,169 @@
+"""Making actors: `spawn` for users, and `launch` for pools, vectors, and drop-ins."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, overload
+
+from envactors import backends
+from envactors.actor.config import ActorConfig
+from envactors.actor.env_records import levels_of_loggers
+from envactors.actor.handle import ActorHandle, Lifeline
+from envactors.actor.permits import Permits
+from envactors.actor.process import ActorProcess
+from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.supervisor import Supervisor
+from envactors.actor.type_variables import T
+from envactors.backends.base import Backend, RowMemory
+from envactors.errors import SerializationError
+from envactors.mailbox import registry
+from envactors.mailbox.factory import Factory, as_callable
+from envactors.mailbox.messages import Start
+from envactors.mailbox.pickling import dumps_by_value, has_code
+from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from envactors.actor.type_variables import Ts
+
+_numbers = itertools.count()
+
+
+class SpawnOptions(TypedDict, total=False):
+    """The keyword arguments of `spawn`, which describes them."""
+
+    name: str | None
+    backend: str | Backend
+    deadlines: Deadlines | float
+    restart: RestartPolicy
+    env_vars: Mapping[str, str] | None
+
+
+@overload
+def spawn(factory: Callable[[Unpack[Ts]], T], *args: Unpack[Ts], **options: Unpack[SpawnOptions]) -> ActorHandle[T]: ...
+
+
+@overload
+def spawn(factory: str, *args: Any, **options: Unpack[SpawnOptions]) -> ActorHandle[Any]: ...
+
+
+def spawn(  # type: ignore[misc] # for mypy, Any does not stand for the types of several arguments
+    factory: Factory,
+    *args: Any,
+    name: str | None = None,
+    backend: str | Backend = "process",
+    deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+    restart: RestartPolicy = RestartPolicy(max_restarts=0),  # noqa: B008 # frozen
+    env_vars: Mapping[str, str] | None = None,
+) -> ActorHandle[Any]:
+    """Start an actor, and return at once: its env is made in the background.
+
+    Args:
+        factory: Makes the env, in the worker: any callable, such as a lambda or a local class, or a string
+            ``"module:callable"``, and then only the worker imports the module.
+        *args: The factory's arguments, pickled now.
+        name: For errors and output; made up when None.
+        backend: Where the actor lives: a name or a backend.
+        deadlines: How long things may take; a number of seconds stands for ``Deadlines(call=seconds)``.
+        restart: When a lost process is replaced.
+        env_vars: Environment variables of the worker, set before it imports anything.
+
+    Raises:
+        TypeError: ``factory`` is neither a callable nor a string, or ``env_vars`` is not a mapping of strings.
+        SerializationError: ``factory`` or an argument cannot be pickled, or has code of another version of Python than
+            the worker's.
+        ValueError: There is no such backend, ``factory`` is a string of another form, ``deadlines`` is a number that is
+            not above 0, or ``env_vars`` has names or values that no environment can have.
+    """
+    name = next_name() if name is None else name
+    if args:
+        factory = functools.partial(as_callable(factory, f"actor {name!r}"), *args)
+    return launch(
+        [factory], name=name, first=0, backend=backend, deadlines=deadlines, restart=restart, env_vars=env_vars
+    )
+
+
+def next_name() -> str:
+    """Return a name for an actor that was given none."""
+    return f"actor-{next(_numbers)}"
+
+
+def launch(
+    factories: list[Factory],
+    *,
+    name: str,
+    first: int,
+    backend: str | Backend,
+    deadlines: Deadlines | float,
+    restart: RestartPolicy,
+    env_vars: Mapping[str, str] | None,
+    memory: RowMemory | None = None,
+    max_journal: int | None = None,
+    seed_episodes: bool = False,
+    snapshot: Snapshot | None = None,
+    standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
+    is_standby: bool = False,
+    permits: Permits | None = None,
+) -> ActorHandle:
+    """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
+    deadlines = as_deadlines(deadlines)
+    pickled = [_pickle_factory(factory, name) for factory in factories]
+    resolved = backends.resolve(backend)
+    if env_vars and not resolved.kills:
+        raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
+    journal, levels = max_journal is not None, levels_of_loggers()
+    functions = None if snapshot is None else _pickle_snapshot(snapshot)
+    start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
+    variables = _checked_env_vars(env_vars)
+    if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
+        raise SerializationError(
+            f"the factories or snapshot functions of actor {name!r} are pickled by value, as code of "
+            f"{sys.implementation.cache_tag}, which workers of {resolved!r} do not run: put them into a module that "
+            "workers can import, and name a factory as 'module:callable'",
+            actor=name,
+        )
+    every = None if snapshot is None else snapshot.every
+    config = ActorConfig(
+        name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby, permits
+    )
+    with defer_signals:
+        supervisor = Supervisor(config)
+        return ActorHandle(supervisor, Lifeline(supervisor))
+
+
+def _pickle_factory(factory: Factory, name: str) -> bytes:
+    make = as_callable(factory, f"actor {name!r}")
+    try:
+        return dumps_by_value(make)
+    except Exception as error:
+        raise SerializationError(
+            f"the factory of actor {name!r} cannot be pickled: {error!r}; make what it needs inside of it", actor=name
+        ) from error
+
+
+def _pickle_snapshot(snapshot: Snapshot) -> bytes:
+    try:
+        return dumps_by_value((snapshot.get, snapshot.set))
+    except Exception as error:
+        raise SerializationError(f"the functions of {snapshot!r} cannot be pickled: {error!r}") from error
+
+
+def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
+    if env_vars is not None and not isinstance(env_vars, Mapping):
+        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping of names to values, all strings")
+    checked = dict(env_vars or {})
+    for name, value in checked.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars has {name!r}: {value!r}: expected strings")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env_vars has {name!r}: expected a name without '=', and no NUL in the name or the value")
+        try:
+            os.fsencode(name + value)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"env_vars has {name!r}: expected text that the system can encode: {error}") from error
+    return checked
