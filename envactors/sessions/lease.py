@@ -1,0 +1,86 @@
+"""The block of a session: waits for an actor on entry, ends the session on exit; with threads and with asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import Any, Protocol
+
+from envactors.sessions.session import Session
+
+
+class Lessor(Protocol):
+    """What a lease needs of the pool."""
+
+    def request(self, name: Any) -> concurrent.futures.Future[Session]:
+        """Queue for an actor."""
+
+    def give_up(self, request: concurrent.futures.Future[Session], error: BaseException) -> None:
+        """Stop waiting; end the session if it has begun meanwhile."""
+
+    def end(self, session: Session, error: BaseException | None = None) -> None:
+        """End a session; do nothing if it has ended before."""
+
+
+class Lease:
+    """One use of ``with`` or ``async with``; see `envactors.SessionPool.session`."""
+
+    def __init__(self, pool: Lessor, name: Any, timeout: float | None) -> None:
+        self._pool = pool
+        self._name = name
+        self._timeout = timeout
+        self._request: concurrent.futures.Future[Session] | None = None
+        self._cancelled_by: BaseException | None = None
+
+    def __enter__(self) -> Session:
+        request = self._begin()
+        try:
+            return request.result(self._timeout)
+        except BaseException as error:
+            timed_out = isinstance(error, concurrent.futures.TimeoutError) and not request.done()
+            self._pool.give_up(request, error)
+            if timed_out:
+                raise self._too_late() from None
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        assert self._request is not None, "the block was entered"
+        self._pool.end(self._request.result(), error)
+
+    async def __aenter__(self) -> Session:
+        request = self._begin()
+        waiting = asyncio.wrap_future(request)
+        try:
+            # `wait` does not cancel what it waits for, so a session that is granted at this moment is not lost.
+            await asyncio.wait([waiting], timeout=self._timeout)
+            if not waiting.done():
+                raise self._too_late()
+            return waiting.result()
+        except BaseException as error:
+            self._pool.give_up(request, error)
+            raise
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def cancel(self, error: BaseException) -> None:
+        """End the session, or keep it from beginning; the thread or task in the block gets an error."""
+        self._cancelled_by = error
+        if self._request is not None:
+            self._pool.give_up(self._request, error)
+
+    def _begin(self) -> concurrent.futures.Future[Session]:
+        if self._request is not None:
+            raise RuntimeError(
+                f"the lease of session {self._name!r} was used before: call pool.session() for each block"
+            )
+        self._request = request = self._pool.request(self._name)
+        if self._cancelled_by is not None:
+            self._pool.give_up(request, self._cancelled_by)
+        return request
+
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(
+            f"session {self._name!r} did not start within {self._timeout:g} s: all actors of the pool are in use or "
+            "starting. Wait longer with session(timeout=...), or make the pool larger"
+        )

@@ -1,0 +1,432 @@
+"""The pool of actors that sessions lease: who waits, which process is fresh, and how a session ends."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import enum
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from envactors import backends
+from envactors.actor.handle import ActorHandle, close_all, launch
+from envactors.actor.inspection import read_output
+from envactors.backends.base import Backend
+from envactors.errors import ActorClosedError, ActorTimeoutError
+from envactors.mailbox.factory import Factory
+from envactors.mailbox.messages import Get, Kind
+from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout, is_int
+from envactors.sessions.idle_watch import IdleWatch
+from envactors.sessions.lease import Lease
+from envactors.sessions.outcomes import Completed, Failed, failed, kind_of
+from envactors.sessions.runs import Run
+from envactors.sessions.session import Session
+from envactors.sessions.statistics import SessionBooks, SessionStats
+
+FRESH = ("process", "reset")
+# How long an idle worker may take to write its stacks, in seconds; it has nothing else to do.
+_STACKS_PATIENCE = 0.5
+# A session is over with its process: another one would have none of its state.
+_NO_RESTARTS = RestartPolicy(max_restarts=0)
+
+
+class Phase(enum.Enum):
+    """What a place of the pool is doing."""
+
+    PREPARING = enum.auto()  # its process starts, or its env resets
+    READY = enum.auto()
+    LEASED = enum.auto()
+    FAILED = enum.auto()  # its process could not be started; the next session that needs it tries again
+
+
+@dataclasses.dataclass(eq=False)
+class Place:
+    """One of the pool's actors.
+
+    Attributes:
+        actor: The actor.
+        phase: What it is doing.
+        preparation: What ends while it is `Phase.PREPARING`.
+        session: The session that has it while it is `Phase.LEASED`.
+    """
+
+    actor: ActorHandle
+    phase: Phase = Phase.PREPARING
+    preparation: concurrent.futures.Future[Any] | None = None
+    session: Session | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Waiter:
+    """Somebody who waits for a session.
+
+    Attributes:
+        name: The name of the session.
+        future: Gets the `Session`, or why there is none.
+        since: When it began to wait (`time.monotonic`).
+    """
+
+    name: Any
+    future: concurrent.futures.Future[Session]
+    since: float
+
+
+class SessionPool:
+    """Actors that are leased for one session at a time; also a context manager.
+
+    A session has an actor for itself from its beginning to its end. It ends exactly once: when the block of
+    `session` or the episode of `run` is left, when its process is lost, when it has made no call for
+    ``idle_timeout``, or when the pool is closed. Whatever it was running is killed, and the actor is prepared for the
+    next session.
+
+    Args:
+        factory: Makes the env, in the worker: any callable without arguments, or a string ``"module:callable"``.
+        size: How many sessions run at a time.
+        fresh: What each session starts with: ``"process"`` for a new process, ``"reset"`` for the process of the
+            session before, whose env's ``reset`` has been called in between.
+        idle_timeout: How long a session may go without a call, in seconds; None for no limit.
+        start_timeout: How long starting a process and making the env may take, in seconds; None for no limit. It
+            takes the place of ``deadlines.start``.
+        deadlines: How long calls may take; a number of seconds stands for ``Deadlines(call=seconds)``.
+        standbys: How many processes the pool has beyond ``size``. They start while sessions run, so that a session that
+            follows another one waits neither for the end of the old process nor for the start of a new one.
+        backend: Where the actors live: a name or a backend, one that can kill.
+        env_vars: Environment variables of the workers.
+        name: The prefix of the actors' names.
+
+    Raises:
+        ValueError: An argument is out of its range, or the backend cannot kill.
+        SerializationError: ``factory`` cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        factory: Factory,
+        size: int,
+        *,
+        fresh: str = "process",
+        idle_timeout: float | None = 600.0,
+        start_timeout: float | None = 120.0,
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+        standbys: int = 0,
+        backend: str | Backend = "process",
+        env_vars: Mapping[str, str] | None = None,
+        name: str = "session",
+    ) -> None:
+        resolved = _check_options(size, fresh, idle_timeout, start_timeout, standbys, backend)
+        self.size = size
+        self._fresh = fresh
+        # Guards what follows and the places; no actor is asked for anything under it. Reentrant, since finalizers and
+        # signal handlers may end sessions.
+        self._lock = threading.RLock()
+        self._is_closed = False
+        # Those who wait, the one that has waited longest first.
+        self._waiting: deque[Waiter] = deque()
+        self._books = SessionBooks()
+        self._idle_watch = None if idle_timeout is None else IdleWatch(idle_timeout, self._sessions, self._end_idle)
+        limits = dataclasses.replace(as_deadlines(deadlines), start=start_timeout)
+        start = functools.partial(
+            launch, [factory], backend=resolved, deadlines=limits, restart=_NO_RESTARTS, env_vars=env_vars
+        )
+        self._places = [Place(start(name=f"{name}-{i}", first=i)) for i in range(size + standbys)]
+        for place in self._places:
+            self._prepare(place, _readiness(place.actor))
+
+    # Leasing ---------------------------------------------------------------------------------------------
+
+    def session(self, name: Any = None, timeout: float | None = None) -> Lease:
+        """Lease an actor for a block: ``with pool.session() as env`` or ``async with pool.session() as env``.
+
+        Leaving the block ends the session and sets ``env.outcome``; exceptions propagate unchanged. Calls that have
+        not ended by then are cancelled or killed.
+
+        Args:
+            name: The name of the session, for errors; the ``task`` of its outcome.
+            timeout: How long to wait while all actors are in use or starting, in seconds; None waits as long as it
+                takes.
+
+        Raises:
+            ValueError: ``timeout`` is negative or not a number.
+            TimeoutError: On entering the block: no actor was free in time.
+            ActorStartError: On entering the block: the process could not be started, or the factory raised.
+            ActorClosedError: On entering the block: the pool is closed.
+        """
+        check_timeout(timeout, "session(timeout=...)")
+        return Lease(self, name, timeout)
+
+    def request(self, name: Any) -> concurrent.futures.Future[Session]:
+        """Queue for an actor; return the future of a session, which `give_up` must be called for if it is not used.
+
+        Raises:
+            ActorClosedError: The pool is closed.
+        """
+        waiter = Waiter(name, concurrent.futures.Future(), time.monotonic())
+        with self._lock:
+            if self._is_closed:
+                raise ActorClosedError(f"cannot start session {name!r}: the pool is closed")
+            self._waiting.append(waiter)
+        self._serve()
+        return waiter.future
+
+    def give_up(self, request: concurrent.futures.Future[Session], error: BaseException) -> None:
+        """Stop waiting; end the session if it has begun meanwhile."""
+        if not request.cancel() and request.exception() is None:
+            self.end(request.result(), error)
+
+    def end(self, session: Session, error: BaseException | None = None) -> None:
+        """End a session; do nothing if it has ended before.
+
+        Args:
+            session: The session.
+            error: The exception that ends it, None for a normal end. A session whose env is gone has failed in any
+                case, even if the exception that said so was caught.
+        """
+        fatal = session.fatal_error()
+        if fatal is not None:
+            self._finish(session, failed(session.name, kind_of(fatal), error or fatal, session.seconds))
+        elif error is not None:
+            self._finish(session, failed(session.name, kind_of(error), error, session.seconds))
+        else:
+            self._finish(session, Completed(session.name, None, session.seconds))
+
+    def _finish(self, session: Session, outcome: Completed | Failed) -> None:
+        """Set the outcome of a session, and prepare its actor for the next one."""
+        unfinished = session.finish(outcome)
+        if unfinished is None:
+            return
+        with self._lock:
+            self._books.count(outcome)
+            place = next(place for place in self._places if place.session is session)
+            place.session = None
+            place.phase = Phase.PREPARING
+            is_closed = self._is_closed
+        for future in reversed(unfinished):
+            future.cancel()
+        is_running = not all(future.done() for future in unfinished)
+        if is_closed:
+            if is_running:
+                place.actor.kill()
+        elif is_running:
+            place.actor.kill(restart=True)
+            self._prepare(place, _readiness(place.actor))
+        elif self._fresh == "reset" and place.actor._supervisor.is_usable:
+            self._prepare(place, place.actor.call("reset"))
+        else:
+            self._prepare(place, place.actor.renew())
+        self._serve()
+
+    def _prepare(self, place: Place, preparation: concurrent.futures.Future[Any]) -> None:
+        with self._lock:
+            place.phase = Phase.PREPARING
+            place.preparation = preparation
+        preparation.add_done_callback(lambda _: self._on_prepared(place, preparation))
+
+    def _on_prepared(self, place: Place, preparation: concurrent.futures.Future[Any]) -> None:
+        """Offer an actor to those who wait, or tell one of them why it cannot be used."""
+        error = None if preparation.cancelled() else preparation.exception()
+        waiter: Waiter | None = None
+        with self._lock:
+            if self._is_closed or place.preparation is not preparation:
+                return
+            place.preparation = None
+            place.phase = Phase.READY if error is None else Phase.FAILED
+            if error is not None and kind_of(error) == "start" and self._lacking() > 0:
+                waiter = self._next_waiter()
+            if error is not None and waiter is not None:
+                self._books.count(failed(waiter.name, "start", error, time.monotonic() - waiter.since))
+        if waiter is not None and error is not None:
+            waiter.future.set_exception(error)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Give ready actors to those who wait; start the processes of failed ones if there are too few."""
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return
+                broken = self._take_broken()
+                place = next((place for place in self._places if place.phase is Phase.READY), None)
+                has_room = self._count(Phase.LEASED) < self.size
+                waiter = self._next_waiter() if has_room and place is not None else None
+                if place is None or waiter is None:
+                    break
+                session = Session(place.actor, waiter.name)
+                place.phase = Phase.LEASED
+                place.session = session
+                self._books.start_seconds.append(time.monotonic() - waiter.since)
+            if self._idle_watch is not None:
+                self._idle_watch.begin()
+            waiter.future.set_result(session)
+            self._renew(broken)
+        self._renew(broken)
+
+    def _renew(self, places: list[Place]) -> None:
+        for place in places:
+            self._prepare(place, place.actor.renew())
+
+    def _take_broken(self) -> list[Place]:
+        """Return the places without a process that those who wait need, and mark them as being prepared."""
+        for place in self._places:
+            if place.phase is Phase.READY and not place.actor._supervisor.is_usable:
+                place.phase = Phase.FAILED  # its process was lost while nobody used it
+        broken = [place for place in self._places if place.phase is Phase.FAILED][: max(0, self._lacking())]
+        for place in broken:
+            place.phase = Phase.PREPARING
+        return broken
+
+    def _lacking(self) -> int:
+        """Return how many more wait than there are actors that are ready or will be."""
+        waiting = sum(not waiter.future.cancelled() for waiter in self._waiting)
+        return waiting - self._count(Phase.READY) - self._count(Phase.PREPARING)
+
+    def _count(self, phase: Phase) -> int:
+        return sum(place.phase is phase for place in self._places)
+
+    def _next_waiter(self) -> Waiter | None:
+        """Return the one that has waited longest and has not given up; under the lock."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if waiter.future.set_running_or_notify_cancel():
+                return waiter
+        return None
+
+    # Idle sessions ---------------------------------------------------------------------------------------
+
+    def _sessions(self) -> list[Session]:
+        with self._lock:
+            return [place.session for place in self._places if place.session is not None]
+
+    def _end_idle(self, session: Session, limit: float) -> None:
+        """End a session that has made no call for too long; its error says what the worker was doing."""
+        supervisor = session._supervisor
+        stacks = ActorHandle(supervisor, session._lifeline).stacks(_STACKS_PATIENCE)
+        error = ActorTimeoutError(
+            f"session {session.name!r} was ended: it made no call for {limit:g} s (idle_timeout={limit:g})",
+            actor=supervisor.config.name,
+            index=supervisor.config.first_index,
+            pid=supervisor.core.pid,
+            incarnation=supervisor.core.incarnation,
+            timeout=limit,
+            stacks=stacks,
+            stderr_tail=read_output(supervisor).get("stderr", ""),
+        )
+        since = session.idle_since()
+        if since is not None and time.monotonic() - since >= limit:  # it may have made a call meanwhile
+            self._finish(session, failed(session.name, "idle", error, session.seconds))
+
+    # Episodes --------------------------------------------------------------------------------------------
+
+    def run(
+        self, episode: Callable[[Session, Any], Any], tasks: Iterable[Any], *, retries: int = 0
+    ) -> Iterator[Completed | Failed]:
+        """Run an episode for each task, as many at a time as there are actors.
+
+        Args:
+            episode: Called as ``episode(env, task)``, in a thread; a coroutine function runs in an event loop of its
+                own. What it returns is the ``value`` of the outcome.
+            tasks: The tasks; one is taken when an actor is free for it.
+            retries: How often a task is tried again after a failure that is retryable.
+
+        Yields:
+            One outcome per task, in the order in which they complete. Closing the generator ends the sessions that
+            run.
+
+        Raises:
+            TypeError: ``episode`` cannot be called.
+            ValueError: ``retries`` is not an int >= 0.
+        """
+        _check_episode(episode, retries)
+        return Run(self, episode, retries).outcomes(tasks)
+
+    def arun(
+        self, episode: Callable[[Session, Any], Any], tasks: Iterable[Any], *, retries: int = 0
+    ) -> AsyncIterator[Completed | Failed]:
+        """Run an episode for each task from asyncio, like `run`.
+
+        A coroutine function runs in the current event loop, any other function in a thread. Cancelling the task that
+        iterates, or closing the generator, ends the sessions that run.
+        """
+        _check_episode(episode, retries)
+        return Run(self, episode, retries).outcomes_async(tasks)
+
+    # The pool itself -------------------------------------------------------------------------------------
+
+    def stats(self) -> SessionStats:
+        """Return how sessions have ended, what the actors are doing, and how long starts and sessions take."""
+        with self._lock:
+            waiting = sum(not waiter.future.cancelled() for waiter in self._waiting)
+            return self._books.stats(waiting, self._count(Phase.LEASED), self._count(Phase.READY))
+
+    def close(self, timeout: float | None = None) -> None:
+        """End all sessions as cancelled and close the actors; may be called again.
+
+        Args:
+            timeout: How long closing may take before the remaining workers are killed, in seconds; None for the close
+                deadline.
+        """
+        check_timeout(timeout, "close(timeout=...)")
+        with self._lock:
+            self._is_closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        closed = ActorClosedError("the pool is closed")
+        for waiter in waiting:
+            if waiter.future.set_running_or_notify_cancel():
+                waiter.future.set_exception(ActorClosedError(f"session {waiter.name!r} did not start: {closed}"))
+        for session in self._sessions():
+            self._finish(session, failed(session.name, "cancelled", closed, session.seconds))
+        if self._idle_watch is not None:
+            self._idle_watch.stop()
+        close_all([place.actor for place in self._places], timeout)
+
+    def __enter__(self) -> SessionPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return f"<session pool of {self.size}: {stats.leased} leased, {stats.idle} idle, {stats.waiting} waiting>"
+
+
+def _readiness(actor: ActorHandle) -> concurrent.futures.Future[Any]:
+    """Return a future that ends once the env is made, or cannot be."""
+    # Every object has this attribute, and reading it runs no code of the env.
+    return actor._submit(Kind.GET, Get(0, "__module__"), "get")
+
+
+def _check_options(
+    size: int,
+    fresh: str,
+    idle_timeout: float | None,
+    start_timeout: float | None,
+    standbys: int,
+    backend: str | Backend,
+) -> Backend:
+    if not is_int(size):
+        raise ValueError(f"SessionPool(size={size!r}): expected an int >= 1, the number of sessions at a time")
+    if fresh not in FRESH:
+        raise ValueError(f"SessionPool(fresh={fresh!r}): expected one of {', '.join(map(repr, FRESH))}")
+    if not is_int(standbys, 0):
+        raise ValueError(f"SessionPool(standbys={standbys!r}): expected an int >= 0")
+    check_timeout(idle_timeout, "SessionPool(idle_timeout=...)")
+    check_timeout(start_timeout, "SessionPool(start_timeout=...)")
+    resolved = backends.resolve(backend)
+    if not resolved.kills:
+        raise ValueError(
+            f"SessionPool(backend={backend!r}): sessions need a backend that can end a hung env. Use 'process', or a "
+            "RemoteBackend"
+        )
+    return resolved
+
+
+def _check_episode(episode: Callable[..., Any], retries: int) -> None:
+    if not callable(episode):
+        raise TypeError(f"episode is {episode!r}: expected a function or coroutine function of (env, task)")
+    if not is_int(retries, 0):
+        raise ValueError(f"retries is {retries!r}: expected an int >= 0")

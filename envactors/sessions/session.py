@@ -1,0 +1,122 @@
+"""What the user of a lease holds: calls to an actor that end with the session."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, NoReturn
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorHandle, Caller
+from envactors.actor.requests import CallRequest
+from envactors.errors import ActorClosedError, ActorDiedError, ActorStartError, ActorTimeoutError
+from envactors.mailbox.messages import Kind
+from envactors.sessions.outcomes import Completed, Failed
+
+# Once one of these has reached a session, the env that it was using is gone.
+_FATAL = (ActorDiedError, ActorStartError, ActorTimeoutError)
+
+
+class SessionFuture(ActorFuture):
+    """The future of a call of a session, which it tells when the call has ended."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session._supervisor, session._lifeline)
+        self._session = session
+
+    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        super().settle(value, error, incarnation)
+        self._session.note_end(self, error)
+
+    def mark_cancelled(self) -> None:
+        super().mark_cancelled()
+        self._session.note_end(self, None)
+
+
+class Session(Caller):
+    """An env that is leased to one user: ``session.method(*args)`` returns a future of the result.
+
+    Its calls run in one process, and never in the one after it. Once the session has ended, they raise
+    `ActorClosedError`.
+
+    Attributes:
+        name: The name that `SessionPool.session` was given; the task for `SessionPool.run`.
+        outcome: How the session ended, a `Completed` or a `Failed`; None until then.
+    """
+
+    __slots__ = ("_calls", "_fatal", "_incarnation", "_last_end", "_lock", "_started", "name", "outcome")
+
+    def __init__(self, actor: ActorHandle, name: Any) -> None:
+        super().__init__(actor._supervisor, actor._lifeline)
+        self.name = name
+        self.outcome: Completed | Failed | None = None
+        self._incarnation = actor.incarnation
+        # Makes sending a call and ending the session exclude each other; reentrant, since signal handlers may do both.
+        self._lock = threading.RLock()
+        # The calls that have not ended, oldest first.
+        self._calls: dict[SessionFuture, None] = {}
+        # The error that says that the env is gone.
+        self._fatal: BaseException | None = None
+        self._started = self._last_end = time.monotonic()
+
+    def __repr__(self) -> str:
+        state = "open" if self.outcome is None else type(self.outcome).__name__.lower()
+        return f"<session {self.name!r} on actor {self._supervisor.config.name!r}: {state}>"
+
+    @property
+    def seconds(self) -> float:
+        """The age of the session, in seconds; once it has ended, how long it took."""
+        return time.monotonic() - self._started if self.outcome is None else self.outcome.seconds
+
+    def note_end(self, future: SessionFuture, error: BaseException | None) -> None:
+        """Note that a call has ended. Takes no lock: it may run under the actor's."""
+        self._calls.pop(future, None)
+        self._last_end = time.monotonic()
+        if self._fatal is None and isinstance(error, _FATAL):
+            self._fatal = error
+
+    def idle_since(self) -> float | None:
+        """Return when the last call ended (`time.monotonic`), None while a call is unfinished."""
+        return None if self._calls else self._last_end
+
+    def fatal_error(self) -> BaseException | None:
+        """Return the error that says that the env of the session is gone, None while it is not known to be."""
+        return self._fatal
+
+    def finish(self, outcome: Completed | Failed) -> list[SessionFuture] | None:
+        """Set the outcome, once.
+
+        Returns:
+            The calls that have not ended, oldest first; None if the session had ended before.
+        """
+        with self._lock:
+            if self.outcome is not None:
+                return None
+            self.outcome = outcome
+            return list(self._calls)
+
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
+        del bound  # every call of a session is bound to its process
+        with self._lock:
+            if self.outcome is not None:
+                self._refuse_call(method, self.outcome)
+            future = SessionFuture(self)
+            request = CallRequest(
+                method, self._supervisor.config.first_index, future=future, bound=self._incarnation, kind=kind
+            )
+            self._calls[future] = None
+            try:
+                self._supervisor.submit_call(request, message)
+            except BaseException:
+                self._calls.pop(future, None)
+                raise
+            return future
+
+    def _refuse_call(self, method: str, outcome: Completed | Failed) -> NoReturn:
+        how = f"{outcome.kind}: {outcome.error}" if isinstance(outcome, Failed) else "completed"
+        error = ActorClosedError(
+            f"cannot call {method!r}: the session {self.name!r} has ended ({how}). Lease an actor with pool.session()",
+            actor=self._supervisor.config.name,
+            method=method,
+        )
+        raise error from (outcome.error if isinstance(outcome, Failed) else None)
