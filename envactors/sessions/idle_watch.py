@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from envactors.sessions.session import Session
 
@@ -26,7 +27,7 @@ class IdleWatch:
     """
 
     def __init__(
-        self, limit: float, sessions: Callable[[], list[Session]], end: Callable[[Session, float], None]
+        self, limit: float, sessions: Callable[[], list[Session[Any]]], end: Callable[[Session[Any], float], None]
     ) -> None:
         self._limit = limit
         # Weak, so that the thread does not keep a pool alive that its user has forgotten.

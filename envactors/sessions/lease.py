@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
+from envactors.actor.type_variables import T_co
 from envactors.sessions.session import Session
 
 
 class Lessor(Protocol):
     """What a lease needs of the pool."""
 
-    def request(self, name: Any) -> concurrent.futures.Future[Session]:
+    def request(self, name: Any) -> concurrent.futures.Future[Session[Any]]:
         """Queue for an actor."""
 
-    def give_up(self, request: concurrent.futures.Future[Session], error: BaseException) -> None:
+    def give_up(self, request: concurrent.futures.Future[Session[Any]], error: BaseException) -> None:
         """Stop waiting; end the session if it has begun meanwhile."""
 
-    def end(self, session: Session, error: BaseException | None = None) -> None:
+    def end(self, session: Session[Any], error: BaseException | None = None) -> None:
         """End a session; do nothing if it has ended before."""
 
 
-class Lease:
+class Lease(Generic[T_co]):
     """One use of ``with`` or ``async with``; see `envactors.SessionPool.session`."""
 
     def __init__(self, pool: Lessor, name: Any, timeout: float | None) -> None:
         self._pool = pool
         self._name = name
         self._timeout = timeout
-        self._request: concurrent.futures.Future[Session] | None = None
+        self._request: concurrent.futures.Future[Session[Any]] | None = None
         self._cancelled_by: BaseException | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Session[T_co]:
         request = self._begin()
         try:
             return request.result(self._timeout)
@@ -47,7 +48,7 @@ class Lease:
         assert self._request is not None, "the block was entered"
         self._pool.end(self._request.result(), error)
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> Session[T_co]:
         request = self._begin()
         waiting = asyncio.wrap_future(request)
         try:
@@ -69,7 +70,7 @@ class Lease:
         if self._request is not None:
             self._pool.give_up(self._request, error)
 
-    def _begin(self) -> concurrent.futures.Future[Session]:
+    def _begin(self) -> concurrent.futures.Future[Session[Any]]:
         if self._request is not None:
             raise RuntimeError(
                 f"the lease of session {self._name!r} was used before: call pool.session() for each block"

@@ -10,14 +10,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic
 
 from envactors import backends
-from envactors.actor.handle import ActorHandle, close_all, launch
+from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.inspection import read_output
+from envactors.actor.launch import launch
+from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
-from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Get, Kind
 from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout, is_int
 from envactors.sessions.idle_watch import IdleWatch
@@ -54,10 +55,10 @@ class Place:
         session: The session that has it while it is `Phase.LEASED`.
     """
 
-    actor: ActorHandle
+    actor: ActorHandle[Any]
     phase: Phase = Phase.PREPARING
     preparation: concurrent.futures.Future[Any] | None = None
-    session: Session | None = None
+    session: Session[Any] | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,11 +72,11 @@ class Waiter:
     """
 
     name: Any
-    future: concurrent.futures.Future[Session]
+    future: concurrent.futures.Future[Session[Any]]
     since: float
 
 
-class SessionPool:
+class SessionPool(Generic[T_co]):
     """Actors that are leased for one session at a time; also a context manager.
 
     A session has an actor for itself from its beginning to its end. It ends exactly once: when the block of
@@ -105,7 +106,7 @@ class SessionPool:
 
     def __init__(
         self,
-        factory: Factory,
+        factory: Callable[[], T_co] | str,
         size: int,
         *,
         fresh: str = "process",
@@ -138,7 +139,7 @@ class SessionPool:
 
     # Leasing ---------------------------------------------------------------------------------------------
 
-    def session(self, name: Any = None, timeout: float | None = None) -> Lease:
+    def session(self, name: Any = None, timeout: float | None = None) -> Lease[T_co]:
         """Lease an actor for a block: ``with pool.session() as env`` or ``async with pool.session() as env``.
 
         Leaving the block ends the session and sets ``env.outcome``; exceptions propagate unchanged. Calls that have
@@ -158,7 +159,7 @@ class SessionPool:
         check_timeout(timeout, "session(timeout=...)")
         return Lease(self, name, timeout)
 
-    def request(self, name: Any) -> concurrent.futures.Future[Session]:
+    def request(self, name: Any) -> concurrent.futures.Future[Session[Any]]:
         """Queue for an actor; return the future of a session, which `give_up` must be called for if it is not used.
 
         Raises:
@@ -172,12 +173,12 @@ class SessionPool:
         self._serve()
         return waiter.future
 
-    def give_up(self, request: concurrent.futures.Future[Session], error: BaseException) -> None:
+    def give_up(self, request: concurrent.futures.Future[Session[Any]], error: BaseException) -> None:
         """Stop waiting; end the session if it has begun meanwhile."""
         if not request.cancel() and request.exception() is None:
             self.end(request.result(), error)
 
-    def end(self, session: Session, error: BaseException | None = None) -> None:
+    def end(self, session: Session[Any], error: BaseException | None = None) -> None:
         """End a session; do nothing if it has ended before.
 
         Args:
@@ -193,7 +194,7 @@ class SessionPool:
         else:
             self._finish(session, Completed(session.name, None, session.seconds))
 
-    def _finish(self, session: Session, outcome: Completed | Failed) -> None:
+    def _finish(self, session: Session[Any], outcome: Completed | Failed) -> None:
         """Set the outcome of a session, and prepare its actor for the next one."""
         unfinished = session.finish(outcome)
         if unfinished is None:
@@ -296,11 +297,11 @@ class SessionPool:
 
     # Idle sessions ---------------------------------------------------------------------------------------
 
-    def _sessions(self) -> list[Session]:
+    def _sessions(self) -> list[Session[Any]]:
         with self._lock:
             return [place.session for place in self._places if place.session is not None]
 
-    def _end_idle(self, session: Session, limit: float) -> None:
+    def _end_idle(self, session: Session[Any], limit: float) -> None:
         """End a session that has made no call for too long; its error says what the worker was doing."""
         supervisor = session._supervisor
         stacks = ActorHandle(supervisor, session._lifeline).stacks(_STACKS_PATIENCE)
@@ -321,7 +322,7 @@ class SessionPool:
     # Episodes --------------------------------------------------------------------------------------------
 
     def run(
-        self, episode: Callable[[Session, Any], Any], tasks: Iterable[Any], *, retries: int = 0
+        self, episode: Callable[[Session[T_co], Any], Any], tasks: Iterable[Any], *, retries: int = 0
     ) -> Iterator[Completed | Failed]:
         """Run an episode for each task, as many at a time as there are actors.
 
@@ -343,7 +344,7 @@ class SessionPool:
         return Run(self, episode, retries).outcomes(tasks)
 
     def arun(
-        self, episode: Callable[[Session, Any], Any], tasks: Iterable[Any], *, retries: int = 0
+        self, episode: Callable[[Session[T_co], Any], Any], tasks: Iterable[Any], *, retries: int = 0
     ) -> AsyncIterator[Completed | Failed]:
         """Run an episode for each task from asyncio, like `run`.
 
@@ -383,7 +384,7 @@ class SessionPool:
             self._idle_watch.stop()
         close_all([place.actor for place in self._places], timeout)
 
-    def __enter__(self) -> SessionPool:
+    def __enter__(self) -> SessionPool[T_co]:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -394,7 +395,7 @@ class SessionPool:
         return f"<session pool of {self.size}: {stats.leased} leased, {stats.idle} idle, {stats.waiting} waiting>"
 
 
-def _readiness(actor: ActorHandle) -> concurrent.futures.Future[Any]:
+def _readiness(actor: ActorHandle[Any]) -> concurrent.futures.Future[Any]:
     """Return a future that ends once the env is made, or cannot be."""
     # Every object has this attribute, and reading it runs no code of the env.
     return actor._submit(Kind.GET, Get(0, "__module__"), "get")

@@ -25,7 +25,7 @@ class Leases(Protocol):
 
     size: int
 
-    def session(self, name: Any = None, timeout: float | None = None) -> Lease:
+    def session(self, name: Any = None, timeout: float | None = None) -> Lease[Any]:
         """Lease an actor for a block."""
 
 
@@ -38,14 +38,14 @@ class Run:
         retries: How often a task is tried again after a retryable failure.
     """
 
-    def __init__(self, pool: Leases, episode: Callable[[Session, Any], Any], retries: int) -> None:
+    def __init__(self, pool: Leases, episode: Callable[[Session[Any], Any], Any], retries: int) -> None:
         self._pool = pool
         self._episode = episode
         self._retries = retries
         called = episode if inspect.isroutine(episode) else getattr(type(episode), "__call__", episode)  # noqa: B004 # not whether there is one
         self._is_coroutine = inspect.iscoroutinefunction(called)
         # The leases of the episodes that run or wait.
-        self._leases: set[Lease] = set()
+        self._leases: set[Lease[Any]] = set()
         self._stopped_by: BaseException | None = None
 
     def outcomes(self, tasks: Iterable[Any]) -> Iterator[Outcome]:
@@ -135,7 +135,7 @@ class Run:
                 break
         return trial.outcome()
 
-    def _lease(self, task: Any) -> Lease:
+    def _lease(self, task: Any) -> Lease[Any]:
         lease = self._pool.session(task)
         self._leases.add(lease)
         if self._stopped_by is not None:
@@ -162,7 +162,7 @@ class Trial:
 
     task: Any
     begun: float
-    session: Session | None = None
+    session: Session[Any] | None = None
     value: Any = None
     error: BaseException | None = None
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, Caller
 from envactors.actor.requests import CallRequest
+from envactors.actor.type_variables import T_co
 from envactors.errors import ActorClosedError, ActorDiedError, ActorStartError, ActorTimeoutError
 from envactors.mailbox.messages import Kind
 from envactors.sessions.outcomes import Completed, Failed
@@ -17,10 +18,10 @@ from envactors.sessions.outcomes import Completed, Failed
 _FATAL = (ActorDiedError, ActorStartError, ActorTimeoutError)
 
 
-class SessionFuture(ActorFuture):
+class SessionFuture(ActorFuture[Any]):
     """The future of a call of a session, which it tells when the call has ended."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session[Any]) -> None:
         super().__init__(session._supervisor, session._lifeline)
         self._session = session
 
@@ -33,7 +34,7 @@ class SessionFuture(ActorFuture):
         self._session.note_end(self, None)
 
 
-class Session(Caller):
+class Session(Caller[T_co]):
     """An env that is leased to one user: ``session.method(*args)`` returns a future of the result.
 
     Its calls run in one process, and never in the one after it. Once the session has ended, they raise
@@ -46,7 +47,7 @@ class Session(Caller):
 
     __slots__ = ("_calls", "_fatal", "_incarnation", "_last_end", "_lock", "_started", "name", "outcome")
 
-    def __init__(self, actor: ActorHandle, name: Any) -> None:
+    def __init__(self, actor: ActorHandle[T_co], name: Any) -> None:
         super().__init__(actor._supervisor, actor._lifeline)
         self.name = name
         self.outcome: Completed | Failed | None = None
@@ -95,7 +96,7 @@ class Session(Caller):
             self.outcome = outcome
             return list(self._calls)
 
-    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture:
+    def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture[Any]:
         del bound  # every call of a session is bound to its process
         with self._lock:
             if self.outcome is not None:
