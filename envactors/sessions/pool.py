@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import enum
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic
 
@@ -24,6 +22,7 @@ from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_time
 from envactors.sessions.idle_watch import IdleWatch
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Completed, Failed, failed, kind_of
+from envactors.sessions.places import Phase, Place, Places, Waiter
 from envactors.sessions.runs import Run
 from envactors.sessions.session import Session
 from envactors.sessions.statistics import SessionBooks, SessionStats
@@ -33,47 +32,6 @@ FRESH = ("process", "reset")
 _STACKS_PATIENCE = 0.5
 # A session is over with its process: another one would have none of its state.
 _NO_RESTARTS = RestartPolicy(max_restarts=0)
-
-
-class Phase(enum.Enum):
-    """What a place of the pool is doing."""
-
-    PREPARING = enum.auto()  # its process starts, or its env resets
-    READY = enum.auto()
-    LEASED = enum.auto()
-    FAILED = enum.auto()  # its process could not be started; the next session that needs it tries again
-
-
-@dataclasses.dataclass(eq=False)
-class Place:
-    """One of the pool's actors.
-
-    Attributes:
-        actor: The actor.
-        phase: What it is doing.
-        preparation: What ends while it is `Phase.PREPARING`.
-        session: The session that has it while it is `Phase.LEASED`.
-    """
-
-    actor: ActorHandle[Any]
-    phase: Phase = Phase.PREPARING
-    preparation: concurrent.futures.Future[Any] | None = None
-    session: Session[Any] | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class Waiter:
-    """Somebody who waits for a session.
-
-    Attributes:
-        name: The name of the session.
-        future: Gets the `Session`, or why there is none.
-        since: When it began to wait (`time.monotonic`).
-    """
-
-    name: Any
-    future: concurrent.futures.Future[Session[Any]]
-    since: float
 
 
 class SessionPool(Generic[T_co]):
@@ -125,16 +83,14 @@ class SessionPool(Generic[T_co]):
         # signal handlers may end sessions.
         self._lock = threading.RLock()
         self._is_closed = False
-        # Those who wait, the one that has waited longest first.
-        self._waiting: deque[Waiter] = deque()
         self._books = SessionBooks()
         self._idle_watch = None if idle_timeout is None else IdleWatch(idle_timeout, self._sessions, self._end_idle)
         limits = dataclasses.replace(as_deadlines(deadlines), start=start_timeout)
         start = functools.partial(
             launch, [factory], backend=resolved, deadlines=limits, restart=_NO_RESTARTS, env_vars=env_vars
         )
-        self._places = [Place(start(name=f"{name}-{i}", first=i)) for i in range(size + standbys)]
-        for place in self._places:
+        self._places = Places([start(name=f"{name}-{i}", first=i) for i in range(size + standbys)], size)
+        for place in self._places.all:
             self._prepare(place, _readiness(place.actor))
 
     # Leasing ---------------------------------------------------------------------------------------------
@@ -169,13 +125,16 @@ class SessionPool(Generic[T_co]):
         with self._lock:
             if self._is_closed:
                 raise ActorClosedError(f"cannot start session {name!r}: the pool is closed")
-            self._waiting.append(waiter)
+            self._places.waiting.append(waiter)
         self._serve()
         return waiter.future
 
     def give_up(self, request: concurrent.futures.Future[Session[Any]], error: BaseException) -> None:
         """Stop waiting; end the session if it has begun meanwhile."""
-        if not request.cancel() and request.exception() is None:
+        if request.cancel():
+            with self._lock:
+                self._places.forget(request)
+        elif request.exception() is None:
             self.end(request.result(), error)
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
@@ -201,9 +160,7 @@ class SessionPool(Generic[T_co]):
             return
         with self._lock:
             self._books.count(outcome)
-            place = next(place for place in self._places if place.session is session)
-            place.session = None
-            place.phase = Phase.PREPARING
+            place = self._places.take_back(session)
             is_closed = self._is_closed
         for future in reversed(unfinished):
             future.cancel()
@@ -235,8 +192,8 @@ class SessionPool(Generic[T_co]):
                 return
             place.preparation = None
             place.phase = Phase.READY if error is None else Phase.FAILED
-            if error is not None and kind_of(error) == "start" and self._lacking() > 0:
-                waiter = self._next_waiter()
+            if error is not None and kind_of(error) == "start" and self._places.lacking() > 0:
+                waiter = self._places.next_waiter()
             if error is not None and waiter is not None:
                 self._books.count(failed(waiter.name, "start", error, time.monotonic() - waiter.since))
         if waiter is not None and error is not None:
@@ -249,57 +206,24 @@ class SessionPool(Generic[T_co]):
             with self._lock:
                 if self._is_closed:
                     return
-                broken = self._take_broken()
-                place = next((place for place in self._places if place.phase is Phase.READY), None)
-                has_room = self._count(Phase.LEASED) < self.size
-                waiter = self._next_waiter() if has_room and place is not None else None
-                if place is None or waiter is None:
-                    break
-                session = Session(place.actor, waiter.name)
-                place.phase = Phase.LEASED
-                place.session = session
-                self._books.start_seconds.append(time.monotonic() - waiter.since)
+                broken = self._places.take_broken()
+                waiter, place = self._places.match()
+                if waiter is not None and place is not None:
+                    place.session = session = Session(place.actor, waiter.name)
+                    self._books.start_seconds.append(time.monotonic() - waiter.since)
+            for lost in broken:
+                self._prepare(lost, lost.actor.renew())
+            if waiter is None:
+                return
             if self._idle_watch is not None:
                 self._idle_watch.begin()
             waiter.future.set_result(session)
-            self._renew(broken)
-        self._renew(broken)
-
-    def _renew(self, places: list[Place]) -> None:
-        for place in places:
-            self._prepare(place, place.actor.renew())
-
-    def _take_broken(self) -> list[Place]:
-        """Return the places without a process that those who wait need, and mark them as being prepared."""
-        for place in self._places:
-            if place.phase is Phase.READY and not place.actor._supervisor.is_usable:
-                place.phase = Phase.FAILED  # its process was lost while nobody used it
-        broken = [place for place in self._places if place.phase is Phase.FAILED][: max(0, self._lacking())]
-        for place in broken:
-            place.phase = Phase.PREPARING
-        return broken
-
-    def _lacking(self) -> int:
-        """Return how many more wait than there are actors that are ready or will be."""
-        waiting = sum(not waiter.future.cancelled() for waiter in self._waiting)
-        return waiting - self._count(Phase.READY) - self._count(Phase.PREPARING)
-
-    def _count(self, phase: Phase) -> int:
-        return sum(place.phase is phase for place in self._places)
-
-    def _next_waiter(self) -> Waiter | None:
-        """Return the one that has waited longest and has not given up; under the lock."""
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if waiter.future.set_running_or_notify_cancel():
-                return waiter
-        return None
 
     # Idle sessions ---------------------------------------------------------------------------------------
 
     def _sessions(self) -> list[Session[Any]]:
         with self._lock:
-            return [place.session for place in self._places if place.session is not None]
+            return [place.session for place in self._places.all if place.session is not None]
 
     def _end_idle(self, session: Session[Any], limit: float) -> None:
         """End a session that has made no call for too long; its error says what the worker was doing."""
@@ -359,8 +283,8 @@ class SessionPool(Generic[T_co]):
     def stats(self) -> SessionStats:
         """Return how sessions have ended, what the actors are doing, and how long starts and sessions take."""
         with self._lock:
-            waiting = sum(not waiter.future.cancelled() for waiter in self._waiting)
-            return self._books.stats(waiting, self._count(Phase.LEASED), self._count(Phase.READY))
+            places = self._places
+            return self._books.stats(len(places.waiting), places.count(Phase.LEASED), places.count(Phase.READY))
 
     def close(self, timeout: float | None = None) -> None:
         """End all sessions as cancelled and close the actors; may be called again.
@@ -372,17 +296,14 @@ class SessionPool(Generic[T_co]):
         check_timeout(timeout, "close(timeout=...)")
         with self._lock:
             self._is_closed = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
         closed = ActorClosedError("the pool is closed")
-        for waiter in waiting:
-            if waiter.future.set_running_or_notify_cancel():
-                waiter.future.set_exception(ActorClosedError(f"session {waiter.name!r} did not start: {closed}"))
+        while (waiter := self._places.next_waiter()) is not None:
+            waiter.future.set_exception(ActorClosedError(f"session {waiter.name!r} did not start: {closed}"))
         for session in self._sessions():
             self._finish(session, failed(session.name, "cancelled", closed, session.seconds))
         if self._idle_watch is not None:
             self._idle_watch.stop()
-        close_all([place.actor for place in self._places], timeout)
+        close_all([place.actor for place in self._places.all], timeout)
 
     def __enter__(self) -> SessionPool[T_co]:
         return self

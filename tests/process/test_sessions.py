@@ -154,7 +154,7 @@ def test_with_fresh_reset_the_process_stays_and_reset_is_called_between_sessions
 def test_a_process_that_crashes_between_sessions_is_replaced(helper_processes):
     with small_pool() as pool:
         wait_until(lambda: pool.stats().idle == 1)
-        actor = pool._places[0].actor
+        actor = pool._places.all[0].actor
         os.kill(actor.pid, signal.SIGKILL)
         wait_until(lambda: actor.state is ea.ActorState.DEAD)
         with pool.session(timeout=SOON) as env:
