@@ -7,7 +7,8 @@ never import the parent's half.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from concurrent.futures import Future as Future
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from envactors.options import Deadlines as Deadlines
     from envactors.options import RecyclePolicy as RecyclePolicy
     from envactors.options import RestartPolicy as RestartPolicy
-    from envactors.options import Snapshot as Snapshot
+    from envactors.options import SnapshotPolicy as SnapshotPolicy
     from envactors.remote.backend import RemoteBackend as RemoteBackend
     from envactors.rollout.context import PolicyContext as PolicyContext
     from envactors.rollout.results import Evaluation as Evaluation
@@ -80,7 +81,7 @@ _HOMES = {
     ),
     "envactors.observe.monitor": "monitor",
     "envactors.observe.trace": "trace",
-    "envactors.options": "Deadlines RecyclePolicy RestartPolicy Snapshot",
+    "envactors.options": "Deadlines RecyclePolicy RestartPolicy SnapshotPolicy",
     "envactors.remote.backend": "RemoteBackend",
     "envactors.rollout.context": "PolicyContext",
     "envactors.rollout.results": "Evaluation Rollout",
@@ -93,19 +94,29 @@ _HOMES = {
     "envactors.vector.statistics": "VectorStats",
     "envactors.worker.context": "ActorContext current_actor",
 }
+# old name: new name
+_OLD_NAMES = {"Snapshot": "SnapshotPolicy"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __version__ = "0.2.0"
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 # one list of names, not two
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'envactors' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+# Type checkers would take any name for one of a module that has a `__getattr__`.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in _OLD_NAMES:
+            from envactors.deprecations import warn_deprecated
+
+            warn_deprecated(f"envactors.{name} has another name: write envactors.{_OLD_NAMES[name]}")
+            return getattr(sys.modules[__name__], _OLD_NAMES[name])
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module 'envactors' has no attribute {name!r}")
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

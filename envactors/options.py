@@ -103,7 +103,7 @@ class RecyclePolicy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class SnapshotPolicy:
     """How the state of an env is captured and restored. Both functions run in the worker.
 
     `envactors.state.gymnasium_snapshot` is one for Gymnasium envs.
@@ -127,9 +127,9 @@ class Snapshot:
     def __post_init__(self) -> None:
         for name in ("get", "set"):
             if not callable(value := getattr(self, name)):
-                raise TypeError(f"Snapshot({name}={value!r}): expected a function")
+                raise TypeError(f"SnapshotPolicy({name}={value!r}): expected a function")
         if not is_int(self.every):
-            raise ValueError(f"Snapshot(every={self.every!r}): expected an int > 0")
+            raise ValueError(f"SnapshotPolicy(every={self.every!r}): expected an int > 0")
 
 
 def as_deadlines(value: Deadlines | float) -> Deadlines:

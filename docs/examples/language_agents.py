@@ -91,7 +91,7 @@ async def episode(agent, actor, server, seed):
     while seen != "the fact":
         turns += 1
         answer = await timed(agent, "model", server.ask(seen))
-        call = actor.search(seen) if answer == "search" else actor.options(timeout=0.25).open_page(answer)
+        call = actor.search(seen) if answer == "search" else actor.options(deadline=0.25).open_page(answer)
         seen = await timed(agent, "tool", call)
     return turns
 

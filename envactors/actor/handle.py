@@ -17,6 +17,7 @@ from envactors.actor.requests import CallRequest
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import P, R, T_co
+from envactors.deprecations import warn_deprecated
 from envactors.mailbox.messages import Call, Describe, Get, Kind, Restore, Save, Set
 from envactors.options import check_timeout, is_int
 
@@ -172,20 +173,24 @@ class ActorView(Caller[T_co]):
         self._supervisor.check_owner()
         return read_stacks(self._supervisor, timeout)
 
-    def options(self, *, timeout: float | None = None, retries: int = 0) -> Caller[T_co]:
-        """Return the same methods with a deadline of their own, and leave to run again on a new incarnation.
+    def options(self, *, deadline: float | None = None, retries: int = 0, timeout: float | None = None) -> Caller[T_co]:
+        """Return the same methods with a deadline of their own, and a retry budget that survives restarts.
 
         Args:
-            timeout: A deadline in seconds, in place of that of `Deadlines`.
-            retries: How many deaths and deadlines a call survives; never exceptions.
+            deadline: In seconds, in place of that of `Deadlines`: when it passes, the worker is killed.
+            retries: How many crashes and deadlines a call survives; an exception is never retried.
+            timeout: The old name of ``deadline``; emits a `DeprecationWarning`.
 
         Raises:
             ValueError: A negative value.
         """
-        check_timeout(timeout, "options(timeout=...)")
+        if timeout is not None:
+            warn_deprecated(f"options(timeout={timeout!r}) has another name: write options(deadline={timeout!r})")
+            deadline = timeout
+        check_timeout(deadline, "options(deadline=...)")
         if not is_int(retries, 0):
             raise ValueError(f"options(retries=...) is {retries!r}: expected an int >= 0")
-        return self._caller_type(self._supervisor, self._lifeline, self._env, timeout, retries)
+        return self._caller_type(self._supervisor, self._lifeline, self._env, deadline, retries)
 
     def __repr__(self) -> str:
         return f"<actor {self.name!r}: {self.state.value}, pid {self.pid}, incarnation {self.incarnation}>"

@@ -24,7 +24,7 @@ from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
 from envactors.mailbox.pickling import dumps_by_value, has_code
-from envactors.options import Deadlines, RestartPolicy, Snapshot, as_deadlines
+from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,7 +105,7 @@ def launch(
     memory: RowMemory | None = None,
     max_journal: int | None = None,
     seed_episodes: bool = False,
-    snapshot: Snapshot | None = None,
+    snapshot: SnapshotPolicy | None = None,
     standbys: Sequence[Callable[[float], ActorProcess | None]] = (),
     is_standby: bool = False,
     permits: Permits | None = None,
@@ -146,7 +146,7 @@ def _pickle_factory(factory: Factory, name: str) -> bytes:
         ) from error
 
 
-def _pickle_snapshot(snapshot: Snapshot) -> bytes:
+def _pickle_snapshot(snapshot: SnapshotPolicy) -> bytes:
     try:
         return dumps_by_value((snapshot.get, snapshot.set))
     except Exception as error:

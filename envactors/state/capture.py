@@ -12,7 +12,7 @@ import io
 import pickle
 from typing import Any
 
-from envactors.options import Snapshot
+from envactors.options import SnapshotPolicy
 from envactors.state.kinds import is_output
 from envactors.state.pickling import StatePickler, StateUnpickler
 from envactors.state.places import Places
@@ -25,7 +25,7 @@ class Own:
     """In place of the value of an attribute: the env keeps what it has."""
 
 
-def gymnasium_snapshot(every: int = 1000) -> Snapshot:
+def gymnasium_snapshot(every: int = 1000) -> SnapshotPolicy:
     """Return the snapshot of Gymnasium envs: classic control, MuJoCo, ALE, and others that are written in Python.
 
     It captures the attributes of the env and of every wrapper, their random generators and those of the spaces, what
@@ -38,7 +38,7 @@ def gymnasium_snapshot(every: int = 1000) -> Snapshot:
     classes, is not captured.
 
     ``get`` raises TypeError, and names the attribute, if the env holds anything else that cannot be pickled: sockets,
-    processes, generators, other envs, or objects of other engines. Such an env needs a `Snapshot` of its own.
+    processes, generators, other envs, or objects of other engines. Such an env needs a `SnapshotPolicy` of its own.
 
     Args:
         every: How many steps of an env lie between two automatic snapshots.
@@ -46,7 +46,7 @@ def gymnasium_snapshot(every: int = 1000) -> Snapshot:
     Raises:
         ValueError: ``every`` is no int above 0.
     """
-    return Snapshot(capture, restore, every)
+    return SnapshotPolicy(capture, restore, every)
 
 
 def capture(env: Any) -> bytes:
@@ -95,7 +95,7 @@ def chain_of(env: Any) -> list[Any]:
     for one in chain:
         if not hasattr(one, "__dict__") or copyreg._slotnames(type(one)):  # type: ignore[attr-defined] # noqa: SLF001 # as pickle
             raise TypeError(
-                f"cannot capture {type(one).__name__}: it has __slots__; use a Snapshot with its own get and set"
+                f"cannot capture {type(one).__name__}: it has __slots__; use a SnapshotPolicy with its own get and set"
             )
     return chain
 
@@ -141,7 +141,7 @@ def _pickled(states: Any, chain: list[Any], places: Places) -> bytes:
 
 def _explained(error: Exception, states: list[dict[str, Any]], chain: list[Any], places: Places) -> TypeError:
     """Return the error that names the attribute which cannot be captured."""
-    advice = "use a Snapshot with its own get and set"
+    advice = "use a SnapshotPolicy with its own get and set"
     for one, values in zip(chain, states, strict=True):
         for name, value in values.items():
             try:

@@ -271,7 +271,7 @@ class BackendConformance:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 for _ in range(2):
-                    actor.options(timeout=5.0).echo(1).result(_SOON)
+                    actor.options(deadline=5.0).echo(1).result(_SOON)
             assert len([one for one in caught if "deadlines are not enforced" in str(one.message)]) == 1
 
 

@@ -17,7 +17,7 @@ from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Attach, Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
-from envactors.options import RecyclePolicy, Snapshot
+from envactors.options import RecyclePolicy, SnapshotPolicy
 from envactors.vector.env_handles import EnvHandle
 from envactors.vector.pending import Pending
 
@@ -30,7 +30,7 @@ class Choices(NamedTuple):
     recycle: RecyclePolicy | None
     copy: bool
     seed_episodes: bool
-    snapshot: Snapshot | None
+    snapshot: SnapshotPolicy | None
     checkpoint_every: int | None
 
 

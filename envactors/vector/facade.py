@@ -16,7 +16,7 @@ from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.specs import Spec
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, Snapshot, check_timeout, deadline_after
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy, check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
 from envactors.rollout.rollouts import Rollouts
 from envactors.vector import inputs
@@ -125,7 +125,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         copy: bool = True,
         max_running: int | None = None,
         seed_episodes: bool = False,
-        snapshot: Snapshot | None = None,
+        snapshot: SnapshotPolicy | None = None,
         checkpoint_every: int | None = None,
     ) -> None:
         factories, backend = as_factories(factories), backends.resolve(backend)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import operator
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -14,6 +12,7 @@ import numpy as np
 from envactors.actor.permits import Permits
 from envactors.actor.slots import Autoreset, OnFailure
 from envactors.backends.base import Backend
+from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
@@ -31,18 +30,10 @@ def check_flags(*, shared_memory: object = True, **flags: object) -> None:
         if not isinstance(flag, bool):
             raise VectorInputError(f"{name} is {flag!r}: expected True or False")
     if not shared_memory:
-        why = "steps and resets always use shared memory"
-        said = f"VectorEnv(shared_memory=False) has no effect any more, since {why}: leave the argument out"
-        warnings.warn(said, DeprecationWarning, stacklevel=_level_of_caller())
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel``, seen from the calling function, of the first frame outside this package."""
-    # `VectorEnv.resume` lies between some callers and the constructor.
-    level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "envactors":
-        level, frame = level + 1, frame.f_back
-    return level
+        warn_deprecated(
+            "VectorEnv(shared_memory=False) has no effect any more, since steps and resets always use shared memory: "
+            "leave the argument out"
+        )
 
 
 def check_counts(least: int, **counts: object) -> None:

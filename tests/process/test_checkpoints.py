@@ -37,7 +37,7 @@ WAYS = {
     "seeded once": {},
     "seeded episodes": {"make_env": stack_alone, "seed_episodes": True},
     "same step": {"make_env": stack_alone, "seed_episodes": True, "autoreset": "same_step"},
-    "snapshots": {"snapshot": ea.Snapshot(whole_state, put_state, every=40)},
+    "snapshots": {"snapshot": ea.SnapshotPolicy(whole_state, put_state, every=40)},
 }
 
 
@@ -71,7 +71,7 @@ def test_a_resumed_vector_goes_on_as_the_other_would_have(way, packing, tmp_path
 
 def test_the_ends_of_episodes_are_where_they_were(tmp_path):
     path = tmp_path / "envs"
-    with make(1, autoreset="disabled", snapshot=ea.Snapshot(whole_state, put_state)) as envs:
+    with make(1, autoreset="disabled", snapshot=ea.SnapshotPolicy(whole_state, put_state)) as envs:
         envs.reset(seed=0)
         over = False
         while not over:
@@ -79,7 +79,7 @@ def test_the_ends_of_episodes_are_where_they_were(tmp_path):
             over = terminated[0] or truncated[0]
         envs.checkpoint(path)
         expected = envs.reset()[0]
-    with resume(path, 1, snapshot=ea.Snapshot(whole_state, put_state)) as envs:
+    with resume(path, 1, snapshot=ea.SnapshotPolicy(whole_state, put_state)) as envs:
         with pytest.raises(ea.VectorInputError, match="needs a reset first"):
             envs.step([1])
         assert np.array_equal(envs.reset()[0], expected)

@@ -249,7 +249,7 @@ def test_deadlines_count_from_when_the_call_could_start_and_have_their_own_for_s
             actor.reset().result(SOON)
         assert caught.value.timeout == 0.2
         with pytest.raises(ea.ActorTimeoutError) as caught:
-            actor.options(timeout=0.1).step().result(SOON)
+            actor.options(deadline=0.1).step().result(SOON)
         assert caught.value.timeout == 0.1
 
 
@@ -273,7 +273,7 @@ def test_a_deadline_with_retries_runs_the_call_again(tmp_path):
             return "quick"
 
     with ea.spawn(Env, restart=MANY) as actor:
-        assert actor.options(timeout=0.5, retries=1).slow_once().result(SOON) == "quick"
+        assert actor.options(deadline=0.5, retries=1).slow_once().result(SOON) == "quick"
 
 
 def test_late_replies_reach_nobody():
@@ -289,7 +289,7 @@ def test_late_replies_reach_nobody():
         for i in range(12):
             actor.echo(0).result(SOON)
             try:
-                assert actor.options(timeout=0.05).after(0.02 + 0.02 * (i % 4), i).result(SOON) == i
+                assert actor.options(deadline=0.05).after(0.02 + 0.02 * (i % 4), i).result(SOON) == i
                 outcomes["in time"] += 1
             except ea.ActorTimeoutError:
                 outcomes["late"] += 1
@@ -359,7 +359,7 @@ def test_deadlines_beyond_all_measure_disturb_nobody():
         assert patient.add().result(1e12) == 1
         future = patient.sleep(0.5)
         with pytest.raises(ea.ActorTimeoutError):
-            other.options(timeout=0.2).sleep(60).result(SOON)
+            other.options(deadline=0.2).sleep(60).result(SOON)
         assert future.result(1e12) == 0.5
 
 
@@ -419,7 +419,7 @@ def test_big_arguments_to_a_worker_that_does_not_read_block_nobody():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add().result(SOON)
         os.kill(actor.pid, signal.SIGSTOP)
-        future, took = timed(lambda: actor.options(timeout=0.5).echo(bytes(50_000_000)))
+        future, took = timed(lambda: actor.options(deadline=0.5).echo(bytes(50_000_000)))
         assert took < promised(1.0)
         with pytest.raises(ea.ActorTimeoutError):
             future.result(SOON)

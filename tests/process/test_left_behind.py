@@ -81,7 +81,7 @@ def test_everything_ends_with_a_caller_that_is_killed(method):
 WAYS = {
     "killed from outside": lambda actor: os.kill(actor.pid, signal.SIGKILL),
     "os._exit": lambda actor: actor.exit_now(),
-    "a deadline, in C": lambda actor: actor.options(timeout=0.05).hang_in_c(),
+    "a deadline, in C": lambda actor: actor.options(deadline=0.05).hang_in_c(),
     "kill": lambda actor: actor.kill(restart=True),
     "renew": lambda actor: actor.renew(),
     "close": lambda actor: actor.close(),

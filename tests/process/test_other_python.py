@@ -260,7 +260,7 @@ def test_code_crosses_in_neither_direction(spawn):
 
 
 def test_a_snapshot_function_by_value_is_refused_too(server):
-    snapshot = ea.Snapshot(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
+    snapshot = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
     with pytest.raises(ea.SerializationError, match="snapshot functions of actor 'env-0'"):
         ea.VectorEnv([MAKE], backend=server, env_vars=PATH, snapshot=snapshot)
 
@@ -319,7 +319,7 @@ def test_what_is_lost_is_replayed_and_replaced_by_standbys(server):
 
 def test_deadlines_stacks_and_output_are_as_ever(spawn):
     with spawn(restart=MANY) as actor:
-        sleeping, late = actor.sleep(), actor.options(timeout=0.2).sleep()
+        sleeping, late = actor.sleep(), actor.options(deadline=0.2).sleep()
         wait_until(lambda: "in sleep" in actor.stacks(SOON))
         assert sleeping.abort()
         error = late.exception(SOON)

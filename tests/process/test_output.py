@@ -145,7 +145,7 @@ def test_a_worker_that_never_stops_printing_keeps_nobody_from_anything():
     restart = ea.RestartPolicy(max_restarts=5, backoff=0.0)
     with stuck_stdout(), ea.spawn(Env, restart=restart) as actor, ea.spawn(Counter) as other:
         assert [actor.add().result(SOON), other.add().result(SOON)] == [1, 1]
-        error = actor.options(timeout=0.5).babble(1).exception(SOON)
+        error = actor.options(deadline=0.5).babble(1).exception(SOON)
         assert isinstance(error, ea.ActorTimeoutError)
         assert error.elapsed < promised(1.5)
         assert other.add().result(SOON) == 2

@@ -133,7 +133,7 @@ def test_a_deadline_is_enforced_however_processes_start(backend):
     with ea.spawn(Env, restart=MANY, backend=backend, deadlines=ea.Deadlines(call=0.4)) as actor:
         took = []
         for how in ("C", "stopped"):
-            assert actor.options(timeout=SOON).add().result(SOON) == 1
+            assert actor.options(deadline=SOON).add().result(SOON) == 1
             pid = actor.pid
             if how == "stopped":
                 os.kill(pid, signal.SIGSTOP)
@@ -418,7 +418,7 @@ def test_every_error_of_an_actor_tells_where_when_and_of_what():
         assert str(error).endswith("evidence")
         actor.add().result(SOON)
         pid = actor.pid
-        error = actor.options(timeout=0.3).hang_in_c().exception(SOON)
+        error = actor.options(deadline=0.3).hang_in_c().exception(SOON)
         tells(error, "witness", 0, 1, "hang_in_c", pid, 0.3)
         assert "deadline of 0.3 s" in str(error)
         actor.add().result(SOON)

@@ -342,7 +342,7 @@ def test_handles_of_envs_that_share_a_process_refuse_what_is_not_theirs():
             envs[1].close,
             lambda: envs[1].step(1),
             lambda: envs[1].call("reset"),
-            lambda: envs[1].options(timeout=1.0).step(1),
+            lambda: envs[1].options(deadline=1.0).step(1),
         ):
             with pytest.raises(ea.VectorEnvError, match="use envs"):
                 refused()

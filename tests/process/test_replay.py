@@ -324,7 +324,7 @@ def set_state(env, state):
 
 
 def test_a_state_that_is_saved_after_a_renewal_does_not_hide_it():
-    with Replaying([EchoEnv], snapshot=ea.Snapshot(get_state, set_state, every=1)) as envs:
+    with Replaying([EchoEnv], snapshot=ea.SnapshotPolicy(get_state, set_state, every=1)) as envs:
         envs.reset(seed=7)
         envs.send([1])
         time.sleep(0.2)  # it is complete, and is looked at once the renewal is queued
@@ -344,7 +344,7 @@ class AnySeed(EchoEnv):
 
 
 def test_an_autoreset_within_a_step_does_not_count_as_one_with_the_large_seed_of_a_reset_before():
-    snapshot = ea.Snapshot(get_state, set_state)
+    snapshot = ea.SnapshotPolicy(get_state, set_state)
     with Replaying([lambda: AnySeed(episode_length=2)], autoreset="same_step", snapshot=snapshot) as envs:
         envs.reset(seed=1 << 64)
         for action in range(3):

@@ -26,7 +26,7 @@ def make(n=4, *, every=50, **options):
     given = {
         "backend": FORK_SERVER,
         "restart": RESTART,
-        "snapshot": ea.Snapshot(whole_state, put_state, every=every),
+        "snapshot": ea.SnapshotPolicy(whole_state, put_state, every=every),
         **options,
     }
     return ea.VectorEnv([stacked_cartpole] * n, **given)
@@ -119,7 +119,7 @@ def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_p
         return whole_state(env)
 
     (tmp_path / "held").touch()
-    with make(1, on_failure="replay", snapshot=ea.Snapshot(get_slowly, put_state, every=10)) as envs:
+    with make(1, on_failure="replay", snapshot=ea.SnapshotPolicy(get_slowly, put_state, every=10)) as envs:
         envs.reset(seed=0)
         run(envs, 10, np.random.default_rng(0))
         envs.send([0])
@@ -131,7 +131,7 @@ def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_p
 
 
 def test_a_state_that_cannot_be_saved_is_logged_and_costs_no_step(caplog):
-    snapshot = ea.Snapshot(lambda env: 1 / 0, put_state, every=10)
+    snapshot = ea.SnapshotPolicy(lambda env: 1 / 0, put_state, every=10)
     with make(2, on_failure="replay", snapshot=snapshot) as envs:
         envs.reset(seed=0)
         run(envs, 25, np.random.default_rng(0))
@@ -146,7 +146,7 @@ def test_an_env_that_could_not_be_restored_needs_a_reset():
     def fail(env, state):
         raise RuntimeError("no")
 
-    with make(2, snapshot=ea.Snapshot(whole_state, fail)) as envs:
+    with make(2, snapshot=ea.SnapshotPolicy(whole_state, fail)) as envs:
         envs.reset(seed=0)
         snapshots = envs.snapshot()
         with pytest.raises(RuntimeError, match="no"):
@@ -175,10 +175,10 @@ def test_what_makes_no_sense_is_refused():
         with pytest.raises(ea.AlreadyPendingError):
             envs.snapshot()
         envs.recv()
-    with pytest.raises(ValueError, match=r"Snapshot\(every=0\): expected an int > 0"):
-        ea.Snapshot(whole_state, put_state, every=0)
-    with pytest.raises(TypeError, match=r"Snapshot\(set=3\): expected a function"):
-        ea.Snapshot(whole_state, 3)
+    with pytest.raises(ValueError, match=r"SnapshotPolicy\(every=0\): expected an int > 0"):
+        ea.SnapshotPolicy(whole_state, put_state, every=0)
+    with pytest.raises(TypeError, match=r"SnapshotPolicy\(set=3\): expected a function"):
+        ea.SnapshotPolicy(whole_state, 3)
 
 
 def test_the_state_is_a_copy():

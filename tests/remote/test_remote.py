@@ -135,7 +135,7 @@ def test_deadlines_keep_their_times_on_a_silent_link(launcher):
         agent.suspend()
         begun = time.monotonic()
         with pytest.raises(ea.ActorTimeoutError):
-            actor.options(timeout=0.5).sleep(30).result(SOON)
+            actor.options(deadline=0.5).sleep(30).result(SOON)
         assert 0.4 < time.monotonic() - begun < promised(3.0)
         waiting = actor.add(1)
         assert not waiting.done(), "the old process may still run"
@@ -168,7 +168,7 @@ def test_output_stacks_and_exit_codes_come_from_afar(shared, capfd):
             actor.die().result(SOON)
         assert (died.value.exitcode, died.value.stderr_tail) == (7, "last words")
         with pytest.raises(ea.ActorTimeoutError) as timed_out:
-            actor.options(timeout=0.3).sleep(30).result(SOON)
+            actor.options(deadline=0.3).sleep(30).result(SOON)
         assert "in sleep" in timed_out.value.stacks
         printed = []
 

@@ -341,7 +341,7 @@ def test_deadlines_and_closing_keep_their_times_while_a_link_is_silent(ways):
         proxy.cut(*ways)
     begun = time.monotonic()
     with pytest.raises(ea.ActorTimeoutError):
-        actor.options(timeout=0.5).sleep(30).result(SOON)
+        actor.options(deadline=0.5).sleep(30).result(SOON)
     assert time.monotonic() - begun < promised(4.0)
     begun = time.monotonic()
     with pytest.raises(ea.VectorStepError) as late:

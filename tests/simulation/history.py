@@ -124,7 +124,7 @@ class History:
         backend = SimulatedBackend(self.world, max_starting=self.random.choice((None, 1)))
         per_actor = self.random.choice((1, 1, 2, 3))
         recycle = ea.RecyclePolicy(max_steps=2) if per_actor == 1 and self.random.random() < 0.2 else None
-        snapshot = ea.Snapshot(get_state, set_state, every=3) if self.random.random() < 0.2 else None
+        snapshot = ea.SnapshotPolicy(get_state, set_state, every=3) if self.random.random() < 0.2 else None
         SimulatedEnv.most_episodes = None
         if recycle is not None and self.on_failure != "replay" and self.rollouts is None:
             SimulatedEnv.most_episodes = 1 + (self.autoreset == "same_step")

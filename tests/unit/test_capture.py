@@ -42,7 +42,7 @@ def check(factory, before, after):
 
 
 def test_a_snapshot_is_two_functions_and_a_number_of_steps():
-    snapshot = ea.Snapshot(get=lambda env: env.x, set=lambda env, x: None)
+    snapshot = ea.SnapshotPolicy(get=lambda env: env.x, set=lambda env, x: None)
     assert snapshot.every == 1000
     assert gymnasium_snapshot(every=7).every == 7
     assert pickle.loads(pickle.dumps(SNAPSHOT)) == SNAPSHOT
@@ -52,17 +52,17 @@ def test_a_snapshot_is_two_functions_and_a_number_of_steps():
 
 @pytest.mark.parametrize("every", [0, -1, 1.0, True, None, "10"])
 def test_every_is_an_int_above_0(every):
-    with pytest.raises(ValueError, match=rf"^Snapshot\(every={every!r}\): expected an int > 0$"):
-        ea.Snapshot(SNAPSHOT.get, SNAPSHOT.set, every)
+    with pytest.raises(ValueError, match=rf"^SnapshotPolicy\(every={every!r}\): expected an int > 0$"):
+        ea.SnapshotPolicy(SNAPSHOT.get, SNAPSHOT.set, every)
     with pytest.raises(ValueError, match="expected an int > 0"):
         gymnasium_snapshot(every)
 
 
 def test_get_and_set_are_functions():
-    with pytest.raises(TypeError, match=r"^Snapshot\(get=3\): expected a function$"):
-        ea.Snapshot(3, SNAPSHOT.set)
-    with pytest.raises(TypeError, match=r"^Snapshot\(set=None\): expected a function$"):
-        ea.Snapshot(SNAPSHOT.get, None)
+    with pytest.raises(TypeError, match=r"^SnapshotPolicy\(get=3\): expected a function$"):
+        ea.SnapshotPolicy(3, SNAPSHOT.set)
+    with pytest.raises(TypeError, match=r"^SnapshotPolicy\(set=None\): expected a function$"):
+        ea.SnapshotPolicy(SNAPSHOT.get, None)
 
 
 # Envs --------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_what_cannot_be_captured_is_named(value, reason):
     env = wrappers.TimeLimit(Custom(fine=1, held=value()), 10)
     with pytest.raises(TypeError, match=rf"^cannot capture attribute 'held' of Custom \(\w+\): .*{reason}.*") as caught:
         SNAPSHOT.get(env)
-    assert str(caught.value).endswith("; use a Snapshot with its own get and set")
+    assert str(caught.value).endswith("; use a SnapshotPolicy with its own get and set")
     close = getattr(env.unwrapped.held, "close", None)
     if close is not None:
         close()

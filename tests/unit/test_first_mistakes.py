@@ -83,7 +83,7 @@ def test_a_timeout_that_is_no_number_is_refused_at_the_call():
         envs.reset()
         future = actor.add()
         calls = {
-            "options": lambda seconds: actor.options(timeout=seconds),
+            "options": lambda seconds: actor.options(deadline=seconds),
             "result": future.result,
             "result ": future.exception,
             "stacks": actor.stacks,
