@@ -1,26 +1,20 @@
-"""The encoding of infos, object leaves of observations, and failures beside the rows of a step.
+"""Encode infos, object leaves of observations, and failures: what comes with a row and has no fixed size.
 
-    PLAIN        ── an empty info, as most are: one comparison suffices for a whole batch
-    RECORDED     ── a record in the env's room: a dict of NumPy's numbers and small arrays, in a fifth of the time
-                    that pickling takes
-    INLINE_INFO  ── pickled, in the same room
-    OVERFLOW     ── pickled, larger than the room: follows in a `Kind.OVERFLOW` frame
-    FAILED       ── no result: a `Failure` follows in such a frame
+    PLAIN        an empty info, as most are: one comparison finds that in a whole batch
+    INLINE_INFO  pickled into the env's room
+    OVERFLOW     pickled, too large for the room, and sent in a `Kind.OVERFLOW` frame
+    FAILED       a `Failure` in place of a result, sent in such a frame
 
-A record is (length of the layout, layout, values). The layout is pickled and contains the keys, the types
-and the shapes. It is the same bytes in every step, so that both sides recognize it without unpickling it.
-
-If caller and worker are in one process, copies of the objects pass through a list instead, and nothing overflows.
+If caller and worker are in one process, copies of the objects pass through a list instead, and nothing overflows. The
+memory of rooms and encodings belongs to `envactors.mailbox.slab`.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-import pickle
-import struct
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +24,12 @@ from envactors.mailbox.pickling import dumps, loads
 
 # The values of `Slab.info_encoding`.
 PLAIN: Final = 0
-RECORDED: Final = 1
-INLINE_INFO: Final = 2
-OVERFLOW: Final = 3
-FAILED: Final = 4
+INLINE_INFO: Final = 1
+OVERFLOW: Final = 2
+FAILED: Final = 3
 
-# How Python's numbers are stored in records, and how NumPy's numbers and arrays may be (`numpy.dtype.char`).
-_CODES = {float: "d", int: "q", bool: "?"}
-_NUMPY_CODES = "?bhilqBHILQfd"
-_LENGTH = struct.Struct("<I")
-# The most layouts to remember: infos whose keys change all the time are pickled instead.
-_MOST_LAYOUTS = 64
+# In bytes. Larger arrays are pickled as they are.
+_SMALL_ARRAY = 1 << 10
 
 
 class InfoRooms(Protocol):
@@ -56,7 +45,7 @@ class InfoRooms(Protocol):
 
 
 class InfoWriter:
-    """The worker's side, for all envs that share a slab.
+    """Writes the infos and failures of all envs that share a slab.
 
     Args:
         slab: The rows.
@@ -72,11 +61,10 @@ class InfoWriter:
         self._rooms = slab.inline_info_rooms
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data
-        self._records = RecordWriter()
         self._contents = contents
 
     def plain_marker(self, index: int) -> Callable[[], object]:
-        """Return a function that writes, in C code, that an env's info is an empty dict without object leaves."""
+        """Return a function that marks an env's info as empty and its result as without object leaves, in C code."""
         return functools.partial(operator.setitem, self._encodings, index, PLAIN)
 
     def encode(self, index: int, info: Any, object_leaves: list[Any]) -> bytes | bytearray | None:
@@ -97,21 +85,19 @@ class InfoWriter:
             self._contents[index] = info, object_leaves
             self._encodings[index] = INLINE_INFO
             return None
-        room, encoding = self._rooms[index], RECORDED
-        size = None if object_leaves or type(info) is not dict else self._records.write(info, room)
-        if size is None:
-            pickled = dumps((info, object_leaves))
-            size, encoding = len(pickled), INLINE_INFO
-            if size > len(room):
-                self._encodings[index] = OVERFLOW
-                return pickled
-            room[:size] = pickled
+        pickled = dumps((*_simplify(info), object_leaves))
+        size = len(pickled)
+        room = self._rooms[index]
+        if size > len(room):
+            self._encodings[index] = OVERFLOW
+            return pickled
+        room[:size] = pickled
         self._sizes[index] = size
-        self._encodings[index] = encoding
+        self._encodings[index] = INLINE_INFO
         return None
 
     def fail(self, index: int, failure: Failure) -> bytes | bytearray | None:
-        """Write that an env has failed; return what `encode` returns."""
+        """Mark an env's result as failed; return what `encode` returns."""
         self._encodings[index] = FAILED
         if self._contents is None:
             return dumps(tuple(failure))
@@ -120,7 +106,7 @@ class InfoWriter:
 
 
 class InfoReader:
-    """The parent's side; the arguments are those of `InfoWriter`.
+    """Reads what an `InfoWriter` has written; the arguments are the same.
 
     Attributes:
         contents: As above.
@@ -138,10 +124,6 @@ class InfoReader:
     def needs_overflow(self, index: int) -> bool:
         """Return whether a part of an env's result was sent as overflow."""
         return self._encodings[index] >= OVERFLOW and self.contents is None
-
-    def is_plain(self, index: int) -> bool:
-        """Return whether an env has an empty info and no object leaves."""
-        return self._encodings[index] == PLAIN
 
     def failed(self, index: int) -> bool:
         """Return whether an env has failed."""
@@ -164,122 +146,68 @@ class InfoReader:
         encoding = self._encodings[index]
         if encoding == PLAIN:
             return {}, []
-        if encoding == RECORDED:
-            return read_record(self._slab.inline_info(index)), []
-        if self.contents is None and encoding == INLINE_INFO:
-            overflow = self._slab.inline_info(index)
-        info, object_leaves = self._content(index, overflow)
-        return info, object_leaves
+        if self.contents is not None:
+            info, object_leaves = self.contents[index]  # a copy already
+            return info, object_leaves
+        pickled = self._slab.inline_info(index) if encoding == INLINE_INFO else overflow
+        assert pickled is not None, "a result is complete only once its overflow has come"
+        codes, info, object_leaves = loads(pickled)
+        return _restore(codes, info), object_leaves
 
     def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env; the arguments are those of `decode`."""
-        return Failure(*self._content(index, overflow))
-
-    def _content(self, index: int, pickled: bytes | memoryview | None) -> Any:
         if self.contents is not None:
-            return self.contents[index]  # a copy already
-        assert pickled is not None, "a result is complete only once its overflow has come"
-        return loads(pickled)
+            return Failure(*self.contents[index])
+        assert overflow is not None, "a failure always overflows"
+        return Failure(*loads(overflow))
 
 
-# Records -------------------------------------------------------------------------------------------------
+# Numbers of NumPy ----------------------------------------------------------------------------------------
 
-# Of each value of a record its key, its type, the code of its dtype, and its shape.
-_Part: TypeAlias = "tuple[str, type, str, tuple[int, ...]]"
-
-
-class _Layout:
-    """The layout of a record.
-
-    Args:
-        parts: What is known of each value before it is read.
-
-    Attributes:
-        head: The bytes at the beginning of each record with this layout.
-        keys: The keys of all values.
-        values: The dtype of all values as one.
-        arrays: The positions of the arrays among the values, with their dtypes and shapes.
-        makers: Functions that return the values of a record as what they were.
-        size: The size of a record, in bytes.
-    """
-
-    def __init__(self, parts: list[_Part]) -> None:
-        pickled = pickle.dumps(parts, 5)
-        self.head = _LENGTH.pack(len(pickled)) + pickled
-        self.keys, kinds, codes, shapes = zip(*parts, strict=True)
-        self.values = np.dtype([(str(i), code, shape) for i, (_, _, code, shape) in enumerate(parts)])
-        self.arrays = [(i, np.dtype(codes[i]), shapes[i]) for i, kind in enumerate(kinds) if kind is np.ndarray]
-        self.makers: list[Callable[[Any], Any]] = [
-            functools.partial(np.array, dtype=code) if kind is np.ndarray else kind
-            for kind, code in zip(kinds, codes, strict=True)
-        ]
-        self.size = len(self.head) + self.values.itemsize
+# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So in the values of a dict
+# numbers travel as Python's, and small arrays as bytes. A string of codes says what they were, value by value.
 
 
-class RecordWriter:
-    """Writes records, and remembers their layouts."""
-
-    def __init__(self) -> None:
-        # By the keys and types of a dict, in order; None for dicts that cannot be written as records.
-        self._layouts: dict[tuple[Any, ...], _Layout | None] = {}
-
-    def write(self, content: dict[Any, Any], room: memoryview) -> int | None:
-        """Write a dict.
-
-        Args:
-            content: The dict.
-            room: The bytes to write to.
-
-        Returns:
-            How many bytes were written; None if the dict contains other values than numbers and arrays, or the room is
-            too small. Also None if it has no NumPy values at all: pickling Python's numbers takes less time.
-        """
-        values = tuple(content.values())
-        kinds = (*content, *map(type, values))
-        try:
-            layout = self._layouts[kinds]
-        except KeyError:
-            if len(self._layouts) >= _MOST_LAYOUTS:
-                return None
-            layout = self._layouts[kinds] = _layout_for(content)
-        except TypeError:  # a metaclass may make a type unhashable
-            return None
-        if layout is None or layout.size > len(room):
-            return None
-        for position, dtype, shape in layout.arrays:
-            array = values[position]
-            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-                return None
-        head = layout.head
-        try:
-            np.ndarray((), layout.values, room, len(head))[()] = values
-        except OverflowError:  # an int of more than 64 bits
-            return None
-        room[: len(head)] = head
-        return layout.size
+def _simplify(info: Any) -> tuple[str, Any]:
+    """Return an info as it travels, after the codes of its values."""
+    if type(info) is not dict:
+        return "", info
+    codes = ""
+    content = info.copy()
+    for key, value in info.items():
+        code, simplify = _SIMPLER.get(type(value), _AS_IT_IS)
+        codes += code
+        if simplify is not None:
+            content[key] = simplify(value)
+    return codes, content
 
 
-def _layout_for(content: dict[Any, Any]) -> _Layout | None:
-    parts: list[_Part] = []
-    for key, value in content.items():
-        kind, code = type(value), _CODES.get(type(value))
-        if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
-            code = value.dtype.char if value.dtype.char in _NUMPY_CODES and value.dtype.isnative else None
-        if code is None or type(key) is not str:
-            return None
-        parts.append((key, kind, code, np.shape(value)))
-    return _Layout(parts) if any(kind not in _CODES for _, kind, _, _ in parts) else None
+def _restore(codes: str, content: Any) -> Any:
+    """Return the info that `_simplify` was given."""
+    if not codes:
+        return content
+    pairs = zip(codes, content.items(), strict=True)
+    return {key: value if code == _SAME else _RESTORE[code](value) for code, (key, value) in pairs}
 
 
-def read_record(record: memoryview) -> dict[str, Any]:
-    """Return the dict that a `RecordWriter` has written; the arrays are copies."""
-    head_size = _LENGTH.size + _LENGTH.unpack_from(record)[0]
-    layout = _layout_of(bytes(record[:head_size]))
-    values = np.ndarray((), layout.values, record, head_size).item()
-    made = [make(value) for make, value in zip(layout.makers, values, strict=True)]
-    return dict(zip(layout.keys, made, strict=True))
+def _array_to_bytes(array: npt.NDArray[Any]) -> Any:
+    is_simple = array.dtype.char in _NUMBERS and array.dtype.isnative and array.flags.c_contiguous
+    return (array.dtype.char, array.shape, array.tobytes()) if is_simple and array.nbytes <= _SMALL_ARRAY else array
 
 
-@functools.lru_cache(16 * _MOST_LAYOUTS)
-def _layout_of(head: bytes) -> _Layout:
-    return _Layout(pickle.loads(head[_LENGTH.size :]))
+def _array_of_bytes(content: Any) -> npt.NDArray[Any]:
+    if isinstance(content, np.ndarray):
+        return content
+    code, shape, data = content
+    return np.ndarray(shape, code, bytearray(data))  # a bytearray, so that the array is writable
+
+
+_NUMBERS = "?bhilqBHILQfd"  # `numpy.dtype.char`
+_KINDS: dict[str, Any] = {code: np.dtype(code).type for code in _NUMBERS}
+_SAME, _ARRAY = "-", "A"
+_AS_IT_IS = _SAME, None
+_SIMPLER: dict[type, tuple[str, Callable[[Any], Any] | None]] = {
+    **{kind: (code, kind.item) for code, kind in _KINDS.items()},
+    np.ndarray: (_ARRAY, _array_to_bytes),
+}
+_RESTORE: dict[str, Callable[[Any], Any]] = {**_KINDS, _ARRAY: _array_of_bytes}

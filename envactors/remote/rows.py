@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import INLINE_INFO, RECORDED, InfoReader
+from envactors.mailbox.info_codec import INLINE_INFO, InfoReader
 from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room, next_page
@@ -144,7 +144,7 @@ class MirroredRows:
             run = self._run(first, count)
             parts += (_HEAD.pack(first, count, half), run.numbers, *run.result, *run.halves[half])
             for row in range(first, first + count):
-                if encodings[row] in (RECORDED, INLINE_INFO):
+                if encodings[row] == INLINE_INFO:
                     parts.append(self.slab.inline_info(row))
         return b"".join(parts)
 
@@ -159,7 +159,7 @@ class MirroredRows:
             at = _read(view, at + _HEAD.size + 8 * count, run.result)
             at = _read(view, at, run.halves[half])
             for row in range(first, first + count):
-                if encodings[row] in (RECORDED, INLINE_INFO):
+                if encodings[row] == INLINE_INFO:
                     size = min(sizes[row], INLINE_INFO_ROOM)
                     rooms[row][:size] = view[at : at + size]
                     at += size

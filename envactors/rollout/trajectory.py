@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import INLINE_INFO, RECORDED
+from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.slab import PLAIN_REWARD, Places
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 
@@ -191,8 +191,7 @@ class Trajectory:
 
     def _rows_with_infos(self, first: int, stop: int, start: int, end: int) -> list[int]:
         rows = np.arange(start * self.layout.envs, end * self.layout.envs).reshape(-1, self.layout.envs)[:, first:stop]
-        encodings = self.info_encoding[rows]
-        found: list[int] = rows[(encodings == RECORDED) | (encodings == INLINE_INFO)].tolist()
+        found: list[int] = rows[self.info_encoding[rows] == INLINE_INFO].tolist()
         return found
 
     def take_columns(self, other: Trajectory, first: int, stop: int) -> None:

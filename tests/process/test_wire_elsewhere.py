@@ -57,7 +57,6 @@ def in_another_interpreter(code, data):
     script = """
 import pickle, sys
 sys.path += sys.argv[1:]
-from envactors.mailbox.info_codec import RecordWriter, read_record
 from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import loads, unpack_failure
 data = pickle.load(sys.stdin.buffer)

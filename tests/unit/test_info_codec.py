@@ -49,7 +49,9 @@ arrays = st.builds(
     st.sampled_from([(), (2, 3), (0,), (40, 40)]),
     st.sampled_from(["f8", "u1", "?", "U3"]),
 )
-numbers = st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float64("nan"), 2**70, 1, 2.5, False])
+numbers = st.sampled_from(
+    [np.float32(1.1), np.int64(-3), np.uint64(2**64 - 1), np.bool_(True), np.float64("nan"), 2**70, 1, 2.5, False]
+)
 leaves = st.one_of(numbers, arrays, st.none(), st.text(max_size=4), st.binary(max_size=6000))
 values = st.recursive(
     leaves,
@@ -133,6 +135,39 @@ def test_what_cannot_be_pickled_raises_where_it_is_written():
     encoder, _ = make_codec("between processes")
     with pytest.raises(TypeError, match="pickle"):
         encoder.encode(0, {"lock": threading.Lock()}, [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.str_("a"),
+        np.complex128(1 + 2j),
+        np.longdouble(1) / 3,
+        np.datetime64("2026-01-01"),
+        np.array(["a"]),
+        np.array([object]),
+        np.arange(3, dtype=">i4"),
+        np.ma.array([1.0], mask=[True]),
+        np.zeros((2, 3), order="F"),
+        np.zeros(5000),
+        np.array(1.5),
+    ],
+    ids=repr,
+)
+def test_a_value_keeps_its_type_and_layout(value):
+    encoder, decoder = make_codec("between processes")
+    info, _ = decoder.decode(1, encoder.encode(1, {"x": value, "y": np.float64(1)}, []))
+    arrived = info["x"]
+    assert repr(arrived) == repr(value)
+    assert (type(arrived), arrived.dtype, arrived.shape) == (type(value), value.dtype, value.shape)
+    assert arrived.flags.f_contiguous == value.flags.f_contiguous
+
+
+def test_arrays_of_an_info_are_writable_copies():
+    encoder, decoder = make_codec("between processes")
+    encoder.encode(1, {"x": np.arange(3)}, [])
+    decoder.decode(1, None)[0]["x"][:] = 7
+    assert decoder.decode(1, None)[0]["x"].tolist() == [0, 1, 2]
 
 
 # Copies --------------------------------------------------------------------------------------------------

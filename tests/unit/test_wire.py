@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.mailbox.channel import Channel, ChannelCorruptError
-from envactors.mailbox.info_codec import RecordWriter, read_record
 from envactors.mailbox.messages import Failure, Fault, Frame
 from envactors.mailbox.pickling import dumps, loads, pack_failure, unpack_failure
 
@@ -565,97 +564,6 @@ def test_what_does_not_unpickle_to_an_exception_is_none():
     exploding = pack_failure(ExplodesOnArrival(), Fault.RAISED).pickled
     for pickled in (exploding, b"", b"garbage", pickle.dumps("no exception"), pickle.dumps(ValueError)):
         assert unpack_failure(Failure(Fault.RAISED, pickled, "text", "traceback")) is None
-
-
-# Records -------------------------------------------------------------------------------------------------
-
-numpy_numbers = st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.uint64, np.bool_]).flatmap(
-    lambda kind: st.integers(0, 200).map(lambda n: kind(n / 7 if issubclass(kind, np.floating) else n))
-)
-arrays = st.builds(
-    lambda shape, code, step: (np.arange(int(np.prod(shape))) * step).astype(code).reshape(shape),
-    st.sampled_from([(), (1,), (2, 3), (0,), (5,)]),
-    st.sampled_from(["f8", "f4", "i4", "u1", "?", "q"]),
-    st.integers(1, 40),
-)
-own_numbers = st.one_of(st.floats(), st.integers(), st.booleans())
-infos = st.dictionaries(st.text(max_size=5), st.one_of(numpy_numbers, arrays, own_numbers), max_size=8)
-
-
-def as_shown(info):
-    """Keys in order, and each value with its type, its dtype and its shape; not a number is equal to itself."""
-    return [(key, type(v), getattr(v, "dtype", None), getattr(v, "shape", None), repr(v)) for key, v in info.items()]
-
-
-@given(st.lists(infos, max_size=6))
-@quick
-def test_records_give_back_what_they_were_made_of(contents):
-    writer = RecordWriter()
-    room = memoryview(bytearray(4096))
-    for content in contents * 2:  # each layout also when it is known
-        size = writer.write(content, room)
-        if size is not None:
-            assert as_shown(read_record(room[:size])) == as_shown(content)
-        fits = all(not isinstance(v, int) or -(2**63) <= v < 2**63 for v in content.values())
-        assert (size is not None) == (fits and any(isinstance(v, (np.generic, np.ndarray)) for v in content.values()))
-
-
-def test_arrays_of_a_record_are_copies():
-    writer = RecordWriter()
-    room = memoryview(bytearray(4096))
-    record = room[: writer.write({"x": np.arange(3)}, room)]
-    first = read_record(record)
-    first["x"][:] = 7
-    assert read_record(record)["x"].tolist() == [0, 1, 2]
-
-
-class Celsius(np.float64):
-    pass
-
-
-class Unhashable(type):
-    __hash__ = None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"x": 1, "y": 2.0},
-        {"x": np.float64(1), "text": "a"},
-        {"x": np.float64(1), "inner": {}},
-        {"x": np.float64(1), "big": 2**64},
-        {1: np.float64(1)},
-        {"x": Celsius(1)},
-        {"x": np.array(["a"])},
-        {"x": np.arange(3, dtype=">i4")},
-        {"x": np.ma.array([1.0])},
-        {"x": np.zeros((2, 3), order="F")},
-        {"x": np.zeros(5000)},
-    ],
-    ids=repr,
-)
-def test_what_does_not_fit_into_a_record_is_left_to_pickling(content):
-    assert RecordWriter().write(content, memoryview(bytearray(4096))) is None
-
-
-def test_a_value_whose_type_cannot_be_hashed_is_left_to_pickling():
-    content = {"x": Unhashable("OfUnhashableType", (), {})(), "y": np.float64(1)}
-    assert RecordWriter().write(content, memoryview(bytearray(4096))) is None
-
-
-def test_an_array_that_changes_its_shape_does_not_fit_into_the_record_it_had():
-    writer, room = RecordWriter(), memoryview(bytearray(4096))
-    assert writer.write({"x": np.zeros(2)}, room) is not None
-    assert writer.write({"x": np.zeros(3)}, room) is None
-    assert writer.write({"x": np.zeros(2, np.float32)}, room) is None
-
-
-def test_keys_that_change_all_the_time_are_not_learnt_without_end():
-    writer, room = RecordWriter(), memoryview(bytearray(4096))
-    fitted = [writer.write({f"x{i}": np.float64(i)}, room) is not None for i in range(200)]
-    assert fitted == sorted(fitted, reverse=True)
-    assert 0 < sum(fitted) < 100
 
 
 def test_an_exception_that_knows_itself_keeps_its_attributes():
