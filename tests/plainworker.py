@@ -11,8 +11,7 @@ from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, PAGE, ControlPage
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Attach, Failure, Frame, Kind, Start
-from envactors.mailbox.payloads import make_payload, pack_payloads
-from envactors.mailbox.pickling import dumps, dumps_by_value
+from envactors.mailbox.pickling import dumps, dumps_by_value, make_payload, pack_payloads
 from envactors.mailbox.slab import HALF, PAYLOAD, RESET, SEED, Layout
 from envactors.mailbox.specs import ArraySpec
 from envactors.system.choice import PORTABLE

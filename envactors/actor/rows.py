@@ -16,7 +16,7 @@ from envactors.actor.states import LIVE
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
 from envactors.mailbox.messages import Frame, Kind
-from envactors.mailbox.payloads import pack_payloads
+from envactors.mailbox.pickling import pack_payloads
 from envactors.mailbox.slab import HALF, RESET
 from envactors.system.polling import READABLE
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -151,8 +152,8 @@ class InfoReader:
             return info, object_leaves
         pickled = self._slab.inline_info(index) if encoding == INLINE_INFO else overflow
         assert pickled is not None, "a result is complete only once its overflow has come"
-        codes, info, object_leaves = loads(pickled)
-        return _restore(codes, info), object_leaves
+        layout, content, object_leaves = loads(pickled)
+        return _restore(layout, content), object_leaves
 
     def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env; the arguments are those of `decode`."""
@@ -164,30 +165,56 @@ class InfoReader:
 
 # Numbers of NumPy ----------------------------------------------------------------------------------------
 
-# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So in the values of a dict
-# numbers travel as Python's, and small arrays as bytes. A string of codes says what they were, value by value.
+# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So among the values of a dict
+# numbers travel as Python's, and small arrays as bytes. The layout says what they were: the keys, and a code per value.
+# Both sides remember layouts, which are the same in every step.
+_NUMBERS = "?bhilqBHILQfd"  # `numpy.dtype.char`
+_ARRAY = "A"
+_OTHER = "-"
+_KINDS: dict[str, Any] = {code: np.dtype(code).type for code in _NUMBERS}
+_CODES: dict[type, str] = {**{kind: code for code, kind in _KINDS.items()}, np.ndarray: _ARRAY}
+# `numpy.generic.item` takes ten times as long.
+_BUILTINS: dict[str, Any] = dict.fromkeys(_NUMBERS, int) | {"?": bool, "f": float, "d": float}
+# How many layouts each side remembers.
+_MOST_LAYOUTS = 256
 
 
-def _simplify(info: Any) -> tuple[str, Any]:
-    """Return an info as it travels, after the codes of its values."""
+def _simplify(info: Any) -> tuple[bytes, Any]:
+    """Return the layout of an info, empty if it has none, and what travels of the info."""
     if type(info) is not dict:
-        return "", info
-    codes = ""
-    content = info.copy()
-    for key, value in info.items():
-        code, simplify = _SIMPLER.get(type(value), _AS_IT_IS)
-        codes += code
-        if simplify is not None:
-            content[key] = simplify(value)
-    return codes, content
+        return b"", info
+    values = info.values()
+    layout, converters = _layout(*info, *map(type, values))
+    if not layout:
+        return layout, info
+    pairs = zip(converters, values, strict=True)
+    return layout, [value if convert is None else convert(value) for convert, value in pairs]
 
 
-def _restore(codes: str, content: Any) -> Any:
+def _restore(layout: bytes, content: Any) -> Any:
     """Return the info that `_simplify` was given."""
-    if not codes:
+    if not layout:
         return content
-    pairs = zip(codes, content.items(), strict=True)
-    return {key: value if code == _SAME else _RESTORE[code](value) for code, (key, value) in pairs}
+    keys, converters = _read_layout(layout)
+    pairs = zip(converters, content, strict=True)
+    return dict(zip(keys, [value if convert is None else convert(value) for convert, value in pairs], strict=True))
+
+
+@functools.lru_cache(_MOST_LAYOUTS, typed=True)
+def _layout(*keys_and_kinds: Any) -> tuple[bytes, list[Callable[[Any], Any] | None]]:
+    """Return the layout of a dict with these keys and types of values, and how the values are made to travel."""
+    count = len(keys_and_kinds) // 2
+    keys = keys_and_kinds[:count]
+    codes = "".join([_CODES.get(kind, _OTHER) for kind in keys_and_kinds[count:]])
+    layout = pickle.dumps((keys, codes)) if all(type(key) is str for key in keys) else b""
+    return layout, [_array_to_bytes if code == _ARRAY else _BUILTINS.get(code) for code in codes]
+
+
+@functools.lru_cache(_MOST_LAYOUTS)
+def _read_layout(layout: bytes) -> tuple[tuple[str, ...], list[Callable[[Any], Any] | None]]:
+    """Return the keys that a layout has, and how the values are made what they were."""
+    keys, codes = pickle.loads(layout)
+    return keys, [_array_of_bytes if code == _ARRAY else _KINDS.get(code) for code in codes]
 
 
 def _array_to_bytes(array: npt.NDArray[Any]) -> Any:
@@ -195,19 +222,8 @@ def _array_to_bytes(array: npt.NDArray[Any]) -> Any:
     return (array.dtype.char, array.shape, array.tobytes()) if is_simple and array.nbytes <= _SMALL_ARRAY else array
 
 
-def _array_of_bytes(content: Any) -> npt.NDArray[Any]:
+def _array_of_bytes(content: Any) -> Any:
     if isinstance(content, np.ndarray):
         return content
     code, shape, data = content
     return np.ndarray(shape, code, bytearray(data))  # a bytearray, so that the array is writable
-
-
-_NUMBERS = "?bhilqBHILQfd"  # `numpy.dtype.char`
-_KINDS: dict[str, Any] = {code: np.dtype(code).type for code in _NUMBERS}
-_SAME, _ARRAY = "-", "A"
-_AS_IT_IS = _SAME, None
-_SIMPLER: dict[type, tuple[str, Callable[[Any], Any] | None]] = {
-    **{kind: (code, kind.item) for code, kind in _KINDS.items()},
-    np.ndarray: (_ARRAY, _array_to_bytes),
-}
-_RESTORE: dict[str, Callable[[Any], Any]] = {**_KINDS, _ARRAY: _array_of_bytes}

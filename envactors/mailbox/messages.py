@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
-    # What goes with rows that are posted after it, with the same call id; packed by `envactors.mailbox.payloads`.
+    # What goes with rows that are posted after it, with the same call id; packed by `pickling.pack_payloads`.
     PAYLOADS = 12
     SAVE = 13
     RESTORE = 14

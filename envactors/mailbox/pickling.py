@@ -14,7 +14,7 @@ import pickle
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -193,6 +193,25 @@ def _safe_repr(value: object) -> str:
 def content_of(value: Any) -> Any:
     """Return a value of a message, unpickled if it is `Pickled`."""
     return loads(value.content) if isinstance(value, Pickled) else value
+
+
+def make_payload(value: Any, *, pickles: bool) -> Any:
+    """Return an action, or the options of a reset, as it travels beside its row: pickled, or copied within one process.
+
+    Raises:
+        Exception: It does not pickle, or cannot be copied.
+    """
+    return bytes(dumps(value)) if pickles else copy_value(value)
+
+
+def pack_payloads(payloads: Sequence[tuple[int, Any]], *, pickles: bool) -> Any:
+    """Return the payload of a `Kind.PAYLOADS` frame: a bundle, or a list of copies within one process.
+
+    Args:
+        payloads: The payload of each env, after the env's position in its actor.
+        pickles: Whether they are pickled.
+    """
+    return bundle.pack(payloads) if pickles else [(position, copy_value(content)) for position, content in payloads]
 
 
 def copy_value(value: Any) -> Any:

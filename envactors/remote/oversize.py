@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from envactors.mailbox import bundle
 from envactors.mailbox.messages import Failure, Fault, Frame, Kind
-from envactors.mailbox.payloads import failed_payload
 from envactors.mailbox.pickling import dumps
 from envactors.remote import records
 
@@ -31,7 +30,7 @@ def fit_request(frame: Frame) -> tuple[Frame | None, Frame | None]:
             room -= len(part) + _PER_PART
             parts.append((number, part))
         else:
-            parts.append(failed_payload(number, _failure("its arguments have", len(part))))
+            parts.append((number, dumps(_failure("its arguments have", len(part)))))
     return frame._replace(payload=bundle.pack(parts)), None
 
 

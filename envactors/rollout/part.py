@@ -19,7 +19,7 @@ from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.messages import Failure
-from envactors.mailbox.payloads import make_payload
+from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.slab import HALF, SEED
 from envactors.mailbox.slab import RESET as RESET_BIT
 from envactors.rollout.books import Books

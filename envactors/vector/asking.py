@@ -18,7 +18,7 @@ from envactors.actor.slots import ASKED, IDLE, Op, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import VectorInputError
 from envactors.mailbox.control_page import encode_wait
-from envactors.mailbox.payloads import make_payload
+from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.vector.pending import Pending
 from envactors.vector.results import EnvStep

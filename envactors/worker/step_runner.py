@@ -1,6 +1,8 @@
-"""The worker's half of steps and resets: runs what stands in the rows of an actor's envs, one after the other.
+"""Run steps and resets in the worker: read the rows that the parent has posted, run them in order, write the results.
 
-row of a request, payload ──▶ EnvRow ──▶ HostedEnv.step, HostedEnv.reset ──▶ row of the result, overflow, a ring
+    row of a request, payload ──▶ EnvRow ──▶ HostedEnv.step, HostedEnv.reset ──▶ row of the result, overflow, a ring
+
+Calls do not come through rows: they are frames, which `envactors.worker.main` runs.
 """
 
 from __future__ import annotations
@@ -28,21 +30,18 @@ from envactors.mailbox.control_page import (
 )
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.messages import Failure, Fault, Kind
-from envactors.mailbox.payloads import unpack_payloads
 from envactors.mailbox.pickling import content_of, copy_value, loads, pack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, PLAIN_REWARD, RESET, RING, SEED, Slab
 from envactors.mailbox.specs import ArraySpec, flatten, reader
 from envactors.worker import context
 from envactors.worker.host import Fields, Host, HostedEnv
 
-# Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_RAISED, _RESULT = Fault.RAISED, Fault.RESULT
-# A step without any of these bits takes the short way.
+# A step without any of these bits takes the fast path.
 _UNUSUAL = RESET | SEED | PAYLOAD | NO_AUTORESET
 
 
 class PayloadError(Exception):
-    """A payload that cannot be read; it fails the step or reset of its env alone.
+    """Arguments or a result that cannot travel; that fails the step or reset of their env alone.
 
     Args:
         failure: What has failed.
@@ -54,17 +53,17 @@ class PayloadError(Exception):
 
 
 class WorkerRetiredError(OSError):
-    """The parent has abandoned this worker, and another one may have its rows."""
+    """The parent has abandoned this worker, and another one may own its rows."""
 
 
 class WriteGuard:
-    """Keeps a worker that cannot be killed from writing results once it was replaced by another one.
+    """Keeps a worker that cannot be killed from writing results once another one has replaced it.
 
     The writer sets ``writer`` and then checks ``is_closed``; `close` sets ``is_closed`` and then checks ``writer``. At
     least one of the two sees the other's change. This takes a sixth of the time that a lock per env takes.
 
     Attributes:
-        writer: The id of the thread that writes a result now, None if none does.
+        writer: The id of the thread that is writing a result, None if none is.
         is_closed: Whether no more results may be written.
     """
 
@@ -73,7 +72,7 @@ class WriteGuard:
         self.is_closed = False
 
     def begin_write(self) -> None:
-        """Begin to write a result, in the calling thread; to end, set ``writer`` to None.
+        """Begin to write a result in the calling thread; to end, set ``writer`` to None.
 
         Raises:
             WorkerRetiredError: No more results may be written.
@@ -84,7 +83,7 @@ class WriteGuard:
             raise WorkerRetiredError("abandoned by the parent")
 
     def close(self) -> None:
-        """Forbid further results; wait for one that is being written."""
+        """Forbid further results, and wait for the one that is being written."""
         self.is_closed = True
         while self.writer not in (None, threading.get_ident()):
             time.sleep(0)  # not for long: writing a result takes about as long as a copy
@@ -97,7 +96,7 @@ class StepRunner:
         host: The host of the envs.
         page: The control page, on which progress is recorded.
         send: Sends a frame of the current request, given its kind and payload.
-        guard: Of a worker that cannot be killed: tells it that it was abandoned.
+        guard: The guard of a worker that cannot be killed; None for others.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class StepRunner:
 
     def take_payloads(self, call_id: int, payload: Any) -> None:
         """Keep the payloads of a `Kind.PAYLOADS` frame for the rows that are posted with this call id."""
-        for position, content in unpack_payloads(payload):
+        for position, content in payload if isinstance(payload, list) else bundle.unpack(payload):
             self._rows[position].payload = call_id, content
 
     def run_rows(self, call_id: int) -> None:
@@ -142,12 +141,12 @@ class StepRunner:
         posted, completed, ops = self._posted, self._completed, self._ops
         for row in self._rows:
             index = row.index
-            number = posted[index]
-            if number != completed[index]:
+            posted_id = posted[index]
+            if posted_id != completed[index]:
                 op = ops[index]
                 # A payload that has not come yet belongs to a later post, which brings the next scan.
-                if not op & PAYLOAD or row.payload[0] == number:
-                    row.number = number
+                if not op & PAYLOAD or row.payload[0] == posted_id:
+                    row.call_id = posted_id
                     row.op = op
                     due.append(row)
         if due:
@@ -159,29 +158,25 @@ class StepRunner:
         counters, times, now, record = page.counters, page.times, time.monotonic, page.spans.add
         page.is_timing = timed = counters[TIMED] != 0
         for row in due:
-            hosted, op, number = row.hosted, row.op, row.number
+            hosted, op, call_id = row.hosted, row.op, row.call_id
             # Inlined from `ControlPage.start_request`: calling it would take twice as long.
             times[SINCE] = now()
             counters[METHOD] = METHOD_RESET if op & RESET else METHOD_STEP
             counters[ENV_INDEX] = hosted.position
-            counters[BEGUN] = number
-            transition = failed_with = None
+            counters[BEGUN] = call_id
+            fields = failed_with = None
             try:
-                transition = row.run() if op & _UNUSUAL else hosted.step(row.action(), row.autoreset, None)
+                fields = row.run() if op & _UNUSUAL else hosted.step(row.action(), row.autoreset, None)
             except BaseException as error:
                 failed_with = error
             if context.forks != forks:
                 os._exit(1)  # env code forked, and its child came back here: it must not write a result
             if timed:
-                record(times[SINCE], now(), number, hosted.position, counters[METHOD])
-            row.write(transition, failed_with)
+                record(times[SINCE], now(), call_id, hosted.position, counters[METHOD])
+            row.write(fields, failed_with)
             if stream or op & RING:
-                self._announce(row)
+                page.ring_for_result(self._count_complete, always=bool(row.failed or op & RING))
         page.is_timing = False
-
-    def _announce(self, row: EnvRow) -> None:
-        """Ring after a result, unless the caller waits for more of them than there are; a failure is always told."""
-        self._page.ring_for_result(self._count_complete, always=bool(row.failed or row.op & RING))
 
     def _count_complete(self) -> int:
         return int(np.count_nonzero(self._slab.posted == self._slab.completed))
@@ -192,7 +187,7 @@ class StepRunner:
 
 
 class EnvRow:
-    """The row of one env in the slab: the request that stands in it, and the place for its result.
+    """The row of one env in the slab: it reads the request there and writes the result.
 
     Args:
         hosted: The env.
@@ -200,13 +195,13 @@ class EnvRow:
         infos: Encodes infos, object leaves and failures.
         autoreset: Whether an episode that ends is reset within the step.
         send_overflow: Sends what does not fit, by the env's index in the vector.
-        guard: Of a worker that cannot be killed: tells it that it was abandoned.
+        guard: The guard of a worker that cannot be killed; None for others.
 
     Attributes:
         index: The env's index in the vector.
-        number: The call id of the request.
-        op: What is asked, in the bits of `envactors.mailbox.slab`.
-        payload: The call id that the last payload belongs to, and its content: pickled, an object, or a failure.
+        call_id: The call id of the request.
+        op: The operation, in the bits of `envactors.mailbox.slab`.
+        payload: The call id that the last payload belongs to, and its content: pickled, or an object.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
         failed: Whether the last result is a failure.
@@ -225,24 +220,29 @@ class EnvRow:
         self.hosted = hosted
         self.index = index = hosted.index
         self.autoreset = autoreset
-        self.number = self.op = 0
+        self.call_id = 0
+        self.op = 0
         self.payload: tuple[int, Any] = 0, None
         self.failed = self.stamped = False
-        self.action = _no_action if slab.layout.action is None else reader(slab.layout.action, slab.actions, index)
         self._encode = infos.encode
         self._fail = infos.fail
         self._mark_plain = infos.plain_marker(index)
         self._copies = infos.passes_objects
         self._send_overflow = send_overflow
         self._guard = guard
+        layout = slab.layout
+        # Actions without a spec come as payload.
+        self.action: Any = None if layout.action is None else reader(layout.action, slab.actions, index)
         # Single numbers are written through memoryviews in a third of the time that arrays take.
+        is_plain_reward = layout.reward == PLAIN_REWARD
+        self._rewards: Any = slab.rewards.data if is_plain_reward else slab.rewards
+        self._has_object_reward = layout.reward is None
         self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
-        self._rewards: Any = slab.rewards.data if slab.layout.reward == PLAIN_REWARD else slab.rewards
-        self._completed, self._checks = slab.completed.data, slab.checks.data
         self._when: Any = slab.when.data
         self._seeds = slab.seeds.data
-        self._spec = slab.layout.observation
-        self._has_object_reward = slab.layout.reward is None
+        self._checks = slab.checks.data
+        self._completed = slab.completed.data
+        self._spec = layout.observation
         # The two halves of the observation: for each a view per leaf, None for object leaves.
         self._halves = [
             [None if leaf is None else leaf[half, index, ...] for leaf in slab.observations] for half in (0, 1)
@@ -260,78 +260,57 @@ class EnvRow:
         """
         op = self.op
         seed = self._seeds[self.index] if op & SEED else None
-        content = self._read_payload(resets=bool(op & RESET)) if op & PAYLOAD else None
+        content = self._read_payload() if op & PAYLOAD else None
         if op & RESET:
             large_seed, options = content or (None, None)
             return self.hosted.reset(seed if large_seed is None else large_seed, options)
         action = content if op & PAYLOAD else self.action()
         return self.hosted.step(action, self.autoreset and not op & NO_AUTORESET, seed)
 
-    def _read_payload(self, *, resets: bool) -> Any:
+    def _read_payload(self) -> Any:
+        """Return the action of a step, or the (large seed, options) of a reset."""
         (_, content), self.payload = self.payload, (0, None)
-        if isinstance(content, Failure):
-            raise PayloadError(content)
         if self._copies:
             return content
         try:
             value = loads(content)
-            if resets:
+            if self.op & RESET and not isinstance(value, Failure):
                 value = value[0], content_of(value[1])
         except BaseException as error:  # unpickling runs any code
             raise PayloadError(pack_failure(error, Fault.ARGUMENTS)) from error
+        if isinstance(value, Failure):  # a node could not send it
+            raise PayloadError(value)
         return value
 
-    def write(self, transition: Fields | None, error: BaseException | None) -> None:
-        """Write the result into the row; what does not fit there is sent, so that no later env can lose it."""
-        if transition is None or self._array_halves is None or transition[4] or type(transition[4]) is not dict:
-            self._write_beside(transition, error)
-            return
-        index, hosted, guard, half = self.index, self.hosted, self._guard, self.op & HALF
+    def write(self, fields: Fields | None, error: BaseException | None) -> None:
+        """Write the result, or the error, into the row; what does not fit there is sent first.
+
+        Only copies are made inside of the guard, and no code of users runs there: whoever closes it waits for this.
+        """
+        index, half, guard = self.index, self.op & HALF, self._guard
+        beside = overflow = None
+        if fields is not None and (self._array_halves is None or fields[4] or type(fields[4]) is not dict):
+            try:
+                beside = self._set_apart(fields)
+            except BaseException as unfit:
+                error = unfit
+        failure = None if error is None else _as_failure(error)
         if guard is not None:
             guard.begin_write()
         try:
-            obs, self._rewards[index], self._terminated[index], self._truncated[index], _ = transition
-            self._array_halves[half][...] = obs
-            if hosted.journal:
-                self._checks[half, index] = hosted.check
-            self._mark_plain()
-            self.failed = False
-            if self.stamped:
-                self._when[index] = time.monotonic()
-            self._completed[index] = self.number
-        except BaseException as unfit:
-            error = unfit
-        finally:
-            if guard is not None:
-                guard.writer = None
-        if error is not None:
-            self._write_beside(None, error)
-
-    def _write_beside(self, transition: Fields | None, error: BaseException | None) -> None:
-        """Write a result that has more than the row has place for, or a failure."""
-        fault = _RAISED
-        leaves: list[Any] = []
-        if transition is not None:
-            try:
-                obs, reward, terminated, truncated, info = transition
-                leaves = flatten(self._spec, obs)
-                if self._copies:
-                    fault = _RESULT
-                    info, reward, leaves = self._copy(info, reward, leaves)
-            except BaseException as unfit:
-                error = unfit
-                transition = None
-        failure = None if error is None else _as_failure(error, fault)
-        index, guard = self.index, self._guard
-        overflow: bytes | bytearray | None = None
-        if guard is not None:
-            guard.begin_write()  # no code of users runs from here on: who closes the guard waits for the end
-        try:
-            if transition is not None:
+            if fields is not None and failure is None:
                 try:
-                    overflow = self._write_result(leaves, reward, terminated, truncated, info)
+                    obs, reward, self._terminated[index], self._truncated[index], _ = fields
+                    if self.hosted.journal:
+                        self._checks[half, index] = self.hosted.check
+                    if beside is None:
+                        self._rewards[index] = reward
+                        self._array_halves[half][...] = obs
+                        self._mark_plain()
+                    else:
+                        overflow = self._write_unusual(half, reward, *beside)
                 except BaseException as unfit:
-                    failure = _as_failure(unfit, _RAISED)
+                    failure = _as_failure(unfit)
             self.failed = failure is not None
             if failure is not None:
                 overflow = self._fail(index, failure)
@@ -339,53 +318,46 @@ class EnvRow:
                 self._send_overflow(index, overflow)
             if self.stamped:
                 self._when[index] = time.monotonic()
-            self._completed[index] = self.number
+            self._completed[index] = self.call_id
         finally:
             if guard is not None:
                 guard.writer = None
 
-    def _write_result(
-        self, leaves: list[Any], reward: Any, terminated: Any, truncated: Any, info: Any
+    def _set_apart(self, fields: Fields) -> tuple[list[Any], Any, list[Any]]:
+        """Return the leaves of an observation, the info, and what else has no place in the row.
+
+        The last two are copies if they pass as objects.
+        """
+        leaves = flatten(self._spec, fields[0])
+        info = fields[4]
+        objects = [leaf for row, leaf in zip(self._halves[0], leaves, strict=True) if row is None]
+        if self._has_object_reward:
+            objects.append(fields[1])
+        if self._copies:
+            try:
+                info = copy_value(info)
+                objects = [copy_value(content) for content in objects]
+            except BaseException as error:
+                raise PayloadError(pack_failure(error, Fault.RESULT)) from error
+        return leaves, info, objects
+
+    def _write_unusual(
+        self, half: int, reward: Any, leaves: list[Any], info: Any, objects: list[Any]
     ) -> bytes | bytearray | None:
-        """Write a result into the row; return what does not fit there."""
-        index, half = self.index, self.op & HALF
-        self._terminated[index] = terminated
-        self._truncated[index] = truncated
-        objects = self._write_leaves(half, leaves, reward)
-        if self.hosted.journal:
-            self._checks[half, index] = self.hosted.check
+        """Write a result that is more than one array, a number and two flags; return what does not fit."""
+        for row, leaf in zip(self._halves[half], leaves, strict=True):
+            if row is not None:
+                row[...] = leaf
+        if not self._has_object_reward:
+            self._rewards[self.index] = reward
         if not info and not objects and type(info) is dict:
             self._mark_plain()
             return None
         try:
-            return self._encode(index, info, objects)
+            return self._encode(self.index, info, objects)
         except BaseException as error:
-            raise PayloadError(pack_failure(error, _RESULT)) from error
-
-    def _copy(self, info: Any, reward: Any, leaves: list[Any]) -> tuple[Any, Any, list[Any]]:
-        """Return copies of what passes as objects."""
-        rows = self._halves[0]
-        leaves = [copy_value(leaf) if row is None else leaf for row, leaf in zip(rows, leaves, strict=True)]
-        return copy_value(info) if info else info, copy_value(reward) if self._has_object_reward else reward, leaves
-
-    def _write_leaves(self, half: int, leaves: list[Any], reward: Any) -> list[Any]:
-        """Write an observation of several leaves, and the reward; return what passes as objects."""
-        objects = []
-        for row, leaf in zip(self._halves[half], leaves, strict=True):
-            if row is None:
-                objects.append(leaf)
-            else:
-                row[...] = leaf
-        if self._has_object_reward:
-            objects.append(reward)
-        else:
-            self._rewards[self.index] = reward
-        return objects
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
 
 
-def _as_failure(error: BaseException, fault: Fault) -> Failure:
-    return error.failure if isinstance(error, PayloadError) else pack_failure(error, fault)
-
-
-def _no_action() -> None:
-    """Stand for the action of an env whose actions come as payload; nothing asks for it."""
+def _as_failure(error: BaseException) -> Failure:
+    return error.failure if isinstance(error, PayloadError) else pack_failure(error, Fault.RAISED)

@@ -97,16 +97,15 @@ MUTANTS = [
     Mutant(PAGE + "set_wait", "self.last_call = max(self.last_call, call_id)", "pass", ONCE),
     Mutant("actor.process:ActorProcess.drain_and_reap", "self.page.keep()", "pass", ONCE),
     # The worker.
-    Mutant(RUNNER + "StepRunner.run_rows", "if number != completed[index]:", "if True:", ONCE),
-    Mutant(RUNNER + "StepRunner.run_rows", "not op & PAYLOAD or row.payload[0] == number", "True", MIXES),
-    Mutant(RUNNER + "StepRunner._announce", "row.failed or row.op & RING", "row.failed", HANGS),
+    Mutant(RUNNER + "StepRunner.run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
+    Mutant(RUNNER + "StepRunner.run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
+    Mutant(RUNNER + "StepRunner._run", "row.failed or op & RING", "row.failed", HANGS),
     Mutant(RUNNER + "StepRunner._send_overflow", "self._page.counters[OVERFLOWS] += 1", "pass", HANGS),
     Mutant(RUNNER + "EnvRow.write", "self.op & HALF", "0", LAST),
-    Mutant(RUNNER + "EnvRow._write_result", "self.op & HALF", "0", LAST),
     Mutant(
         RUNNER + "EnvRow.write",
-        "self.op & HALF\n    if guard",
-        "self.op & HALF\n    self._completed[index] = self.number\n    if guard",
+        "    if guard is not None:\n        guard.begin_write()",
+        "    self._completed[index] = self.call_id",
         MIXES,
     ),
     # Slots.

@@ -13,7 +13,7 @@ from helpers import SOON, wait_until
 import envactors as ea
 from envactors.actor import slots
 from envactors.backends.local import InlineWorker, ThreadWorker
-from envactors.mailbox import info_codec, payloads, pickling
+from envactors.mailbox import info_codec, pickling
 
 
 class Box:
@@ -91,7 +91,7 @@ def test_steps_and_resets_pickle_nothing(backend, factory, monkeypatch):
         def refuse(*_args, **_options):
             raise AssertionError("nothing of a step is pickled")
 
-        for module in (info_codec, payloads, pickling, slots):
+        for module in (info_codec, pickling, slots):
             monkeypatch.setattr(module, "dumps", refuse)
         monkeypatch.setattr(pickle, "dumps", refuse)
         envs.reset(seed=0)

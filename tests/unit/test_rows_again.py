@@ -10,8 +10,8 @@ from plainrows import WRITES_PER_ENV, PlayedActor
 import envactors as ea
 from envactors.actor.requests import CallRequest
 from envactors.actor.slots import ASKED, POSTED
+from envactors.mailbox import bundle
 from envactors.mailbox.messages import Kind, Restore, episode_seed, renewed_seed
-from envactors.mailbox.payloads import unpack_payloads
 from envactors.mailbox.pickling import loads
 from envactors.mailbox.slab import PAYLOAD, RESET, SEED
 
@@ -225,7 +225,7 @@ def test_a_reset_that_had_not_begun_is_asked_again_with_all_that_it_was_given(ma
     assert bool(actor.slots.ops[3] & SEED) is (seed == 8)
     (frame,) = [frame for frame in actor.worker.requests if frame.kind == Kind.PAYLOADS]
     assert frame.call_id == actor.slab.posted[3], "it belongs to the new number"
-    ((position, content),) = unpack_payloads(frame.payload)
+    ((position, content),) = bundle.unpack(frame.payload)
     large_seed, options = loads(content)
     assert (position, loads(options.content)) == (1, {"level": 2})
     assert (large_seed or int(actor.slab.seeds[3])) == seed

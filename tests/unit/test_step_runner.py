@@ -11,7 +11,6 @@ from plainworker import ACTION, Scripted, fault_of
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, OVERFLOWS
 from envactors.mailbox.messages import Fault, Pickled
-from envactors.mailbox.payloads import failed_payload
 from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.mailbox.specs import OBJECT
@@ -213,11 +212,11 @@ def test_a_payload_that_does_not_unpickle_fails_its_env_alone(make_parent, reset
 
 def test_a_payload_that_could_not_be_sent_fails_its_env_as_it_says(make_parent):
     parent = make_parent(action=None)
-    position, failure = failed_payload(1, pack_failure(ValueError("too large"), Fault.TOO_LARGE))
+    failure = dumps(pack_failure(ValueError("too large"), Fault.TOO_LARGE))
     number = parent.write_rows({0: 1, 1: 1})
     (frame,) = parent.requests
     fine = dict(bundle.unpack(frame.payload))[0]
-    parent.requests = [frame._replace(payload=bundle.pack([(0, fine), (position, failure)]))]
+    parent.requests = [frame._replace(payload=bundle.pack([(0, fine), (1, failure)]))]
     parent.page.post_step(number, ASLEEP, False)
     parent.server.run_posted()
     overflow = parent.overflow()
