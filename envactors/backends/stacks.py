@@ -1,6 +1,6 @@
-"""The stacks of a worker process, which it writes to a file of its own when it gets a signal.
+"""The stacks of a worker process, which a signal makes it write to a file.
 
-A signal handler in C writes them, so that the worker may be anywhere, also in C code that holds the GIL.
+A signal handler in C writes them, so they come even from C code that holds the GIL.
 """
 
 from __future__ import annotations
@@ -15,68 +15,65 @@ from envactors.system.memory import SharedFile, open_file_of
 from envactors.system.processes import STACKS_SIGNAL, Process, describe_state
 from envactors.worker.bootstrap import STACKS_FILE
 
-# How long nothing may have come until the stacks are complete, in seconds.
+# The stacks count as complete once nothing was added for this long, in seconds.
 _SETTLED = 0.02
 _POLL = 0.004
-# The file is emptied once it has grown so large, in bytes: whoever asks once a second would fill the memory.
-_FULL = 1 << 16
+# The worker writes this many bytes when it is ready for the signal.
+_READY = 1
 # The first line of a thread's stack.
 _HEAD = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 
 
 class ProcessStacks(Stacks):
-    """The stacks of one process, which is asked for them here.
+    """One request for the stacks of a process, sent by the constructor.
 
     Args:
         process: The process; it may be reaped meanwhile.
-        file: The file that they come in; None if the process has made it, and then it is looked for.
+        file: The file that it writes them to; None to look for the one that it has made.
     """
 
     def __init__(self, process: Process, file: SharedFile | None) -> None:
         self._process = process
         self._file = file
-        # A descriptor of the file; None while the process is not ready to be asked, if env code has closed the file, or
-        # without free descriptors.
+        # The descriptor of the file once the process was asked. It stays None while the process is not ready, if env
+        # code has closed the file, and if there are no free descriptors.
         self._fd: int | None = None
-        self._start = 0
         self._ask()
 
     def _ask(self) -> None:
-        fd, pid, file = None, self._process.pid, self._file
+        fd = None
         with contextlib.suppress(OSError):
-            fd = open_file_of(pid, STACKS_FILE) if file is None else os.dup(file.fileno())
+            fd = open_file_of(self._process.pid, STACKS_FILE) if self._file is None else os.dup(self._file.fileno())
         if fd is None:
             return
-        self._start = os.fstat(fd).st_size
-        if self._start >= _FULL:
-            os.ftruncate(fd, 1)
-            self._start = 1
-        if self._start == 0:  # the process writes a line once it is ready
+        if os.fstat(fd).st_size < _READY:
             os.close(fd)
             return
+        os.ftruncate(fd, _READY)
         self._fd = fd
         self._process.send_signal(STACKS_SIGNAL)
 
     def __del__(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        if self._fd is not None:
+            os.close(self._fd)
 
     def read(self) -> str:
         if self._fd is None:
             return ""
-        size = max(0, os.fstat(self._fd).st_size - self._start)
-        text = os.pread(self._fd, size, self._start).decode(errors="replace")
-        head = _HEAD.search(text)  # before it stands what was left to come of the stacks that another thread asked for
+        text = os.pread(self._fd, os.fstat(self._fd).st_size, _READY).decode(errors="replace")
+        # An earlier request may have been answered only in part when this one emptied the file.
+        head = _HEAD.search(text)
         return text[head.start() :] if head else ""
 
     def wait(self, seconds: float) -> str:
-        end, text, unchanged, pid = time.monotonic() + seconds, "", 0.0, self._process.pid
+        end = time.monotonic() + seconds
+        text = ""
+        unchanged = 0.0
         while not (text and unchanged >= _SETTLED) and time.monotonic() < end:
             time.sleep(_POLL)
-            if self._fd is None or os.fstat(self._fd).st_size < self._start:  # another thread has emptied the file
-                self.__del__()
+            if self._fd is None:
                 self._ask()
             before, text = text, self.read()
             unchanged = unchanged + _POLL if text == before else 0.0
+        pid = self._process.pid
         return text or f"no stacks came within {seconds:g} s: process {pid} {describe_state(pid)}\n"

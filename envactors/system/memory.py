@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING
 from envactors.system.choice import PORTABLE
 
 if TYPE_CHECKING or not PORTABLE:
-    from envactors.system.linux.memory import check_room as check_room
-    from envactors.system.linux.memory import file_of_text as file_of_text
-    from envactors.system.linux.memory import fix_size, open_unnamed, reserve
-    from envactors.system.linux.memory import map_part as map_part
-    from envactors.system.linux.memory import open_file_of as open_file_of
+    from envactors.system.linux.memory import *
 else:
-    from envactors.system.portable.memory import check_room as check_room
-    from envactors.system.portable.memory import file_of_text as file_of_text
-    from envactors.system.portable.memory import fix_size, open_unnamed, reserve
-    from envactors.system.portable.memory import map_part as map_part
-    from envactors.system.portable.memory import open_file_of as open_file_of
+    from envactors.system.portable.memory import *
 
 
 class SharedFile:

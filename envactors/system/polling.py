@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING
 from envactors.system.choice import PORTABLE
 
 if TYPE_CHECKING or not PORTABLE:
-    from envactors.system.linux.polling import READABLE as READABLE
-    from envactors.system.linux.polling import WRITABLE as WRITABLE
-    from envactors.system.linux.polling import Doorbell as Doorbell
-    from envactors.system.linux.polling import Poller as Poller
+    from envactors.system.linux.polling import *
 else:
-    from envactors.system.portable.polling import READABLE as READABLE
-    from envactors.system.portable.polling import WRITABLE as WRITABLE
-    from envactors.system.portable.polling import Doorbell as Doorbell
-    from envactors.system.portable.polling import Poller as Poller
+    from envactors.system.portable.polling import *
 
 # The system's calls refuse much longer time-outs; a caller with a later deadline waits again. In seconds.
 LONGEST_WAIT = 1e6

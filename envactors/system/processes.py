@@ -15,33 +15,9 @@ from typing import TYPE_CHECKING
 from envactors.system.choice import PORTABLE
 
 if TYPE_CHECKING or not PORTABLE:
-    from envactors.system.linux.processes import STACKS_SIGNAL as STACKS_SIGNAL
-    from envactors.system.linux.processes import adopt_orphans as adopt_orphans
-    from envactors.system.linux.processes import close_sentinel, send_signal
-    from envactors.system.linux.processes import command_line as command_line
-    from envactors.system.linux.processes import count_threads as count_threads
-    from envactors.system.linux.processes import describe_state as describe_state
-    from envactors.system.linux.processes import end_with_parent as end_with_parent
-    from envactors.system.linux.processes import fixed_layout as fixed_layout
-    from envactors.system.linux.processes import open_sentinel as open_sentinel
-    from envactors.system.linux.processes import resident_memory as resident_memory
-    from envactors.system.linux.processes import restore_random_layout as restore_random_layout
-    from envactors.system.linux.processes import tag_descendants as tag_descendants
-    from envactors.system.linux.processes import volunteer_for_oom as volunteer_for_oom
+    from envactors.system.linux.processes import *
 else:
-    from envactors.system.portable.processes import STACKS_SIGNAL as STACKS_SIGNAL
-    from envactors.system.portable.processes import adopt_orphans as adopt_orphans
-    from envactors.system.portable.processes import close_sentinel, send_signal
-    from envactors.system.portable.processes import command_line as command_line
-    from envactors.system.portable.processes import count_threads as count_threads
-    from envactors.system.portable.processes import describe_state as describe_state
-    from envactors.system.portable.processes import end_with_parent as end_with_parent
-    from envactors.system.portable.processes import fixed_layout as fixed_layout
-    from envactors.system.portable.processes import open_sentinel as open_sentinel
-    from envactors.system.portable.processes import resident_memory as resident_memory
-    from envactors.system.portable.processes import restore_random_layout as restore_random_layout
-    from envactors.system.portable.processes import tag_descendants as tag_descendants
-    from envactors.system.portable.processes import volunteer_for_oom as volunteer_for_oom
+    from envactors.system.portable.processes import *
 
 SIGKILL = signal.SIGKILL
 
