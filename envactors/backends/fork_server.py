@@ -2,21 +2,22 @@
 
     launcher's thread ──request, descriptors──▶ fork server ──fork──▶ worker
                       ◀──process id, pidfd────       │
-    reactor's thread  ◀──exit codes, by a pipe───────┘
+    reactor's thread  ◀──exit codes──────────────────┘
 
-A server is a fresh interpreter, never a copy of the caller, and is replaced when it ends. Its workers outlive it: what
-ends them with the caller is the reaper (`envactors.backends.reaping`).
+A server is a fresh interpreter, never a copy of the caller, and is replaced when it ends. Its workers outlive it: the
+reaper (`envactors.backends.reaping`) ends them with the caller.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import pickle
 import socket
 import sys
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
@@ -26,19 +27,19 @@ from envactors.backends.helper import Helper, HelperProcess
 from envactors.backends.reaping import REAPER
 from envactors.backends.starting import THREAD_CAPS, start_python, working_directory
 from envactors.mailbox.control_page import PagePlace
-from envactors.system.polling import packet_pair, wait_readable
 from envactors.system.processes import Process, await_exit
+from envactors.system.sockets import open_pair
 from envactors.worker.bootstrap import Descriptors
 from envactors.worker.fork_server import EXIT_REPORT, Answer, WorkerSetup
 
-# How long a server may take to import what it is to, in seconds, and then to fork. One that takes longer is stopped or
+# How long a server may take to import its modules, and then to fork, in seconds. One that takes longer is stopped or
 # out of memory; it is killed and replaced.
 _IMPORT_PATIENCE: Final = 60.0
 _FORK_PATIENCE: Final = 5.0
-# How long it may take to report the end of a worker that has ended, in seconds.
-_REAP_PATIENCE: Final = 1.0
+# How long it may take to report the exit code of a worker that has ended, in seconds.
+_REPORT_PATIENCE: Final = 1.0
 
-# A module that workers of a caller that has imported it are likely to need, too.
+# If the caller has imported this module, its workers are likely to need it, too.
 _LIKELY: Final = "gymnasium"
 
 
@@ -47,8 +48,7 @@ class Settings(NamedTuple):
 
     Attributes:
         preload: The modules to preload.
-        env_vars: If there are any, or the interpreter is another one: the variables of the environment, which these may
-            read.
+        env_vars: The environment variables of the actors, if ``preload`` or ``python`` may read them.
         python: Another interpreter to run; None for the caller's.
     """
 
@@ -57,17 +57,17 @@ class Settings(NamedTuple):
     python: str | None = None
 
 
-_Key: TypeAlias = tuple[Settings, tuple[str | None, ...]]
+_Key: TypeAlias = tuple[Settings, tuple[object, ...]]
 
 
 class ForkServerLostError(ConnectionError):
-    """The fork server has ended, or does not answer."""
+    """The fork server has ended or does not answer."""
 
 
 class ForkServer(HelperProcess):
     """The parent's half of one fork server.
 
-    Workers are forked by one thread at a time, and exit codes are taken by another; neither waits for the other.
+    One thread at a time forks workers, and another one takes exit codes; neither waits for the other.
 
     Args:
         preload: Modules that it imports besides NumPy.
@@ -75,45 +75,34 @@ class ForkServer(HelperProcess):
         python: Another interpreter, whose path workers have then; None for the caller's.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The server could not be started.
     """
 
     def __init__(self, preload: Sequence[str], environment: dict[str, str], python: str | None) -> None:
+        super().__init__()
         self._environment = environment
-        # A packet to the server has room for a short one only.
+        # A packet to the server has no room for a long one, so it is sent only if it has changed.
         self._argv = list(sys.argv)
         self._has_own_path = python is not None
         self._is_ready = False
-        # The number of the last request, and so of the last worker.
-        self._number = 0
-        # By the numbers of workers: the exit codes that were read and not asked for yet. Under the lock.
+        self._numbers = itertools.count(1)
+        # The exit codes that were read but not yet taken, by the numbers of the workers; guarded by the lock.
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
-        self.sock, requests = packet_pair()
-        try:
-            with requests:
-                self._exits, exits = os.pipe()
-                # Not when the server ends: the ends of workers that outlive it are still asked for.
-                weakref.finalize(self, os.close, self._exits).atexit = False
-                fds = requests.fileno(), exits
-                boot = {"requests": fds[0], "exits": fds[1], "parent_pid": os.getpid(), "preload": list(preload)}
-                try:
-                    process = start_python(
-                        "envactors.worker.fork_server", "serve_forks", boot, fds, environment, python
-                    )
-                finally:
-                    os.close(exits)
-        except BaseException:
-            self.sock.close()
-            raise
-        super().__init__(process, self.sock)
+        with contextlib.ExitStack() as theirs:
+            self.sock, requests = open_pair(self._sockets, theirs, socket.SOCK_SEQPACKET)
+            self._exits, exits = open_pair(self._sockets, theirs)
+            self._exits.settimeout(_REPORT_PATIENCE)
+            boot = {"requests": requests, "exits": exits, "parent_pid": os.getpid(), "preload": list(preload)}
+            fds = requests, exits
+            self.process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment, python)
 
     def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:
         """Fork a worker with these descriptors, the page at this place, and this environment.
 
         Raises:
-            ForkServerLostError: The server has ended, or does not answer.
-            LaunchRefusedError: It cannot fork, since one of the modules has started threads.
+            ForkServerLostError: The server has ended or does not answer.
+            LaunchRefusedError: The server cannot fork, since one of its modules has started threads.
             OSError: The system could not fork.
         """
         if not self._is_ready:
@@ -125,14 +114,14 @@ class ForkServer(HelperProcess):
         path = None if self._has_own_path else sys.path
         argv = None if sys.argv == self._argv else sys.argv
         setup = WorkerSetup(page, changes, path, argv, working_directory())
-        self._number = number = self._number + 1
+        number = next(self._numbers)
         try:
             socket.send_fds(self.sock, [pickle.dumps((number, *setup))], descriptors.present())
         except OSError as error:
             raise ForkServerLostError(f"the fork server has ended: {error}") from error
         pid, pidfds = self._receive(_FORK_PATIENCE)
         if not pidfds:  # the kernel drops descriptors that this process may not open
-            raise OSError(f"too many open files to watch a worker, pid {pid}, which ends by itself")
+            raise OSError(f"too many open files: the new worker (pid {pid}) cannot be watched, and ends by itself")
         return Process(pid, pidfds[0], lambda: self._take_exit_code(number, pid))
 
     def _receive(self, patience: float) -> tuple[int, list[int]]:
@@ -152,12 +141,13 @@ class ForkServer(HelperProcess):
         return answer.pid, received
 
     def _take_exit_code(self, number: int, pid: int) -> int | None:
-        """Return the exit code of a worker that has ended, minus the signal's number; None if the server is gone."""
+        """Return the exit code of a worker that has ended, minus the signal's number; None if nobody knows it."""
         with self._lock:
             while number not in self._codes:
-                if not wait_readable(self._exits, _REAP_PATIENCE):
+                try:
+                    reports = self._exits.recv(100 * EXIT_REPORT.size)
+                except TimeoutError:
                     return None
-                reports = os.read(self._exits, 100 * EXIT_REPORT.size)
                 if not reports:
                     self.wait()  # it is about to end, and then its workers have another parent:
                     return await_exit(pid)  # this process, if it is the parent of all orphans
@@ -171,9 +161,9 @@ class ForkServers:
     def __init__(self) -> None:
         # Guards everything here.
         self._lock = threading.Lock()
-        # How many actors use servers of these settings.
+        # How many actors use the servers of these settings.
         self._users: Counter[Settings] = Counter()
-        # By settings, what else is preloaded, and numbers of threads, which NumPy's libraries read when it is imported.
+        # By settings, what else is preloaded, and the limits of threads, which NumPy reads when it is imported.
         self._servers: dict[_Key, Helper[ForkServer]] = {}
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
@@ -194,19 +184,18 @@ class ForkServers:
     def fork(
         self, settings: Settings, descriptors: Descriptors, page: PagePlace, environment: dict[str, str]
     ) -> Process:
-        """Fork a worker from the server of these settings, which is started if there is none; in one thread at a time.
+        """Fork a worker from the server of these settings, and start that first if necessary; in one thread at a time.
 
         Raises:
             LaunchRefusedError: A module to preload has started threads.
-            OSError: The system could not start it.
+            OSError: The system could not start the worker.
         """
         likely = [_LIKELY] if _LIKELY in sys.modules else []
-        numbers = {name: environment.get(name) for name in THREAD_CAPS}
-        key = settings, (*likely, *numbers.values())
-        given = {name: value for name, value in numbers.items() if value is not None}
+        caps = {name: environment[name] for name in THREAD_CAPS if name in environment}
+        key = settings, (*likely, *caps.items())
         with self._lock:
             if key not in self._servers:
-                start = functools.partial(_start, settings, likely, given)
+                start = functools.partial(_start, settings, likely, caps)
                 self._servers[key] = Helper("fork-server", start)
             helper = self._servers[key]
         try:
@@ -229,8 +218,8 @@ class ForkServers:
         self._servers.clear()
 
 
-def _start(settings: Settings, likely: list[str], numbers: Mapping[str, str]) -> ForkServer:
-    variables = {**os.environ, **numbers, **dict(settings.env_vars), **REAPER.mark("server")}
+def _start(settings: Settings, likely: list[str], caps: Mapping[str, str]) -> ForkServer:
+    variables = {**os.environ, **caps, **dict(settings.env_vars), **REAPER.mark("server")}
     return ForkServer([*likely, *settings.preload], variables, settings.python)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
@@ -28,6 +27,7 @@ from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
 from envactors.system.processes import SIGKILL, Process, fixed_layout
+from envactors.system.sockets import open_pair
 from envactors.worker.bootstrap import STACKS_FILE, Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
@@ -210,9 +210,7 @@ class ProcessWorker(Worker):
     ) -> None:
         self._number = number
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            sock, their_sock = socket.socketpair()
-            ours.enter_context(sock)
-            theirs.enter_context(their_sock)
+            sock, channel = open_pair(ours, theirs)
             (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
             self._slot = slot = PAGES.take(envs)
@@ -221,8 +219,7 @@ class ProcessWorker(Worker):
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
             to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.ringer()
-            pages = slot.file.fileno()
-            descriptors = Descriptors(their_sock.fileno(), out_w, err_w, pages, to_worker, to_parent, slab, stacks)
+            descriptors = Descriptors(channel, out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab, stacks)
             self._process = start(descriptors, slot.place)
             REAPER.watch(number, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories

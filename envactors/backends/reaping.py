@@ -1,4 +1,4 @@
-"""The parent's half of the reaper and the keeper, the processes that end whatever workers leave behind."""
+"""The parent's half of the reaper and the keeper, the helper processes that end what workers leave behind."""
 
 from __future__ import annotations
 
@@ -16,25 +16,40 @@ from collections.abc import Callable, Iterator
 from envactors.backends.helper import Helper, HelperProcess
 from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
-from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
+from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe
 from envactors.worker import keeper, reaper
 
-# A new reaper is told of so many workers that have ended: the old one may have been lost before it searched.
+# How many ended workers a new reaper is told about: the old one may have been lost before it searched.
 _RECENT = 100
 
 
 class Guard(HelperProcess):
-    """A reaper or a keeper that runs.
+    """A running reaper or keeper.
 
     Args:
-        process: The process.
-        sock: The socket that it reads reports from.
-        reap: Called with the ids of processes that this one may have to reap.
+        program: The file with its program.
+        caller_id: The beginning of the marks of this process's workers.
+        lease: The descriptor of the file with the lease of this process; negative if it has none.
+        reap: Called with the ids of processes that this process may have to reap.
+
+    Raises:
+        OSError: The process could not be started.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, reap: Callable[[int], None]) -> None:
-        super().__init__(process, sock)
+    def __init__(self, program: str, caller_id: str, lease: int, reap: Callable[[int], None]) -> None:
+        super().__init__()
         self._reap = reap
+        with contextlib.ExitStack() as theirs:
+            self.sock, reports = open_pair(self._sockets, theirs)
+            prevent_sigpipe(self.sock)
+            self.process = subprocess.Popen(  # noqa: S603 # its own code
+                [sys.executable, "-I", "-S", program, str(os.getpid()), caller_id, SYSTEM, str(lease)],
+                stdin=reports,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=() if lease < 0 else (lease,),
+                start_new_session=True,
+            )
 
     def wait(self) -> None:
         rest = b""
@@ -50,54 +65,52 @@ class Guard(HelperProcess):
         try:
             self.sock.sendall(line.encode() + b"\n", socket.MSG_DONTWAIT | SEND_FLAGS)
         except OSError:
-            self.kill()  # if it has not ended, it is stopped; the next one is told everything
+            self.kill()  # it has ended or is stopped; the next one gets all reports
             return False
         return True
 
 
 class Reaper:
-    """Starts a reaper and a keeper with the first worker of this process and reports each worker to them.
+    """Starts a reaper and a keeper with the first worker of this process, and reports each worker to them.
 
-    The kernel, where it can, ends workers with their caller (`end_with_parent`). The processes that they have started
-    end neither with the caller nor with the worker: the reaper ends them, and where the kernel cannot, the workers
-    too. It is a process of its own so that it survives the caller's SIGKILL, and so that searching all processes of a
-    machine delays no thread here. The keeper does the same, so that losing one of them, and the caller before there is
-    another, leaves nothing behind. Both are replaced when they end, and the next one continues with the same workers.
+    Where the kernel can, it ends workers with their caller (`end_with_parent`). The processes that workers have started
+    end neither with the caller nor with the worker: the reaper ends them. Where the kernel cannot, the reaper ends the
+    workers too. It is a separate process so that it survives the caller's SIGKILL, and so that searching all processes
+    of a machine delays no thread here. The keeper does the same: even if one of the two is killed, and then the caller
+    before a replacement runs, nothing is left behind. A replacement is told about all workers.
 
-    It is thread-safe.
+    This class is thread-safe.
     """
 
     def __init__(self) -> None:
-        # Guards everything here.
-        self._lock = threading.Lock()
-        # How many actors use it.
-        self._users = 0
-        # The file with the lease of this process; negative if it has none.
-        self._lease = -1
-        self._reset()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
-
-    def _reset(self) -> None:
-        # What the marks of this process's workers begin with, such as "9f86d081884c7d65".
-        self._id = os.urandom(8).hex()
-        self._numbers = itertools.count()
-        # By number, the process ids of workers, which are also those of their groups: of those that run, and of those
-        # that are not reaped yet.
-        self._workers: dict[int, int] = {}
-        self._unreaped: dict[int, int] = {}
-        # The numbers of the workers that ended last.
-        self._ended: deque[int] = deque(maxlen=_RECENT)
-        self._helpers: list[Helper[Guard]] = []
-        # By program, those that reports go to.
+        # The processes that get reports, by program.
         self._guards: dict[str, Guard] = {}
+        self._reset_after_fork()
+        os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def _reset_after_fork(self) -> None:
         for guard in self._guards.values():
             guard.forget()
+        # Guards everything below.
         self._lock = threading.Lock()
+        # How many actors use it.
         self._users = 0
+        # The descriptor of the file with the lease of this process; negative if it has none.
         self._lease = -1
         self._reset()
+
+    def _reset(self) -> None:
+        # The beginning of the marks of this process's workers, such as "9f86d081884c7d65".
+        self._id = os.urandom(8).hex()
+        self._numbers = itertools.count()
+        # The process ids of the running workers, which are also the ids of their groups, by number.
+        self._workers: dict[int, int] = {}
+        # The same for workers that are not reaped yet.
+        self._unreaped: dict[int, int] = {}
+        # The numbers of the workers that ended last.
+        self._ended: deque[int] = deque(maxlen=_RECENT)
+        self._helpers: list[Helper[Guard]] = []
+        self._guards = {}
 
     def retain(self) -> None:
         """Count an actor that uses the reaper."""
@@ -113,7 +126,7 @@ class Reaper:
             helpers = self._helpers
         for helper in helpers if self._ended else ():
             with contextlib.suppress(OSError):
-                helper.current()  # it has to be told of those that have ended
+                helper.current()  # a replacement has to be told which workers have ended
         with self._lock:
             self._reset()
         for helper in helpers:
@@ -122,7 +135,11 @@ class Reaper:
             helper.stop()
 
     def enforce_lease(self, fd: int) -> None:
-        """Have this process, which counts as an actor, killed when its lease is over, whose file this is."""
+        """Have this process killed when its lease is over. It counts as an actor from now on.
+
+        Args:
+            fd: The file that holds the lease; see `envactors.worker.reaper.LEASE_FORMAT`.
+        """
         self._lease = fd
         self.retain()
         self._ensure_running()
@@ -149,28 +166,27 @@ class Reaper:
         return number, self.mark(str(number))
 
     def mark(self, suffix: str) -> dict[str, str]:
-        """Return the environment variable that marks a process.
+        """Return the environment variable that marks a process, such as "9f86d081884c7d65/3" for the suffix "3".
 
-        Its value ends with this process's id and ``suffix``, after the marks of the workers that this process itself is
-        in, such as "9f86d081884c7d65/3".
+        If this process is itself in a worker, the mark of that comes first.
         """
         marks = *os.environ.get(reaper.VARIABLE, "").split(), f"{self._id}/{suffix}"
         return {reaper.VARIABLE: " ".join(marks)}
 
     def watch(self, number: int, pid: int) -> None:
-        """Report a worker that has started; it leads a process group."""
+        """Report a worker that has started and leads a process group."""
         with self._lock:
             self._workers[number] = self._unreaped[number] = pid
             self._report(f"{number} {pid}")
 
     @contextlib.contextmanager
     def dismiss(self, number: int) -> Iterator[None]:
-        """Report a worker that has ended and is reaped in the context; the reaper ends whatever it has started."""
+        """Report a worker that has ended and is reaped in the context; the reaper ends what it has started."""
         with self._lock:
             pid = self._workers.pop(number)
             self._ended.append(number)
             if not self._report(str(number)) or PORTABLE:
-                kill_group(pid)  # it is still its own
+                kill_group(pid)  # before the worker is reaped, no other group can have this id
         try:
             yield
         finally:
@@ -178,7 +194,7 @@ class Reaper:
                 self._unreaped.pop(number, None)
 
     def _report(self, line: str) -> bool:
-        """Report to all that run; return whether there are any."""
+        """Report to the reaper and the keeper; return whether any of them runs."""
         return True in [guard.report(line) for guard in self._guards.values()]
 
     def _start(self, program: str, caller_id: str) -> Guard:
@@ -186,26 +202,16 @@ class Reaper:
         with self._lock:
             if caller_id != self._id:
                 raise ConnectionError("the last actor has ended")
-            ours, theirs = socket.socketpair()
-            prevent_sigpipe(ours)
-            args = str(os.getpid()), caller_id, SYSTEM, str(self._lease)
-            command = [sys.executable, "-I", "-S", program, *args]
-            fds, null = (() if self._lease < 0 else (self._lease,)), subprocess.DEVNULL
-            with contextlib.ExitStack() as undo, theirs:
-                undo.callback(ours.close)
-                # It has a session of its own, and inherits that all signals are blocked.
-                process = subprocess.Popen(  # noqa: S603
-                    command, stdin=theirs.fileno(), stdout=null, stderr=null, pass_fds=fds, start_new_session=True
-                )
-                undo.pop_all()
-            guard = self._guards[program] = Guard(process, ours, functools.partial(self._reap_orphan, caller_id))
-            # Those that have ended without their groups, whose ids may be reused by now.
-            for report in (*(f"{number} {pid}" for number, pid in self._workers.items()), *map(str, self._ended)):
-                guard.report(report)
+            reap = functools.partial(self._reap_orphan, caller_id)
+            guard = self._guards[program] = Guard(program, caller_id, self._lease, reap)
+            for number, pid in self._workers.items():
+                guard.report(f"{number} {pid}")
+            for number in self._ended:  # without process ids, which may be reused by now
+                guard.report(str(number))
             return guard
 
     def _reap_orphan(self, caller_id: str, pid: int) -> None:
-        """Reap a process that a worker has left, unless somebody else's has the id by now."""
+        """Reap a process that a worker has left behind, unless another process has its id by now."""
         with self._lock, contextlib.suppress(OSError):
             is_ours = pid not in self._unreaped.values()
             if is_ours and reaper.ProcessSnapshot(pid).is_orphan_of(caller_id, os.getpid()):

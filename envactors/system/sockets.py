@@ -1,7 +1,7 @@
-"""Writing to sockets and pipes without SIGPIPE, whose default disposition ends the process.
+"""Pairs of sockets, and writing to sockets and pipes without SIGPIPE.
 
-Python ignores the signal; programs that set ``signal.signal(SIGPIPE, SIG_DFL)``, as many command-line tools do, would
-end at the first write to a worker that has just crashed.
+The default disposition of that signal ends the process. Python ignores it, but many command-line tools set
+``signal.signal(SIGPIPE, SIG_DFL)``, and would end at the first write to a worker that has just crashed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Final
 
 # Pass these flags to each `send`, `sendall` or `sendmsg`, so that a closed peer is a BrokenPipeError and no signal.
 SEND_FLAGS: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0)
 # macOS lacks the flag and has this option of a socket instead, which Python does not name.
 _SO_NOSIGPIPE = 0x1022
+
+
+def open_pair(ours: ExitStack, theirs: ExitStack, kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, int]:
+    """Return a socket that the first stack closes, and the descriptor of its peer, which the other stack closes."""
+    sock, peer = socket.socketpair(socket.AF_UNIX, kind)
+    ours.enter_context(sock)
+    return sock, theirs.enter_context(peer).fileno()
 
 
 def prevent_sigpipe(sock: socket.socket) -> None:
@@ -34,7 +42,7 @@ def sigpipe_blocked() -> Iterator[None]:
     """
     only = {signal.SIGPIPE}
     if signal.SIGPIPE in signal.pthread_sigmask(signal.SIG_BLOCK, only):
-        yield  # whoever has blocked it expects it to stay pending
+        yield  # it was blocked before, and stays pending for whatever blocked it
         return
     try:
         yield

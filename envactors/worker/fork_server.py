@@ -1,7 +1,7 @@
 """The fork server: a process that imports what workers need, and forks one for each request.
 
 Each request and each answer is one packet, and descriptors travel with it: those of the worker there, its pidfd back.
-The exit codes of workers are reported through a pipe.
+The exit codes of workers are reported through another socket.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
 
     Args:
         requests: The descriptor of the packet socket.
-        exits: The descriptor of the pipe for exit codes.
+        exits: The descriptor of the socket for exit codes.
         parent_pid: The caller's process id.
         preload: Modules to import.
     """

@@ -203,6 +203,7 @@ reaper.kill()
 assert_gone([reaper])
 os.kill(actor.pid, signal.SIGKILL)
 assert_gone(children)
+wait_until(lambda: reapers_of(os.getpid()))
 (reaper,) = reapers_of(os.getpid())
 
 # One that is lost before it has heard of a death: the next one is told, with the next worker.
