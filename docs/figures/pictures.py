@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.text import Text
 
 import envactors as ea
-from envactors.cli.top_rows import Sampler
-from envactors.cli.top_view import screen
+from envactors.cli.top.rows import Sampler
+from envactors.cli.top.view import screen
 from envactors.observe.snapshot import take_snapshot
 from envactors.testing import EchoEnv, FaultyEnv
 

@@ -12,7 +12,11 @@ import sys
 from collections.abc import Callable
 
 import envactors
-from envactors.cli import bench, chaos, demo, stacks, top, tune
+from envactors.cli import chaos, doctor, stacks, tune
+from envactors.cli.bench import command as bench
+from envactors.cli.check import command as check
+from envactors.cli.demo import command as demo
+from envactors.cli.top import command as top
 
 _INTERRUPTED = 130  # exit status that shells report after Ctrl-C
 _READER_GONE = 141  # exit status that shells report after SIGPIPE
@@ -27,7 +31,11 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "run"):
+        parser.print_help()
+        return 0
     command: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return command(arguments)
@@ -46,11 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Reinforcement-learning environments as actors: processes whose methods return futures.",
     )
     parser.add_argument("--version", action="version", version=f"envactors {envactors.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    demo.register(commands)
-    bench.register(commands)
-    chaos.register(commands)
-    tune.register(commands)
-    top.register(commands)
-    stacks.register(commands)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in (top, stacks, check, doctor, tune, bench, demo, chaos):
+        command.register(commands)
     return parser

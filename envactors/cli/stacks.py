@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from envactors.cli.arguments import seconds
+from envactors.cli.arguments import add_program, fail, seconds
 
 if TYPE_CHECKING:
     from envactors.cli.monitored import Program
@@ -41,7 +40,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a process id, or the path of a socket")
+    add_program(parser)
     parser.add_argument("--actor", metavar="NAME", help="of the actors with this name only")
     parser.add_argument(
         "--timeout", type=_wait, default=1.0, metavar="S", help="how long to wait for each, at most 10 s (default: 1)"
@@ -65,13 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
         if len(programs) == 1:
             return _print_stacks(programs[0], arguments.actor, arguments.timeout)
     except ProgramError as error:
-        return _fail(str(error), _NOT_FOUND)
+        return fail("stacks", str(error), _NOT_FOUND)
     except OSError as error:
-        return _fail(str(error), _NOT_RUN)
+        return fail("stacks", str(error), _NOT_RUN)
     if not programs:
-        return _fail(NO_PROGRAM, _NOT_FOUND)
+        return fail("stacks", NO_PROGRAM, _NOT_FOUND)
     listed = "".join(f"\n  {program.pid:>7}  {program.command()}" for program in programs)
-    return _fail(f"{len(programs)} programs have actors, say which: envactors stacks PROGRAM{listed}", _NOT_RUN)
+    return fail(
+        "stacks", f"{len(programs)} programs have actors, say which: envactors stacks PROGRAM{listed}", _NOT_RUN
+    )
 
 
 def _print_stacks(program: Program, name: str | None, timeout: float) -> int:
@@ -80,18 +81,13 @@ def _print_stacks(program: Program, name: str | None, timeout: float) -> int:
     actors = program.ask({"get": "stacks", "name": name, "timeout": timeout}, wait=timeout)["actors"]
     if not actors and name is not None:
         there = sorted({actor["name"] for actor in program.ask({"get": "output"})["actors"]})
-        return _fail(f"{program} has no actor {name!r}, but {', '.join(there) or 'none at all'}", _NOT_FOUND)
+        return fail("stacks", f"{program} has no actor {name!r}, but {', '.join(there) or 'none at all'}", _NOT_FOUND)
     if not actors:
         print(f"{program} has no actors now")
     for number, actor in enumerate(actors):
         print("\n" * (number > 0) + f"==== {headline(actor)} ====")
         print(printable(actor["stacks"].rstrip("\n")))
     return _SHOWN
-
-
-def _fail(text: str, status: int) -> int:
-    print(f"envactors stacks: {text}", file=sys.stderr)
-    return status
 
 
 def _wait(text: str) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
-from pathlib import Path
 
-from envactors.cli.arguments import at_least, seconds
+from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, refuse_without, seconds, write_json
 
 _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 
@@ -30,11 +28,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or MODULE:FACTORY")
+    add_env(parser)
     parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs (default: 8)")
     parser.add_argument(
         "--seconds", type=seconds, default=20.0, metavar="S", help="about how long it may take (default: 20)"
     )
+    add_json(parser, "what was measured")
     parser.set_defaults(run=run)
 
 
@@ -47,19 +46,17 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    if importlib.util.find_spec("rich") is None:
-        print("envactors tune needs rich: pip install 'envactors[demo]'", file=sys.stderr)
+    if refuse_without("tune", "rich"):
         return _NOT_RUN
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    from envactors.cli.jobs import BenchInputError, check_source
+    from envactors.cli.source import EnvInputError, find_source
     from envactors.tuning.tuner import Tuner
 
-    # As with `python -m`, a factory may be in the current directory.
-    sys.path.insert(0, str(Path.cwd()))
-    drawing = sys.stdout.isatty()
-    console = Console(force_terminal=None if drawing else False, highlight=False)
+    stream = sys.stderr if arguments.json == STDOUT else sys.stdout
+    drawing = stream.isatty()
+    console = Console(file=stream, force_terminal=None if drawing else False, highlight=False)
     columns = BarColumn(bar_width=30), TextColumn("{task.description}")
     # Drawing takes processor time from what is measured, so do it rarely.
     bar = Progress(*columns, console=console, transient=True, disable=not drawing, refresh_per_second=4)
@@ -69,14 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
         bar.update(task, description=what, completed=share)
 
     try:
-        source = check_source(arguments.env)
+        source = find_source(arguments.env)
         with bar:
             tuning = Tuner(source, arguments.num_envs, arguments.seconds, show).run()
-    except BenchInputError as error:
-        print(f"envactors tune: {error}", file=sys.stderr)
-        return _NOT_RUN
+    except EnvInputError as error:
+        return fail("tune", str(error), _NOT_RUN)
     except Exception as error:  # the env's own, whatever it is
-        print(f"envactors tune: {type(error).__name__}: {error}", file=sys.stderr)
-        return _FAILED
+        return fail("tune", f"{type(error).__name__}: {error}", _FAILED)
     console.print(str(tuning), soft_wrap=True, markup=False)
+    if arguments.json is not None:
+        write_json(arguments.json, tuning.record())
     return _RAN

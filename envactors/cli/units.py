@@ -1,4 +1,4 @@
-"""Durations, sizes and rates in a few characters."""
+"""Durations, sizes, rates, and counts in a few characters."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def size(count: int) -> str:
 def rate(per_second: float) -> str:
     """Return how often something happens in a second, such as ``"1,234"``."""
     return f"{per_second:,.{_decimals(per_second) if per_second else 0}f}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 actor``, ``2 actors``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _decimals(value: float) -> int:

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from envactors.system.descriptors import count_descriptors
 
 _SHM = Path("/dev/shm")  # noqa: S108 # only read
@@ -42,7 +40,7 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
             machine's. New entries of it that other programs have mapped are ignored.
     """
     shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
-    children = _descendants(os.getpid())
+    children = descendants(os.getpid())
     if earlier is not None:
         new = shm - {*earlier.shm}
         shm = {*earlier.shm, *(new - _used_by_strangers() if new else ())}
@@ -52,9 +50,15 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
     )
 
 
-def _descendants(pid: int) -> set[int]:
-    """Return the process ids of the children of a process, of their children, and so on."""
+def descendants(pid: int) -> set[int]:
+    """Return the process ids of the children of a process, of their children, and so on.
+
+    Raises:
+        ImportError: The kernel does not list children, and psutil is not installed.
+    """
     if not Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").exists():
+        import psutil
+
         return {child.pid for child in psutil.Process(pid).children(recursive=True)}
     # The kernel lists the children of a thread: reading these is a hundred times quicker than looking at every process.
     found: set[int] = set()
@@ -82,8 +86,10 @@ def _used_by_strangers() -> set[str]:
     me = os.getpid()
     # By inode, since the creator of a semaphore maps it under a temporary name.
     names = {str(entry.inode()): entry.name for entry in os.scandir(_SHM)}
+    import psutil
+
     used = set()
-    for pid in {*psutil.pids()} - {me, *_descendants(me)}:
+    for pid in {*psutil.pids()} - {me, *descendants(me)}:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 if f"{_SHM}/" in line and (name := names.get(line.split()[4])) is not None:

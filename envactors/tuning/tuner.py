@@ -93,6 +93,22 @@ class Tuning:
                 rows.append((label, "failed", "", type(failure).__name__))
         return rows
 
+    def record(self) -> dict[str, Any]:
+        """Return what was measured, in terms of JSON."""
+        results = [
+            {
+                "settings": result.candidate.label(self.num_envs),
+                "env_steps_per_second": result.rate,
+                "turns": result.turns,
+                "start_seconds": result.started_in,
+                "failure": None if result.failure is None else repr(result.failure),
+            }
+            for result in self.results
+        ]
+        rollout = self.best_rollout
+        rollout_line = None if rollout is None else rollout.line(self.factory_name, self.num_envs)
+        return {"num_envs": self.num_envs, "results": results, "line": self.line, "rollout_line": rollout_line}
+
     def __str__(self) -> str:
         rows = [("", "steps/s", "of best", "start (s)"), *self.rows()]
         width = max(len(row[0]) for row in rows)

@@ -130,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
     import envactors as ea
     from chaos.run import run_chaos
-    from envactors.cli.jobs import EnvSource
-    from envactors.cli.reports import count
+    from envactors.cli.source import EnvSource
+    from envactors.cli.units import count
 
     factory = None if arguments.env is None else EnvSource(arguments.env)
     if factory is not None and not factory.is_factory and importlib.util.find_spec("gymnasium") is None:

@@ -10,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from chaos.report import ChaosReport
-from envactors.cli.reports import LineView, count
+from envactors.cli.demo.reports import LineView
+from envactors.cli.units import count
 from envactors.cli.views import LiveView, plain_table
 
 _LINE_SECONDS = 5.0

@@ -23,13 +23,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envactors.cli import main
-from envactors.cli.baselines import PlainLoop
-from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
-from envactors.cli.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
-from envactors.cli.jobs import BenchInputError, EnvSource, make_job
-from envactors.cli.libraries import GymnasiumLoop
-from envactors.cli.loops_apart import LoopsApart
-from envactors.cli.registry import BASELINES, choose_subjects
+from envactors.cli.bench.baselines import PlainLoop
+from envactors.cli.bench.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
+from envactors.cli.bench.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
+from envactors.cli.bench.jobs import make_job
+from envactors.cli.bench.libraries import GymnasiumLoop
+from envactors.cli.bench.loops_apart import LoopsApart
+from envactors.cli.bench.registry import BASELINES, choose_subjects
+from envactors.cli.source import EnvInputError, EnvSource
 from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv, workloads
 
@@ -308,12 +309,12 @@ def test_a_chart_without_matplotlib_names_the_extra(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("missing", "env", "text"),
     [
-        ("rich", ECHO, "envactors bench needs rich: pip install 'envactors[demo]'\n"),
-        ("psutil", ECHO, "envactors bench needs psutil: pip install 'envactors[demo]'\n"),
+        ("rich", ECHO, "envactors bench needs rich: pip install 'envactors[cli]'\n"),
+        ("psutil", ECHO, "envactors bench needs psutil: pip install 'envactors[cli]'\n"),
         (
             "gymnasium",
             "CartPole-v1",
-            "envactors bench: CartPole-v1 is made by gymnasium: pip install 'envactors[demo]'",
+            "envactors bench: CartPole-v1 is made by gymnasium: pip install 'envactors[gymnasium]'",
         ),
     ],
 )
@@ -324,7 +325,8 @@ def test_missing_extras_are_named(missing, env, text, capsys, monkeypatch):
 
 def test_nobody_is_imported_before_it_takes_part():
     peers = ["gymnasium", *(baseline.module for baseline in BASELINES if baseline.module not in (None, "loky"))]
-    code = f"import sys, envactors.cli.registry, envactors.testing.workloads; print({{*{peers}}} & {{*sys.modules}})"
+    modules = "sys, envactors.cli.bench.registry, envactors.testing.workloads"
+    code = f"import {modules}; print({{*{peers}}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -586,7 +588,7 @@ def test_names_that_gymnasium_makes_and_factories():
     assert [EnvSource(name).is_factory for name in ("CartPole-v1", "ale_py:ALE/Pong-v5", "own:make", "a.b:c.d")] == [
         False, False, True, True,
     ]  # fmt: skip
-    with pytest.raises(BenchInputError, match="could not be made: KeyError: 'no'"):
+    with pytest.raises(EnvInputError, match="could not be made: KeyError: 'no'"):
         make_job("test_bench:broken", 1, 1)
 
 

@@ -22,11 +22,12 @@ import pytest
 from helpers import promised
 
 import envactors as ea
-from envactors.cli import main, rollouts
-from envactors.cli.faults import FaultKind, Injector, plan_faults, short
-from envactors.cli.learning import Budget
-from envactors.cli.live import curve_lines
-from envactors.cli.reports import Generation
+from envactors.cli import main
+from envactors.cli.demo import rollouts
+from envactors.cli.demo.faults import FaultKind, Injector, plan_faults, short
+from envactors.cli.demo.learning import Budget
+from envactors.cli.demo.live import curve_lines
+from envactors.cli.demo.reports import Generation
 
 COMMAND = Path(sys.executable).with_name("envactors")
 CURVE = re.compile(r"^generation +(\d+): mean return +([\d.]+), best +([\d.]+), +([\d,]+) steps", re.MULTILINE)

@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.text import Text
 from warm import warm_interpreter
 
-from envactors.cli import keyboard as keyboards
-from envactors.cli.keyboard import Keyboard
 from envactors.cli.monitored import Program, ProgramError, find_program, find_programs, printable
-from envactors.cli.top_rows import ActorRow, Picture, Sampler
-from envactors.cli.top_screens import Back, DetailScreen, ListScreen, Quit, TableScreen, View
-from envactors.cli.top_view import ORDERS, actor_table, fit_columns, head_lines, report, screen
+from envactors.cli.top import keyboard as keyboards
+from envactors.cli.top.keyboard import Keyboard
+from envactors.cli.top.rows import ActorRow, Picture, Sampler
+from envactors.cli.top.screens import Back, DetailScreen, ListScreen, Quit, TableScreen, View
+from envactors.cli.top.view import ORDERS, actor_table, fit_columns, head_lines, report, screen
 from envactors.cli.units import duration, rate, size
 from envactors.observe.programs import ask
 from envactors.testing.envs import expected_checksum
@@ -40,7 +40,7 @@ from envactors.testing.envs import expected_checksum
 COMMAND = [sys.executable, "-W", "error", "-m", "envactors.cli"]
 # As users run it: the script that the installation has made, and what it imports in order to look at programs.
 INSTALLED = Path(sys.executable).with_name("envactors")
-IMPORTED = ("envactors.cli.monitored", "envactors.cli.top_view", "rich.console", "psutil")
+IMPORTED = ("envactors.cli.monitored", "envactors.cli.top.view", "rich.console", "psutil")
 # What a user may expect, and what the start of an interpreter takes on a busy machine.
 AT_ONCE = 2.0
 START = 3.0
@@ -226,7 +226,7 @@ def test_one_table_has_what_actors_are_at(standing, run, tmp_path):
 def test_json_needs_no_rich(standing):
     hide = "import sys; sys.modules['rich'] = sys.modules['psutil'] = None; "
     code = f"{hide}from envactors.cli import main; sys.exit(main())"
-    shown = subprocess.run([sys.executable, "-c", code, "top", "--json"], capture_output=True, text=True)
+    shown = subprocess.run([sys.executable, "-c", code, "top", "--json", "-"], capture_output=True, text=True)
     assert (shown.returncode, shown.stderr) == (0, "")
     (snapshot,) = json.loads(shown.stdout)
     assert snapshot["pid"] == standing.pid
@@ -240,7 +240,7 @@ def test_missing_extras_are_named_in_one_line(missing):
     code = f"import sys; {hide}from envactors.cli import main; sys.exit(main(['top']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"envactors top needs {' and '.join(missing)}: pip install 'envactors[demo]'\n"
+    assert ended.stderr == f"envactors top needs {' and '.join(missing)}: pip install 'envactors[cli]'\n"
 
 
 def test_stacks_of_all_and_of_one(standing, run):
@@ -282,7 +282,7 @@ def test_several_programs(standing, run):
         assert (stacks.returncode, stacks.stdout) == (2, "")
         assert f"\n  {standing.pid:>7}  {sys.executable} " in stacks.stderr
         stop(other.pid)
-        tables, listed = run("top"), run("top", "--json")
+        tables, listed = run("top"), run("top", "--json", "-")
         os.kill(other.pid, signal.SIGCONT)
         assert (tables.returncode, listed.returncode) == (1, 1)
         assert tables.stdout.startswith(f"program {standing.pid} ")
@@ -297,9 +297,15 @@ def test_none_at_all(runtime, run):
         assert complaint(run(command)).startswith("no program of this user has actors now, or")
         assert complaint(run(command, "999999999")) == "there is no process 999999999"
         assert "neither a process id" in complaint(run(command, "/"))
-    assert run("top", "--json").stdout == "[]\n"
+    assert run("top", "--json", "-").stdout == "[]\n"
     (runtime / "envactors").chmod(0o755)
     assert run("top").returncode == run("stacks").returncode == 2
+
+
+def test_without_a_command_the_help_is_printed(run):
+    shown = run()
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout == run("--help").stdout
 
 
 def test_help_names_keys_and_statuses(run):

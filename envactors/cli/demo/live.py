@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from envactors.cli.reports import Fleet, Generation, Summary, fault_counts
+from envactors.cli.demo.reports import Fleet, Generation, Summary, fault_counts
 from envactors.cli.views import LiveView, plain_table
 
 _FRAME_SECONDS = 0.12

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from envactors.cli.figures import Comparison, Spread, ratio_text
+from envactors.cli.bench.figures import Comparison, Spread, ratio_text
 from envactors.cli.views import plain_table
 
 
@@ -19,12 +19,13 @@ class Scoreboard:
 
     Args:
         total: Number of tasks.
+        stream: Where to print.
     """
 
-    def __init__(self, total: int) -> None:
-        drawing = sys.stdout.isatty()
+    def __init__(self, total: int, stream: TextIO) -> None:
+        drawing = stream.isatty()
         # The environment can make Rich treat a pipe as a terminal.
-        self._console = Console(force_terminal=None if drawing else False, highlight=False)
+        self._console = Console(file=stream, force_terminal=None if drawing else False, highlight=False)
         columns = (
             SpinnerColumn(),
             BarColumn(bar_width=20),

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.cli.faults import Fault, plan_faults
-from envactors.cli.reports import Generation, Reporter
-from envactors.cli.rollouts import Episode, OutOfTimeError, Policy, Rollouts
+from envactors.cli.demo.faults import Fault, plan_faults
+from envactors.cli.demo.reports import Generation, Reporter
+from envactors.cli.demo.rollouts import Episode, OutOfTimeError, Policy, Rollouts
 
 Policies = npt.NDArray[np.float64]  # one policy per row
 

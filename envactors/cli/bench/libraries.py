@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from envactors.cli.baselines import EnvByEnv, SteppedEnv
-from envactors.cli.jobs import EnvSource
-from envactors.cli.subject_base import Flags, Subject, VectorSubject
+from envactors.cli.bench.baselines import EnvByEnv, SteppedEnv
+from envactors.cli.bench.subject_base import Flags, Subject, VectorSubject
+from envactors.cli.source import EnvSource
 
 # Vector envs -------------------------------------------------------------------------------------------------
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envactors.cli.arguments import at_least, seconds
+from envactors.cli.arguments import at_least, fail, refuse_without, seconds
 from envactors.errors import EnvActorsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from envactors.backends.base import Backend
-    from envactors.cli.reports import Reporter, Summary
+    from envactors.cli.demo.reports import Reporter, Summary
 
 ENV_ID = "CartPole-v1"
 GOAL = 475.0
 EVALUATION_EPISODES = 20
 
 _MET, _MISSED, _NOT_RUN = 0, 1, 2
-_NEEDED = ("gymnasium", "rich")
 _LONGEST_EPISODE = 500
 # Per actor; far more than the planned faults need.
 _MAX_RESTARTS = 50
@@ -113,23 +111,19 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 only if the goal was met and no result was lost.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"envactors demo needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
+    if refuse_without("demo", "gymnasium", "rich", extra="demo"):
         return _NOT_RUN
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(_trace(arguments.trace))
         except OSError as error:
-            print(f"envactors demo: the trace cannot be written: {error}", file=sys.stderr)
-            return _NOT_RUN
+            return fail("demo", f"the trace cannot be written: {error}", _NOT_RUN)
         try:
             with _reporter() as reporter:
                 summary = _learn_and_evaluate(arguments, reporter)
             reporter.finished(summary)
         except EnvActorsError as error:
-            print(f"envactors demo: {error}", file=sys.stderr)
-            return _MISSED
+            return fail("demo", str(error), _MISSED)
     return _MET if summary.goal_met and summary.lost == 0 else _MISSED
 
 
@@ -137,7 +131,7 @@ def make_env() -> Any:
     """Return a new env; runs in the worker."""
     import gymnasium
 
-    from envactors.cli.faults import FragileEnv
+    from envactors.cli.demo.faults import FragileEnv
 
     return FragileEnv(gymnasium.make(ENV_ID))
 
@@ -149,8 +143,8 @@ def _trace(path: Path | None) -> AbstractContextManager[object]:
 
 
 def _reporter() -> Reporter:
-    from envactors.cli.live import LiveReporter
-    from envactors.cli.reports import PlainReporter
+    from envactors.cli.demo.live import LiveReporter
+    from envactors.cli.demo.reports import PlainReporter
     from envactors.cli.views import terminal
 
     console = terminal()
@@ -161,10 +155,11 @@ def _reporter() -> Reporter:
 
 def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Summary:
     import envactors as ea
-    from envactors.cli.faults import CALL_DEADLINE, RESET_DEADLINE, STEP_DEADLINE, Injector
-    from envactors.cli.learning import Budget, Streams, evaluate, learn
-    from envactors.cli.reports import Summary, count
-    from envactors.cli.rollouts import Monitor, Rollouts
+    from envactors.cli.demo.faults import CALL_DEADLINE, RESET_DEADLINE, STEP_DEADLINE, Injector
+    from envactors.cli.demo.learning import Budget, Streams, evaluate, learn
+    from envactors.cli.demo.reports import Summary
+    from envactors.cli.demo.rollouts import Monitor, Rollouts
+    from envactors.cli.units import count
 
     started = time.monotonic()
     backend, lose_node = _nodes(arguments.nodes)

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 import envactors as ea
-from envactors.cli.jobs import Job
-from envactors.cli.subject_base import VectorSubject
+from envactors.cli.bench.jobs import Job
+from envactors.cli.bench.subject_base import VectorSubject
 from envactors.tuning.playback import PlaybackRollouts
 
 

@@ -12,9 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from envactors.cli.reports import count
-from envactors.cli.top_rows import ActorRow, Picture
-from envactors.cli.units import duration, rate, size
+from envactors.cli.top.rows import ActorRow, Picture
+from envactors.cli.units import count, duration, rate, size
 from envactors.cli.views import plain_table
 
 STATE_STYLES = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from envactors.cli.jobs import EnvSource
-from envactors.cli.subject_base import Flags, Subject
+from envactors.cli.bench.subject_base import Flags, Subject
+from envactors.cli.source import EnvSource
 
 
 class SteppedEnv:

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from envactors.cli.figures import Comparison
+from envactors.cli.bench.figures import Comparison
 
 FORMATS = ("pdf", "png", "svg")
 

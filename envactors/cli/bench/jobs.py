@@ -3,51 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import sys
 from typing import Any
 
+from envactors.cli.source import EnvInputError, EnvSource, find_source
 from envactors.mailbox.specs import Spec, spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 
 SEED = 0
 
 _ROWS = 256  # rows of actions; a round starts with the first and cycles
-_EXTRA = "pip install 'envactors[demo]'"
-
-
-class BenchInputError(Exception):
-    """Invalid argument; the message says why and what to do."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvSource:
-    """Factory of envs that works in any process, since it is pickled by name.
-
-    Attributes:
-        name: An id of Gymnasium, or ``MODULE:FACTORY``.
-    """
-
-    name: str
-
-    @property
-    def is_factory(self) -> bool:
-        """True if the name is ``MODULE:FACTORY``. An id of Gymnasium may have a colon too (``ale_py:ALE/Pong-v5``)."""
-        _, colon, path = self.name.partition(":")
-        return bool(colon) and all(part.isidentifier() for part in path.split("."))
-
-    def __call__(self) -> Any:
-        """Return a new env."""
-        if not self.is_factory:
-            import gymnasium
-
-            return gymnasium.make(self.name)
-        module, _, path = self.name.partition(":")
-        factory: Any = importlib.import_module(module)
-        for part in path.split("."):
-            factory = getattr(factory, part)
-        return factory()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +38,6 @@ class Job:
     is_gymnasium: bool
 
 
-def check_source(name: str) -> EnvSource:
-    """Return the factory of a name.
-
-    Raises:
-        BenchInputError: It needs Gymnasium, which is not installed.
-    """
-    source = EnvSource(name)
-    if not source.is_factory and importlib.util.find_spec("gymnasium") is None:
-        raise BenchInputError(f"{name} is made by gymnasium: {_EXTRA}, or give MODULE:FACTORY")
-    return source
-
-
 def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
     """Create the env once and return the job with sampled actions.
 
@@ -94,13 +47,13 @@ def make_job(name: str, num_envs: int, envs_per_actor: int) -> Job:
         envs_per_actor: Envs per process of the packed subject.
 
     Raises:
-        BenchInputError: There is no such env, or it has no actions to sample.
+        EnvInputError: There is no such env, or it has no actions to sample.
     """
-    source = check_source(name)
+    source = find_source(name)
     try:
         env = source()
     except Exception as error:
-        raise BenchInputError(f"{name} could not be made: {type(error).__name__}: {error}") from error
+        raise EnvInputError(f"{name} could not be made: {type(error).__name__}: {error}") from error
     try:
         return Job(source, num_envs, envs_per_actor, *_sample(name, env, num_envs), _is_gymnasium(env))
     finally:
@@ -112,7 +65,7 @@ def _sample(name: str, env: Any, num_envs: int) -> tuple[list[list[Any]], list[A
     try:
         sampled = sample_actions(env, name, _ROWS * num_envs, SEED)
     except ValueError as error:
-        raise BenchInputError(str(error)) from error
+        raise EnvInputError(str(error)) from error
     actions = [sampled[i : i + num_envs] for i in range(0, len(sampled), num_envs)]
     spec = spec_of_space(env.action_space)
     return actions, [stack(spec, row) for row in actions], spec

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from envactors.cli.baselines import BarePipe, PlainLoop
-from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
-from envactors.cli.jobs import BenchInputError, Job
-from envactors.cli.libraries import Dask, GymnasiumLoop, GymnasiumProcesses, Loky, Ray, StableBaselines, Tianshou
-from envactors.cli.loops_apart import LoopsApart
-from envactors.cli.subject_base import Subject
+from envactors.cli.bench.baselines import BarePipe, PlainLoop
+from envactors.cli.bench.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
+from envactors.cli.bench.jobs import Job
+from envactors.cli.bench.libraries import Dask, GymnasiumLoop, GymnasiumProcesses, Loky, Ray, StableBaselines, Tianshou
+from envactors.cli.bench.loops_apart import LoopsApart
+from envactors.cli.bench.subject_base import Subject
+from envactors.cli.source import EnvInputError
 
 BASELINES: tuple[type[Subject], ...] = (
     GymnasiumProcesses,
@@ -30,7 +31,7 @@ def choose_subjects(against: Sequence[str] | None, job: Job) -> tuple[list[type[
         job: Env, number of envs and actions.
 
     Raises:
-        BenchInputError: A wanted baseline cannot take part.
+        EnvInputError: A wanted baseline cannot take part.
     """
     subjects: list[type[Subject]] = [EnvactorsSubject, EnvactorsRecv, EnvactorsRollout]
     if job.envs_per_actor > 1:
@@ -47,5 +48,5 @@ def choose_subjects(against: Sequence[str] | None, job: Job) -> tuple[list[type[
         else:
             subjects.append(baseline)
     if against is not None and skipped:
-        raise BenchInputError("; ".join(f"--against {name}: {why}" for name, why in skipped.items()))
+        raise EnvInputError("; ".join(f"--against {name}: {why}" for name, why in skipped.items()))
     return subjects, skipped

@@ -22,9 +22,9 @@ from typing import Any
 
 import psutil
 
-from envactors.cli.figures import Round
-from envactors.cli.jobs import SEED, Job
-from envactors.cli.subject_base import Subject
+from envactors.cli.bench.figures import Round
+from envactors.cli.bench.jobs import SEED, Job
+from envactors.cli.bench.subject_base import Subject
 
 # Timeouts in seconds; a busy machine needs several times as long as an idle one.
 _START_PATIENCE = 180.0
@@ -78,7 +78,7 @@ class SubjectProcess:
         ours, theirs = multiprocessing.Pipe()
         with theirs, self._output.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 # its own interpreter
-                [sys.executable, "-c", f"from envactors.cli.subjects import serve; serve({theirs.fileno()})"],
+                [sys.executable, "-c", f"from envactors.cli.bench.subjects import serve; serve({theirs.fileno()})"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

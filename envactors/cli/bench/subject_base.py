@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from envactors.cli.jobs import Job
+from envactors.cli.bench.jobs import Job
 
 Flags = npt.NDArray[np.bool_]
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol, TextIO, TypeVar
 
+from envactors.cli.units import count
+
 _View = TypeVar("_View", bound="LineView")
 
 
@@ -222,11 +224,6 @@ class PlainReporter(LineView):
     def finished(self, summary: Summary) -> None:
         for line in summary.lines():
             self._print(line)
-
-
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun: ``1 actor``, ``2 actors``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def fault_counts(faults: Mapping[str, int]) -> str:

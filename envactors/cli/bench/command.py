@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import datetime as dt
 import importlib.util
-import json
 import os
 import platform
 import sys
@@ -15,19 +14,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envactors.cli.arguments import at_least, seconds
-from envactors.cli.reports import count
+from envactors.cli.arguments import (
+    STDOUT,
+    add_env,
+    add_json,
+    at_least,
+    fail,
+    new_file,
+    refuse_without,
+    seconds,
+    write_json,
+)
+from envactors.cli.units import count
 from envactors.system.processes import adopt_orphans
 
 if TYPE_CHECKING:
-    from envactors.cli.figures import Comparison, Finding
-    from envactors.cli.jobs import Job
-    from envactors.cli.scoreboard import Scoreboard
-    from envactors.cli.subject_base import Subject
-    from envactors.cli.subjects import SubjectProcess
+    from envactors.cli.bench.figures import Comparison, Finding
+    from envactors.cli.bench.jobs import Job
+    from envactors.cli.bench.scoreboard import Scoreboard
+    from envactors.cli.bench.subject_base import Subject
+    from envactors.cli.bench.subjects import SubjectProcess
 
 _RAN, _FAILED, _NOT_RUN = 0, 1, 2
-_NEEDED = ("psutil", "rich")
 _LOOP = "loop"
 # What the others are held against, rather than compared with.
 _YARDSTICKS = (_LOOP, "apart")
@@ -67,7 +75,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("env", metavar="ENV", help="an id of Gymnasium, or MODULE:FACTORY")
+    add_env(parser)
     parser.add_argument(
         "--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs of each side (default: 8)"
     )
@@ -83,9 +91,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="NAMES",
         help="compare only with these, separated by commas (default: all installed ones); the loops always take part",
     )
-    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write all measurements to a file")
+    add_json(parser, "all measurements")
     parser.add_argument(
-        "--plot", type=_new_file, metavar="FILE", help="draw the table as a chart: a .svg, .png or .pdf file"
+        "--plot", type=new_file, metavar="FILE", help="draw the table as a chart: a .svg, .png or .pdf file"
     )
     parser.add_argument(
         "--seconds", type=seconds, default=0.5, metavar="S", help="duration of a side's turn in a round (default: 0.5)"
@@ -103,24 +111,20 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 only if all envactors subjects ran.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"envactors bench needs {' and '.join(missing)}: pip install 'envactors[demo]'", file=sys.stderr)
+    if refuse_without("bench", "psutil", "rich"):
         return _NOT_RUN
     if arguments.plot is not None and (refusal := _refuse_plot(arguments.plot)):
         print(f"envactors bench --plot {refusal}", file=sys.stderr)
         return _NOT_RUN
-    from envactors.cli.jobs import BenchInputError, make_job
-    from envactors.cli.registry import choose_subjects
+    from envactors.cli.bench.jobs import make_job
+    from envactors.cli.bench.registry import choose_subjects
+    from envactors.cli.source import EnvInputError
 
-    # As with `python -m`, a factory may be in the current directory.
-    sys.path.insert(0, str(Path.cwd()))
     try:
         job = make_job(arguments.env, arguments.num_envs, _envs_per_actor(arguments))
         subject_types, skipped = choose_subjects(arguments.against, job)
-    except BenchInputError as error:
-        print(f"envactors bench: {error}", file=sys.stderr)
-        return _NOT_RUN
+    except EnvInputError as error:
+        return fail("bench", str(error), _NOT_RUN)
     return _bench(arguments, job, subject_types, skipped)
 
 
@@ -129,9 +133,9 @@ def _bench(
 ) -> int:
     import psutil
 
-    from envactors.cli.figures import in_words
-    from envactors.cli.scoreboard import Scoreboard
-    from envactors.cli.subjects import SubjectProcess, close_all
+    from envactors.cli.bench.figures import in_words
+    from envactors.cli.bench.scoreboard import Scoreboard
+    from envactors.cli.bench.subjects import SubjectProcess, close_all
 
     load_before = os.getloadavg()
     adopt_orphans()  # so that `close_all` finds them all
@@ -139,7 +143,8 @@ def _bench(
     with tempfile.TemporaryDirectory(prefix="envactors-", ignore_cleanup_errors=True) as directory:
         subjects = [SubjectProcess(subject, job, Path(directory, subject.name)) for subject in subject_types]
         try:
-            with Scoreboard(len(subjects) + (len(subjects) + 1) * arguments.rounds) as board:
+            total = len(subjects) + (len(subjects) + 1) * arguments.rounds
+            with Scoreboard(total, sys.stderr if arguments.json == STDOUT else sys.stdout) as board:
                 _measure(subjects, arguments, skipped, board)
         finally:
             close_all(subjects, spared)
@@ -161,9 +166,9 @@ def _bench(
             "skipped": skipped,
             "in_words": words,
         }
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_json(arguments.json, record)
     if arguments.plot is not None:
-        from envactors.cli.plot import draw_comparisons
+        from envactors.cli.bench.plot import draw_comparisons
 
         draw_comparisons(comparisons, f"{arguments.env}, {count(arguments.num_envs, 'env')}", arguments.plot)
     return _FAILED if any(one.failure is not None for one in subjects if one.subject_type.is_envactors) else _RAN
@@ -194,8 +199,8 @@ def _measure(
 
 
 def _compare(subjects: Sequence[SubjectProcess]) -> list[Comparison]:
-    from envactors.cli.envactors_subject import EnvactorsSubject
-    from envactors.cli.figures import Comparison, rates, ratios
+    from envactors.cli.bench.envactors_subject import EnvactorsSubject
+    from envactors.cli.bench.figures import Comparison, rates, ratios
 
     ran = [subject for subject in subjects if subject.failure is None]
     loop = next((subject for subject in ran if subject.name == _LOOP), None)
@@ -217,8 +222,8 @@ def _find(comparisons: Sequence[Comparison], job: Job, load: float) -> Finding |
     """Return the medians for the summary, or None if the loop or the default failed."""
     import psutil
 
-    from envactors.cli.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
-    from envactors.cli.figures import Finding
+    from envactors.cli.bench.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
+    from envactors.cli.bench.figures import Finding
 
     found = {one.name: one for one in comparisons}
     loop, default = found.get(_LOOP), found.get(EnvactorsSubject.name)
@@ -287,7 +292,7 @@ def _refuse_plot(path: Path) -> str:
     """Return why there can be no chart at a path, empty if there can."""
     if importlib.util.find_spec("matplotlib") is None:
         return "needs matplotlib: pip install 'envactors[plot]'"
-    from envactors.cli.plot import FORMATS
+    from envactors.cli.bench.plot import FORMATS
 
     if path.suffix.removeprefix(".") in FORMATS:
         return ""
@@ -301,7 +306,7 @@ def _envs_per_actor(arguments: argparse.Namespace) -> int:
 
 
 def _names(text: str) -> list[str]:
-    from envactors.cli.registry import BASELINES
+    from envactors.cli.bench.registry import BASELINES
 
     known = [*_YARDSTICKS, *(baseline.name for baseline in BASELINES)]
     names = [name.strip() for name in text.split(",")]
@@ -309,10 +314,3 @@ def _names(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
     return names
-
-
-def _new_file(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
-    return path

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib.util
-import json
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from envactors.cli.arguments import add_json, add_program, fail, refuse_without, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
 _TERMINAL_GONE = 129  # exit status that shells report after SIGHUP
-_NEEDED = ("psutil", "rich")
 # Between the two snapshots of which the rates are made, in seconds.
 _APART = 0.5
 # Where there is no terminal, so that nothing is left out.
@@ -59,9 +58,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a process id, or the path of a socket")
+    add_program(parser)
     parser.add_argument("--once", action="store_true", help="print one table and exit")
-    parser.add_argument("--json", action="store_true", help="print what the programs answer, as a list, and exit")
+    add_json(parser, "what the programs answer, as a list,")
     parser.set_defaults(run=run)
 
 
@@ -76,19 +75,18 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from envactors.cli.monitored import NO_PROGRAM, ProgramError, find_program, find_programs
 
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing and not arguments.json:
-        return _fail(f"needs {' and '.join(missing)}: pip install 'envactors[demo]'", _NOT_RUN, colon="")
+    if arguments.json is None and refuse_without("top", "psutil", "rich"):
+        return _NOT_RUN
     try:
         programs = find_programs() if arguments.program is None else [find_program(arguments.program)]
     except ProgramError as error:
-        return _fail(str(error), _NOT_FOUND)
+        return fail("top", str(error), _NOT_FOUND)
     except OSError as error:
-        return _fail(str(error), _NOT_RUN)
-    if arguments.json:
-        return _print_json(programs)
+        return fail("top", str(error), _NOT_RUN)
+    if arguments.json is not None:
+        return _write_json(programs, arguments.json)
     if not programs:
-        return _fail(NO_PROGRAM, _NOT_FOUND)
+        return fail("top", NO_PROGRAM, _NOT_FOUND)
     console = None if arguments.once else _terminal()
     return _print_tables(programs) if console is None else _watch(console, programs)
 
@@ -103,7 +101,7 @@ def _terminal() -> Console | None:
 
 def _watch(console: Console, programs: list[Program]) -> int:
     from envactors.cli.monitored import ProgramError
-    from envactors.cli.top_live import watch
+    from envactors.cli.top.live import watch
 
     trouble = None
     if len(programs) == 1:
@@ -111,7 +109,7 @@ def _watch(console: Console, programs: list[Program]) -> int:
             programs[0].ask({"get": "snapshot"})
         except ProgramError as error:
             if error.is_lost:
-                return _fail(str(error), _NOT_FOUND)
+                return fail("top", str(error), _NOT_FOUND)
             trouble = str(error)  # which may be over while it is watched
     try:
         last_words = watch(console, programs, trouble)
@@ -125,21 +123,21 @@ def _watch(console: Console, programs: list[Program]) -> int:
     return _SHOWN
 
 
-def _print_json(programs: list[Program]) -> int:
+def _write_json(programs: list[Program], target: str) -> int:
     answers, troubles = _ask_all(programs)
     found = [
         {"pid": program.pid, "error": troubles[program]} if program in troubles else answers[program]
         for program in programs
     ]
-    print(json.dumps(found, indent=2))
+    write_json(target, found)
     return _SHOWN if found and not troubles else _NOT_FOUND
 
 
 def _print_tables(programs: list[Program]) -> int:
     from rich.console import Console
 
-    from envactors.cli.top_rows import Sampler
-    from envactors.cli.top_view import report
+    from envactors.cli.top.rows import Sampler
+    from envactors.cli.top.view import report
 
     # A character that the terminal's encoding does not have is no reason to show nothing.
     getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="replace")
@@ -159,7 +157,7 @@ def _print_tables(programs: list[Program]) -> int:
         lines = [line.rstrip() for line in captured.get().splitlines()]
         print("\n" * (number > 0) + "\n".join(lines))
     for trouble in (troubles | troubles_since).values():
-        _fail(trouble, _NOT_FOUND)
+        fail("top", trouble, _NOT_FOUND)
     return _NOT_FOUND if troubles or troubles_since else _SHOWN
 
 
@@ -178,8 +176,3 @@ def _ask_all(programs: list[Program]) -> tuple[dict[Program, dict[str, Any]], di
         except ProgramError as error:
             troubles[program] = str(error)
     return answers, troubles
-
-
-def _fail(text: str, status: int, colon: str = ":") -> int:
-    print(f"envactors top{colon} {text}", file=sys.stderr)
-    return status

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 import envactors as ea
-from envactors.cli.faults import RESET_DEADLINE, Fault, Injector, short
-from envactors.cli.reports import ActorRow, Fleet
+from envactors.cli.demo.faults import RESET_DEADLINE, Fault, Injector, short
+from envactors.cli.demo.reports import ActorRow, Fleet
 
 Policy = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from envactors.cli.monitored import one_line, printable
-from envactors.cli.reports import count
+from envactors.cli.units import count
 
 # How messages of `envactors.ActorError` begin; the table says already which actor it is.
 _WHO = re.compile(r"actor '[^']*' \([^)]*\) ")

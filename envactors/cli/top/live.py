@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.live import Live
 
-from envactors.cli.keyboard import Keyboard
 from envactors.cli.monitored import Program, ProgramError, headline, printable
-from envactors.cli.top_rows import Sampler
-from envactors.cli.top_screens import Back, ListScreen, Quit, Screen, TableScreen, View
+from envactors.cli.top.keyboard import Keyboard
+from envactors.cli.top.rows import Sampler
+from envactors.cli.top.screens import Back, ListScreen, Quit, Screen, TableScreen, View
 
 # Between two requests for a snapshot, in seconds.
 _INTERVAL = 0.5

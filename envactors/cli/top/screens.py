@@ -9,8 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from envactors.cli.monitored import Program
-from envactors.cli.top_rows import ActorRow, Picture
-from envactors.cli.top_view import ORDERS, screen
+from envactors.cli.top.rows import ActorRow, Picture
+from envactors.cli.top.view import ORDERS, screen
 from envactors.cli.views import plain_table
 
 _TABLE_KEYS = "up/down select   Enter stacks   s sort by {order}   p {pause}   {back}q quit"

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from envactors.cli.baselines import SteppedEnv
-from envactors.cli.jobs import Job
-from envactors.cli.subject_base import Subject
+from envactors.cli.bench.baselines import SteppedEnv
+from envactors.cli.bench.jobs import Job
+from envactors.cli.bench.subject_base import Subject
 from envactors.system.cpus import cores
 
 # How long the processes run between two looks at the clock of the round, in seconds.

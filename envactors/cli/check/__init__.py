@@ -1,0 +1,1 @@
+"""``envactors check``: find what is wrong with an env before training does."""

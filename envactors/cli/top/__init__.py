@@ -1,0 +1,1 @@
+"""``envactors top``: a live table of the actors of a running program."""
