@@ -54,7 +54,7 @@ OF_FRESH_PROCESSES = {
 
 # Folders of tests whose files are handed out first. What waits a lot comes first, so that there is something to do
 # meanwhile; many small files come last, so that all processes end at about the same time.
-FIRST = ("remote", "docs", "chaos", "process", "integrations", "simulation", "unit")
+FIRST = ("remote", "docs", "chaos", "process", "integrations", "simulation", "typing", "unit")
 
 
 # Nothing here depends on how busy the machine is, nor, but for long runs, on chance.

@@ -212,9 +212,11 @@ class Backend(Protocol):
 
     def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
         """Count an actor that uses the backend, with its environment variables, and what waits for its workers."""
+        del env_vars, loop
 
     def release(self, env_vars: Mapping[str, str]) -> None:
         """Uncount an actor; after the last one, free everything that the backend has started."""
+        del env_vars
 
     def loads_code(self, env_vars: Mapping[str, str]) -> bool:
         """Return whether workers with these environment variables can load functions that are pickled by value.

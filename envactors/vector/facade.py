@@ -28,7 +28,7 @@ from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.interrupts import notes_interrupts
 from envactors.vector.outcomes import Outcomes
-from envactors.vector.results import Batch, Batcher, RowReader
+from envactors.vector.results import Batch, Batcher, RowReader, StepResults
 from envactors.vector.rollout_books import RolloutBooks
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.stepper import Stepper
@@ -229,7 +229,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         batch = wait() if clock is None else clock.time("reset", wait)
         return batch.obs, batch.infos
 
-    def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> Any:
+    def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
         """Step envs side by side and wait for all of them.
 
         Args:
@@ -278,7 +278,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
         self._started = self._start(self._all_ids, actions, stream=False)
 
-    def step_wait(self, timeout: float | None = None) -> Any:
+    def step_wait(self, timeout: float | None = None) -> StepResults:
         """Wait for the step that `step_async` has started, and return what `step` returns.
 
         Args:
@@ -293,7 +293,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         deadline = deadline_after(timeout, "step_wait(timeout=...)")
         started, self._started = self._started, None
 
-        def wait() -> Any:
+        def wait() -> StepResults:
             result = None if started is None else stepper.finish(started, deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 

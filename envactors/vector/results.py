@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,11 @@ class Batch(NamedTuple):
     infos: list[dict[str, Any]]
     incarnations: npt.NDArray[np.int64]
 
+
+# What `VectorEnv.step` returns: observations, rewards, terminated, truncated, infos.
+StepResults: TypeAlias = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], list[dict[str, Any]]
+]
 
 # What came beside the rows of a result: its info, and the leaves of its observation that are no arrays.
 Content = tuple[Any, list[Any]]

@@ -28,7 +28,7 @@ from envactors.vector.asking import Asker, Selection
 from envactors.vector.decoder import Decoder
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending
-from envactors.vector.results import RowReader
+from envactors.vector.results import RowReader, StepResults
 
 
 class Stepper:
@@ -171,7 +171,7 @@ class Stepper:
             if actor.core.run_inline is not None:
                 actor.core.run_inline()
 
-    def finish_at_once(self, selection: Selection) -> tuple[Any, ...] | None:
+    def finish_at_once(self, selection: Selection) -> StepResults | None:
         """Return what `gather` does if the workers are done within the spin window; called with signals deferred."""
         if not self._tuner.strategy.both_spin:
             return None
@@ -185,7 +185,7 @@ class Stepper:
             return self._gather_all(selection) if self._is_simple else self.gather(selection)
         return None
 
-    def finish(self, selection: Selection, deadline: float | None) -> tuple[Any, ...] | None:
+    def finish(self, selection: Selection, deadline: float | None) -> StepResults | None:
         """Wait for a step until the deadline (`time.monotonic`), and return what `gather` does."""
         states = self._slots.states
         if states != self._all_posted and any(states[env_id] != POSTED for env_id in selection.env_ids):
@@ -243,7 +243,7 @@ class Stepper:
             self._decoder.decode_early(early)
         return is_finished
 
-    def gather(self, selection: Selection) -> tuple[Any, ...] | None:
+    def gather(self, selection: Selection) -> StepResults | None:
         """Return the results of a step, batched as `VectorEnv.step` returns them; called with signals deferred.
 
         Returns:
@@ -285,7 +285,7 @@ class Stepper:
         self._tuner.record(now - self._started, now)
         return obs, rewards, terminated, truncated, infos
 
-    def _gather_all(self, selection: Selection) -> tuple[Any, ...] | None:
+    def _gather_all(self, selection: Selection) -> StepResults | None:
         """Do what `gather` does for a step of all envs that was posted at once."""
         slots, reader, rows = self._slots, self._reader, self._slots.slab
         self._is_simple = False
