@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envactors.integrations.env_adapters_alf import StepType, TimeStep
+from envactors.integrations.alf.adapter import StepType, TimeStep
 
 
 class TensorSpec:

@@ -155,12 +155,11 @@ def test_every_public_name_is_in_the_reference_with_an_example():
     public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
     public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
     for module in ("alf", "ding", "gymnasium", "mlagents", "pettingzoo", "sb3", "tianshou", "torchrl"):
-        source = ast.parse((PACKAGE / f"integrations/{module}.py").read_text())
+        source = ast.parse((PACKAGE / f"integrations/{module}/__init__.py").read_text())
         listed = [
             node.value for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
         ]
-        names = ast.literal_eval(listed[0]) if listed else [n.name for n in source.body if isinstance(n, ast.ClassDef)]
-        public += [(f"envactors.integrations.{module}", name) for name in names]
+        public += [(f"envactors.integrations.{module}", name) for name in ast.literal_eval(listed[0])]
     # The two types of ALF are its own where it is installed, and those of its page elsewhere.
     public = [(home, name) for home, name in public if name not in ("StepType", "TimeStep")]
     assert [f"{home}.{name}" for home, name in public if f"{home}.{name}" not in documented] == []

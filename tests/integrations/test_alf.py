@@ -31,7 +31,7 @@ from helpers import (
 
 import envactors as ea
 from envactors.backends import starting
-from envactors.integrations import alf
+from envactors.integrations.alf import parallel_environment
 from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep
 from envactors.remote import LocalNodes
 
@@ -54,7 +54,7 @@ def quick_starts_of_alf(request, monkeypatch):
         return made
 
     if "fresh_processes" not in request.keywords:
-        monkeypatch.setattr(alf, "ProcessBackend", backend)
+        monkeypatch.setattr(parallel_environment, "ProcessBackend", backend)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from envactors.remote import LocalNodes
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DI-engine's and its dependencies', where it is installed
     from envactors.integrations.ding import ActorEnvManagerV2, AsyncActorEnvManager, SyncActorEnvManager
-    from envactors.integrations.ding_values import BaseEnvTimestep, EnvState, tnp
+    from envactors.integrations.ding.values import BaseEnvTimestep, EnvState, tnp
 
 BOTH = pytest.mark.parametrize("manager", [AsyncActorEnvManager, SyncActorEnvManager])
 PLAIN = np.zeros(2, np.float32)

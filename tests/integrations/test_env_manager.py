@@ -7,7 +7,7 @@ import queue
 
 import pytest
 
-from envactors.integrations.training import ActionInfo, EnvironmentStep, EnvManager
+from envactors.integrations.mlagents.training import ActionInfo, EnvironmentStep, EnvManager
 
 
 class Scripted(EnvManager):

@@ -25,7 +25,7 @@ from pettingzoo.utils.wrappers import BaseParallelWrapper
 from pzenvs import AGENTS, KNIGHTS, Complaint, Fused, Party, Words, die_once, knights, pistons, stones
 
 from envactors.integrations.pettingzoo import ActorParallelEnv
-from envactors.integrations.pettingzoo_layout import AgentLayout
+from envactors.integrations.pettingzoo.layout import AgentLayout
 
 # PettingZoo's envs import it, and so do its own tests.
 needs_pygame = pytest.mark.skipif(importlib.util.find_spec("pygame") is None, reason="pygame is not installed")

@@ -21,7 +21,8 @@ from helpers import SOON, is_gone, wait_until
 from interpreters import NEEDED, OWN, WITH_NUMPY_1, another, make_venv, pythons
 
 import envactors as ea
-from envactors.integrations.env_adapters import StableBaselinesEnvAdapter, adapted
+from envactors.integrations.adapter import adapted
+from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox import pickling
 from envactors.remote import LocalNodes
 from envactors.system.choice import PORTABLE

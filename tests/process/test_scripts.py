@@ -405,29 +405,32 @@ def test_torch_in_use_in_the_caller():
 
 
 @pytest.mark.parametrize(
-    ("module", "package"),
+    ("module", "name", "package"),
     [
-        ("gymnasium", "gymnasium"),
-        ("sb3", "stable_baselines3"),
-        ("tianshou", "tianshou"),
-        ("torchrl", "torchrl"),
-        ("mlagents", "mlagents_envs"),
-        ("pettingzoo", "pettingzoo"),
+        ("gymnasium", "ActorVectorEnv", "gymnasium"),
+        ("sb3", "ActorVecEnv", "stable_baselines3"),
+        ("tianshou", "ActorVectorEnv", "tianshou"),
+        ("torchrl", "ActorEnv", "torchrl"),
+        ("mlagents", "ActorEnvManager", "mlagents_envs"),
+        ("pettingzoo", "ActorParallelEnv", "pettingzoo"),
+        ("dask", "DaskBackend", "distributed"),
     ],
 )
-def test_without_its_package_a_drop_in_says_which_extra_to_install(module, package):
+def test_without_its_package_a_drop_in_says_which_extra_to_install(module, name, package):
     done = run_script(
         """
         import importlib, sys
-        module, sys.modules[sys.argv[2]] = sys.argv[1], None
+        module, name, sys.modules[sys.argv[3]] = sys.argv[1], sys.argv[2], None
+        package = importlib.import_module(f"envactors.integrations.{module}")
         try:
-            importlib.import_module(f"envactors.integrations.{module}")
+            getattr(package, name)
         except ImportError as error:
             assert f"pip install 'envactors[{module}]'" in str(error), error
         else:
             raise AssertionError
         """,
         module,
+        name,
         package,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -28,7 +28,7 @@ distributed = pytest.importorskip("distributed")
 pytest.importorskip("cryptography", reason="the temporary certificates of Dask need it")
 
 from envactors.integrations.dask import DaskBackend  # noqa: E402
-from envactors.integrations.dask_agents import AgentHost, AgentTerms  # noqa: E402
+from envactors.integrations.dask.agents import AgentHost, AgentTerms  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 30.0  # seconds that a cluster may take for anything on a busy machine
@@ -506,6 +506,6 @@ def test_a_scheduler_that_does_not_answer_is_one_clear_error(monkeypatch):
 
 
 def test_without_dask_the_error_names_the_extra():
-    code = "import sys; sys.modules['distributed'] = None; import envactors.integrations.dask"
+    code = "import sys; sys.modules['distributed'] = None; from envactors.integrations.dask import DaskBackend"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'envactors[dask]'" in done.stderr

@@ -1,0 +1,297 @@
+"""`ActorParallelEnvironment`: ALF's ``FastParallelEnvironment`` over actors.
+
+    step ──▶ the actions as arrays ──▶ a step of the envs that have a slot ──▶ records ──▶ a ``TimeStep`` of tensors
+
+The mechanisms are those of `envactors.vector.facade.VectorEnv`; spare envs take turns in
+`envactors.integrations.alf.rotation.Rotation`, and `envactors.integrations.alf.adapter` has the adapter around
+each env in its worker. ALF (the Agent Learning Framework, https://github.com/HorizonRobotics/alf) need not be
+installed: any env with the interface of its ``AlfEnvironment`` works.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.slots import OnFailure
+from envactors.backends.base import Backend
+from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import DEFAULT, THREAD_CAPS, as_elsewhere
+from envactors.errors import ActorError, VectorStepError
+from envactors.integrations.alf.adapter import AlfEnvAdapter
+from envactors.integrations.alf.envs import ActorEnvironment, Envs, Specs, interrupted
+from envactors.integrations.alf.rotation import Rotation
+from envactors.integrations.alf.values import AlfEnvironment, Records, torch
+from envactors.mailbox.factory import as_callable, as_factories
+from envactors.options import Deadlines, RestartPolicy, is_int
+from envactors.vector.inputs import seeds_for
+
+
+class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # its module is checked nowhere
+    """Steps many envs as one batch, each in an actor of its own, with the interface of ALF's ``AlfEnvironment``.
+
+    If ``alf`` can be imported, this is an ``AlfEnvironment`` and returns ALF's ``TimeStep``, otherwise a class with
+    the same fields. Arrays are torch tensors if torch is installed, otherwise NumPy arrays; they are never overwritten.
+
+    After ``StepType.LAST`` the next step ignores its action and returns the reset. Envs with a ``batch_size`` above 1
+    reset themselves.
+
+    Args:
+        env_constructors: One callable per env, called in the workers with ``env_id=`` its index; the last ones make
+            the spare envs.
+        start_serially: True to create each env, replacements included, before the next process starts.
+        blocking: Without effect, as in ``FastParallelEnvironment``.
+        flatten: Without effect, as in ``FastParallelEnvironment``.
+        num_spare_envs_for_reload: Number of envs that wait, already reset, in a queue. When an episode ends, its env
+            gives its slot to the first of the queue, resets, and joins the end. At first env ``i`` has slot ``i``.
+        torch_num_threads_per_env: Number of threads of torch and NumPy's libraries in each worker. None: the caller's
+            environment variables, and one thread where they are not set.
+        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` and ``"forkserver"``. None: the default of
+            `ProcessBackend`, which never forks the caller; ``"fork"`` is for constructors that need the caller's
+            configuration of ALF.
+        on_failure: ``"raise"``: an env that fails is a RuntimeError. ``"renew"``: its process is replaced, its episode
+            ends with a ``StepType.LAST`` of reward 0 and discount 1 (the last complete observation), and the exception
+            is in ``failures``. ``"replay"``: its process is replaced and brought to the same point, where it was
+            seeded with `seed`; see `VectorEnv`.
+        deadlines: Deadlines, or the seconds that each call may take; by default only closing has one (5 s).
+        restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
+            ALF; otherwise up to 3 in 600 s.
+        seed_episodes: True to seed each env with a seed of its own right before each reset; see `VectorEnv`. Not for
+            envs that reset themselves.
+        max_running: Largest number of envs that step or reset at once, spare envs included; None: all.
+        backend: Backend of the actors; excludes ``start_method``, and ``start_serially`` is not for it.
+
+    Attributes:
+        envs: One `ActorEnvironment` per env that is not a spare env.
+        actors: Handles of the actors, those of spare envs last.
+        failures: Exceptions that the last step or reset replaced by a result, by slot; with ``on_failure="renew"``.
+        episode_seeds: Seed of the episode in each slot, by slot; with ``seed_episodes``.
+
+    Raises:
+        ValueError: The envs' specs differ, or an argument is invalid.
+        RuntimeError: An env could not be created, or there are spare envs or ``seed_episodes`` with a ``batch_size``
+            above 1.
+    """
+
+    def __init__(
+        self,
+        env_constructors: Iterable[Callable[..., Any] | str],
+        start_serially: bool = True,
+        blocking: bool = False,  # noqa: ARG002 # part of ALF's signature
+        flatten: bool = True,  # noqa: ARG002
+        num_spare_envs_for_reload: int = 0,
+        torch_num_threads_per_env: int | None = 1,
+        start_method: str | None = None,
+        *,
+        on_failure: OnFailure = "raise",
+        deadlines: Deadlines | float = Deadlines(start=None),  # noqa: B008 # frozen
+        restart: RestartPolicy | None = None,
+        seed_episodes: bool = False,
+        max_running: int | None = None,
+        backend: Backend | str | None = None,
+    ) -> None:
+        if start_method is not None and backend is not None:
+            raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
+        super().__init__()
+        threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
+        factories = [
+            functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id, threads)
+            for env_id, constructor in enumerate(as_factories(env_constructors, "env_constructors"))
+        ]
+        if not is_int(spares, 0) or spares >= max(len(factories), 1):
+            raise ValueError(
+                f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= "
+                "0, and less than that"
+            )
+        try:
+            self._all = Envs(
+                factories,
+                on_failure=on_failure,
+                deadlines=deadlines,
+                restart=restart or RestartPolicy(max_restarts=0 if on_failure == "raise" else 3),
+                env_vars=None if threads is None else dict.fromkeys(THREAD_CAPS, str(threads)),
+                backend=backend
+                or ProcessBackend(
+                    DEFAULT if start_method is None else as_elsewhere(start_method),
+                    max_starting=1 if start_serially else None,
+                ),
+                copy=False,  # each array is copied out of the records
+                seed_episodes=seed_episodes,
+                max_running=max_running,
+            )
+        except ActorError as error:
+            raise interrupted(error) from error
+        try:
+            self._described = described = self._all.described
+            slots = self._all.num_envs - spares
+            if spares and described.resets_itself:
+                raise RuntimeError(
+                    f"num_spare_envs_for_reload is {spares} and the envs' batch_size "
+                    f"{described.batch_size}: expected no spare envs, since such envs reset by themselves"
+                )
+            if seed_episodes and described.resets_itself:
+                raise RuntimeError(
+                    f"seed_episodes is True and the envs' batch_size {described.batch_size}: expected False, since "
+                    "such envs reset by themselves"
+                )
+            self._rotation = Rotation(self._all, slots)
+        except BaseException:
+            self._all.close(0)
+            raise
+        self._num_spare_envs_for_reload = spares
+        self._records = Records(described, slots)
+        self._seeds: list[Any] | None = None
+        self._current_time_step: Any = None
+        self._each = [ActorEnvironment(self._all[i], described) for i in range(self._all.num_envs)]
+        self.envs = self._each[:slots]
+        self.actors = self._all.actors
+        self.failures: dict[int, BaseException] = {}
+        self.episode_seeds: dict[int, int] = {}
+
+    # Stepping --------------------------------------------------------------------------------------------
+
+    def reset(self) -> Any:
+        """Reset all envs, spare envs included, and wait for those with a slot; env ``i`` gets slot ``i`` again.
+
+        Returns:
+            The ``TimeStep``, of ``batch_size`` rows.
+
+        Raises:
+            RuntimeError: An env failed; the cause is its own exception, or the `ActorError` of its process.
+        """
+        self._current_time_step = self._reset()
+        return self._current_time_step
+
+    def step(self, action: Any) -> Any:
+        """Step all slots; the very first call resets instead.
+
+        Args:
+            action: Nest of tensors or arrays like ``action_spec()`` with ``batch_size`` rows.
+
+        Returns:
+            The ``TimeStep``, of ``batch_size`` rows; ``env_id`` is the row.
+
+        Raises:
+            RuntimeError: An env failed; the cause is its own exception or the `ActorError` of its process. After a
+                process was lost and replaced, `reset` must be called.
+            SpaceMismatchError: Structure, number, shape or dtype differ from the action spec; a ValueError.
+        """
+        self._current_time_step = self.reset() if self._current_time_step is None else self._step(action)
+        return self._current_time_step
+
+    def current_time_step(self) -> Any:
+        """Return the last time step, or None before the first."""
+        return self._current_time_step
+
+    def _reset(self) -> Any:
+        try:
+            obs, infos = self._rotation.reset(self._seeds)
+        except VectorStepError as error:
+            failed = error
+        else:
+            self._seeds = None
+            return self._time_step(obs, np.zeros(len(infos), np.bool_), infos)
+        raise interrupted(failed) from failed.__cause__
+
+    def _step(self, action: Any) -> Any:
+        try:
+            obs, _, _, failures, infos = self._rotation.step(self._records.actions(action))
+        except VectorStepError as error:
+            failed = error
+        else:
+            return self._time_step(obs, failures, infos)
+        raise interrupted(failed) from failed.__cause__
+
+    def _time_step(self, obs: Any, ended: npt.NDArray[np.bool_], infos: list[dict[str, Any]]) -> Any:
+        self.failures = {}
+        if any(infos):
+            self.failures = {slot: info["failure"] for slot, info in enumerate(infos) if "failure" in info}
+            self.episode_seeds |= {
+                slot: info["episode_seed"] for slot, info in enumerate(infos) if "episode_seed" in info
+            }
+        return self._records.time_step(obs, ended if self.failures else None)
+
+    # Attributes and methods
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_tensor_based(self) -> bool:
+        """True if results are torch tensors."""
+        return torch is not None
+
+    @property
+    def batched(self) -> bool:
+        """Always True, since values always have one row per slot."""
+        return True
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows, the slots times the ``batch_size`` of each env."""
+        return self._records.batch_size
+
+    @property
+    def num_spare_envs_for_reload(self) -> int:
+        """Number of envs without a slot at any time."""
+        return self._num_spare_envs_for_reload
+
+    @property
+    def metadata(self) -> Any:
+        """Metadata of env 0."""
+        return self.envs[0].metadata
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """Return a frame of env 0."""
+        return self.envs[0].render(mode)
+
+    def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of all envs but the spare envs in parallel; return one value per env.
+
+        Raises:
+            Exception: The exception of the first env that failed.
+            RuntimeError: The process of an env was lost.
+        """
+        return _fulfilled([env.call(func_name, *args, **kwargs) for env in self.envs])
+
+    def seed(self, seeds: Sequence[int | None]) -> list[Any]:
+        """Seed all envs, spare envs last, through their own ``seed``, now and again right before the next `reset`.
+
+        The second time makes that reset a seeded one: ``on_failure="replay"`` replays from it, and seeds of later
+        processes are derived from its seed.
+
+        Returns:
+            The results of the envs' ``seed``.
+
+        Raises:
+            ValueError: The number of seeds is not the number of envs.
+            Exception: The exception of the first env that failed.
+        """
+        wanted = seeds_for(seeds, list(range(self._all.num_envs)))
+        results = _fulfilled([env.call("seed", seed) for env, seed in zip(self._each, wanted, strict=True)])
+        self._seeds = wanted
+        return results
+
+    def sync_progress(self) -> None:
+        """Send the caller's progress to ALF's schedulers in all workers, and call each env's ``sync_progress``.
+
+        Return at once; an env that is resetting gets the progress afterwards.
+        """
+        for env in self._each:
+            env.sync_progress()
+
+    def close(self) -> None:
+        """Close the envs and end their processes within the close deadline; also done at exit."""
+        self._all.close()
+
+    def __enter__(self) -> ActorParallelEnvironment:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _fulfilled(promises: list[Callable[[], Any]]) -> list[Any]:
+    return [promise() for promise in promises]

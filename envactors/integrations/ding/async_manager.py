@@ -1,0 +1,432 @@
+"""`AsyncActorEnvManager`, DI-engine's ``AsyncSubprocessEnvManager`` over actors.
+
+    step    a full-batch step of the facade, or send and recv for some envs ──▶ timesteps, by env id
+    reset   one future per env, collected by the next call ──▶ RUN, or the next try
+
+The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="disabled"``.
+"""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envactors.actor.states import ActorState
+from envactors.backends.starting import DEFAULT
+from envactors.errors import VectorStepError
+from envactors.integrations.ding.adapter import RawTimestep
+from envactors.integrations.ding.envs import Envs
+from envactors.integrations.ding.resets import Resets, TriesSpentError, is_lost, is_unreadable
+from envactors.integrations.ding.states import States, require
+from envactors.integrations.ding.values import EnvState, config_dict, read_timesteps, register
+from envactors.mailbox.factory import Factory
+from envactors.mailbox.specs import ArraySpec, split_batch
+from envactors.options import RestartPolicy
+from envactors.vector.results import Batch
+
+_log = logging.getLogger("envactors")
+
+
+@register("async_actor")
+class AsyncActorEnvManager(Envs):
+    """Steps some envs at a time, each in an actor of its own, with the interface of ``AsyncSubprocessEnvManager``.
+
+    Args:
+        env_fn: One callable per env; called only in the workers.
+        cfg: Mapping of entries that differ from `default_config`; unknown entries are ignored.
+        **options: The same entries as keyword arguments; unknown ones are refused.
+
+    Entries, with times in seconds: ``episode_num`` (per env), ``max_retry`` (largest number of tries of a reset),
+    ``retry_type`` (``"reset"`` tries again in the same process, ``"renew"`` in a new one), ``retry_waiting_time``,
+    ``auto_reset``, ``reset_inplace`` (the step that ends an episode also resets), ``step_timeout`` and
+    ``reset_timeout`` (deadlines, enforced by killing the process), ``connect_timeout`` (deadline of each try of a
+    reset, and of the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
+    returns), ``shared_memory`` (True: values that fit the spaces travel through it), ``copy_on_get`` (False:
+    observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
+    ``"fork"``).
+
+    Five entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
+    ``"renew"``: it gives an abnormal timestep with the exception as ``info["failure"]``, and the env's next reset runs
+    in a new process), ``restart`` (limits of the replacement of lost processes under ``"renew"``), ``seed_episodes``
+    (True: each reset has a seed of its own, which `episode_seeds` says; not with ``reset_inplace``), ``max_running``
+    (largest number of envs that step or reset at once; None: all) and ``backend`` (backend of the actors, instead of a
+    ``context``).
+
+    Raises:
+        AssertionError: An entry is invalid. All refused calls raise this type.
+        TypeError: An option is unknown.
+    """
+
+    config: dict[str, Any] = {  # noqa: RUF012 # as in DI-engine
+        "episode_num": float("inf"),
+        "max_retry": 1,
+        "retry_type": "reset",
+        "retry_waiting_time": 0.1,
+        "auto_reset": True,
+        "step_timeout": None,
+        "reset_timeout": None,
+        "shared_memory": True,
+        "copy_on_get": True,
+        "context": DEFAULT,
+        "wait_num": 2,
+        "step_wait_timeout": 0.01,
+        "connect_timeout": 60,
+        "reset_inplace": False,
+        "on_failure": "raise",
+        "restart": RestartPolicy(max_restarts=3),
+        "seed_episodes": False,
+        "max_running": None,
+        "backend": None,
+    }
+
+    @classmethod
+    def default_config(cls) -> Any:
+        """Return a copy of the default configuration: an ``EasyDict`` if it is installed, else a similar dict."""
+        return config_dict({**cls.config, "cfg_type": f"{cls.__name__}Dict"})
+
+    def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any] | None = None, **options: Any) -> None:
+        for name in options:
+            if name not in self.config:
+                raise TypeError(f"{type(self).__name__} has no option {name!r}: expected some of {sorted(self.config)}")
+        super().__init__(env_fn, config_dict({**self.config, **(cfg or {}), **options}))
+        self._episode_num = self._cfg["episode_num"]
+        self._max_retry = max(self._cfg["max_retry"], 1)
+        self._retry_type = self._cfg["retry_type"]
+        require(self._retry_type in ("reset", "renew"), f"retry_type is {self._retry_type!r}: 'reset' or 'renew'")
+        self._on_failure = self._cfg["on_failure"]
+        require(self._on_failure in ("raise", "renew"), f"on_failure is {self._on_failure!r}: 'raise' or 'renew'")
+        self._retry_waiting_time = self._cfg["retry_waiting_time"]
+        self._auto_reset = self._cfg["auto_reset"]
+        require(
+            self._auto_reset or not self._reset_inplace,
+            "reset_inplace with auto_reset=False: expected both, or neither",
+        )
+        require(
+            not (self._cfg["seed_episodes"] and self._reset_inplace),
+            "seed_episodes with reset_inplace: such envs reset by themselves",
+        )
+        self._wait_num = self._cfg["wait_num"]
+        self._step_wait_timeout = self._cfg["step_wait_timeout"]
+        self._env_seed: dict[int, int | None] = dict.fromkeys(range(self._env_num))
+        self._env_dynamic_seed: bool | None = None
+        self._reset_param: dict[int, dict[str, Any] | None] = {}
+        self._states = States(self._env_num, self._episode_num, self._auto_reset, self._reset_inplace)
+        self._resets: Resets
+
+    # State -----------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """True if all envs have finished their episodes."""
+        return all(state == EnvState.DONE for state in self._env_states.values())
+
+    @property
+    def active_env(self) -> list[int]:
+        """Ids of the envs in state RUN."""
+        self._settle()
+        return self._states.active
+
+    @property
+    def ready_env(self) -> list[int]:
+        """Ids of the envs in state RUN without a pending step."""
+        self._settle()
+        return self._states.ready
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """Ids of the envs in `ready_obs`."""
+        return self.ready_env
+
+    @property
+    def ready_obs(self) -> Any:
+        """Observations of the ready envs by env id. Waits until an env is in state RUN or no reset is pending.
+
+        Raises:
+            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
+        """
+        return self._ready_now()
+
+    def _ready_now(self) -> dict[int, Any]:
+        self._check_closed()
+        if self._resets.under_way:
+            self._await(lambda: not self._resets.under_way or EnvState.RUN in self._states.by_id.values())
+            self._settle()
+        return self._states.shown
+
+    @property
+    def episode_seeds(self) -> dict[int, int | None]:
+        """Seed of each env's last reset, by env id; None for a reset without one."""
+        self._check_closed()
+        self._settle()
+        return dict(self._resets.seeds)
+
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """Frames of the ready envs, by env id."""
+        ids = self.ready_env
+        self._check_closed()
+        return dict(zip(ids, self._ask(ids, "envactors_render", "rgb_array"), strict=True))
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Return whether an env has finished its episodes."""
+        return bool(self._env_states[env_id] == EnvState.DONE)
+
+    @property
+    def _env_states(self) -> dict[int, Any]:
+        self._settle()
+        return self._states.by_id
+
+    @property
+    def _env_episode_count(self) -> dict[int, int]:
+        return self._states.episodes
+
+    def random_action(self) -> dict[int, Any]:
+        """Return a sampled action for each ready env, by env id."""
+        return {env_id: self.action_space.sample() for env_id in self.ready_obs_id}
+
+    # Launching and closing -------------------------------------------------------------------------------
+
+    def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
+        """Start all envs in parallel and reset them.
+
+        Args:
+            reset_param: Arguments of each env's ``reset``, by env id.
+
+        Raises:
+            AssertionError: The manager is not closed, or there is not one entry per env.
+            RuntimeError: An env could not be created, or its reset has failed ``max_retry`` times.
+            SpaceMismatchError: The envs' spaces differ, and ``shared_memory`` is True.
+        """
+        require(self._closed, "the env manager is launched already: close it first")
+        require(
+            reset_param is None or len(reset_param) == self._env_num,
+            f"launch with {len(reset_param or ())} entries for {self._env_num} envs: expected one per env",
+        )
+        renews = self._on_failure == "renew"
+        # Without "renew", a lost process closes the manager, or `_resets` replaces it.
+        self._start(self._cfg["restart"] if renews else RestartPolicy(self._max_retry - 1))
+        self._reward_spec = self._actors.call("envactors_reward_spec", env_ids=[0])[0]
+        self._resets = Resets(self._actors, self._max_retry, self._retry_waiting_time, revives=not renews)
+        self._reset_param = {env_id: {} for env_id in range(self._env_num)}
+        self._states.launch()
+        self._closed = False
+        self.reset(reset_param)
+
+    def close(self) -> None:
+        super().close()
+        self._states.close()
+
+    def seed(self, seed: int | list[int | None] | dict[int, int], dynamic_seed: bool | None = None) -> None:
+        """Set the seeds for the next `reset` or `launch`.
+
+        Args:
+            seed: One seed per env, in order or by env id; an int gives env ``i`` the seed ``seed + i``.
+            dynamic_seed: Passed to each env's ``seed``, unless it is None.
+
+        Raises:
+            AssertionError: The list has another length.
+            TypeError: ``seed`` has another type.
+        """
+        if isinstance(seed, numbers.Integral):
+            seed = [int(seed) + env_id for env_id in range(self._env_num)]
+        if isinstance(seed, list):
+            require(len(seed) == self._env_num, f"{len(seed)} seeds for {self._env_num} envs: expected one per env")
+            seed = dict(enumerate(seed))  # type: ignore[arg-type] # a list may hold None
+        if not isinstance(seed, dict):
+            raise TypeError(f"seed is {seed!r}: expected an int, a list with one per env, or a dict by env id")
+        self._states.check_ids(seed)
+        self._env_seed.update(seed)
+        self._env_dynamic_seed = dynamic_seed
+        if seed.get(0) is not None:
+            self._seed_actions(seed[0])
+
+    # Resetting -------------------------------------------------------------------------------------------
+
+    def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
+        """Reset envs in parallel and discard their pending steps.
+
+        Args:
+            reset_param: Arguments of each env's ``reset``, by env id, also used for automatic resets; None for an env
+                means no arguments. None: all envs with their last arguments.
+
+        Raises:
+            AssertionError: The manager is closed, or an env id is unknown.
+            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
+        """
+        self._check_closed()
+        reset_param = (
+            {env_id: self._reset_param[env_id] for env_id in self._states.by_id} if reset_param is None else reset_param
+        )
+        self._states.check_ids(reset_param)
+        for env_id, param in reset_param.items():
+            require(
+                param is None or isinstance(param, dict),
+                f"the reset_param of env {env_id} is {param!r}: a dict or None",
+            )
+        self._reset_param.update(reset_param)
+        self._await(lambda: not self._resets.under_way & reset_param.keys())
+        self._drop(self._states.waiting.intersection(reset_param))
+        for env_id in reset_param:
+            self._begin_reset(env_id, self._env_seed[env_id])
+            self._env_seed[env_id] = None
+        self._await(lambda: not self._resets.under_way & reset_param.keys())
+
+    def _drop(self, env_ids: set[int]) -> None:
+        """Wait for pending steps and discard their results."""
+        if env_ids:
+            try:
+                self._access.gather(list(env_ids), None, "reset")
+            except VectorStepError as error:
+                _log.info("a step failed that a reset has overtaken: %s", error)
+            self._states.waiting -= env_ids
+
+    def _begin_reset(self, env_id: int, seed: int | None = None) -> None:
+        self._states.by_id[env_id] = EnvState.RESET
+        try:
+            self._resets.begin(env_id, seed, self._reset_options(env_id))
+        except TriesSpentError as error:
+            raise self._given_up(error) from error.__cause__
+
+    def _reset_options(self, env_id: int) -> dict[str, Any]:
+        return {"param": self._reset_param[env_id], "dynamic_seed": self._env_dynamic_seed}
+
+    def _settle(self) -> None:
+        """Collect finished resets and start the tries that are due."""
+        if self._closed or not self._resets.under_way:
+            return
+        try:
+            begun = self._resets.settle(self._reset_options, self._retry_type == "renew")
+        except TriesSpentError as error:
+            raise self._given_up(error) from error.__cause__
+        for env_id, obs in begun.items():
+            self._states.run(env_id, obs)
+
+    def _given_up(self, error: TriesSpentError) -> RuntimeError:
+        self.close()
+        cause = error.__cause__
+        return RuntimeError(
+            f"the reset of env {error.env_id} has failed as often as it may (max_retry is {self._max_retry}), the last "
+            f"time with {type(cause).__name__}: {cause}"
+        )
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Process resets until ``done()`` is true."""
+        self._settle()
+        while not done():
+            self._resets.wait()
+            self._settle()
+
+    # Stepping --------------------------------------------------------------------------------------------
+
+    def step(self, actions: Mapping[int, Any]) -> Any:
+        """Step envs and return when enough of them have answered.
+
+        Enough means: at least ``min(wait_num, len(actions))`` envs have answered and ``step_wait_timeout`` has passed
+        (None: all have answered), and at least one of the results is not done; or no step is pending any more. Envs of
+        earlier steps count too. Without actions, wait for one of those.
+
+        Args:
+            actions: Actions by env id.
+
+        Returns:
+            Timesteps ``(obs, reward, done, info)`` by env id.
+
+        Raises:
+            AssertionError: The manager is closed, or an env is not in state RUN or has a pending step.
+            Exception: The exception of an env, or the `ActorError` that ended its step; the manager is closed.
+            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
+        """
+        return self._step(actions)
+
+    def _step(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        self._check_closed()
+        self._settle()
+        self._states.check(actions)
+        return self._step_ready(actions)
+
+    def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        self._send(actions)
+        enough = max(min(self._wait_num, len(actions)), 1)
+        waiting = self._states.waiting
+        timesteps: dict[int, Any] = {}
+        while waiting:
+            wanted = min(enough, len(waiting))
+            came = self._receive(None, self._step_wait_timeout)
+            while len(came) < wanted:
+                came |= self._receive(wanted - len(came), None)
+            timesteps |= came
+            if not all(timestep.done for timestep in timesteps.values()):
+                break
+        return timesteps
+
+    def _as_batch(self, actions: list[Any]) -> Any:
+        """Return the actions as one array if they fit the action spec exactly, else None."""
+        spec = self._actors.action_spec
+        if not isinstance(spec, ArraySpec) or not spec.batchable:
+            return None
+        try:
+            batch = np.array(actions)
+        except ValueError:  # rows of different shapes
+            return None
+        return batch if batch.dtype == spec.dtype and batch.shape[1:] == spec.shape else None
+
+    def _send(self, actions: Mapping[int, Any]) -> None:
+        each = list(actions.values())
+        batch = self._as_batch(each)
+        if batch is not None:
+            self._actors.send(batch, actions)
+        else:
+            self._access.start_unchecked_steps(list(actions), each)
+        self._states.waiting.update(actions)
+
+    def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:
+        try:
+            batch = self._actors.recv(least, timeout=timeout)
+        except VectorStepError as error:
+            failed = error
+        else:
+            return self._timesteps_of_batch(batch)
+        return self._timesteps_of_failures(failed)
+
+    def _timesteps_of_batch(self, batch: Batch) -> dict[int, Any]:
+        ids = batch.env_ids.tolist()
+        return dict(
+            zip(ids, self._make_timesteps(ids, batch.obs, batch.rewards, batch.terminated, batch.infos), strict=True)
+        )
+
+    def _timesteps_of_failures(self, error: VectorStepError) -> dict[int, Any]:
+        """Make abnormal timesteps of failures, or closes and raise the first."""
+        timesteps = self._timesteps_of_batch(error.batch)
+        for env_id, failure in error.failures.items():
+            info: dict[str, Any] = {"abnormal": True}
+            actor = self._actors.actors[env_id]
+            if not is_unreadable(failure):
+                if self._on_failure == "raise" or actor.state is ActorState.DEAD:
+                    self.close()
+                    raise failure
+                info["failure"] = failure
+            if not is_lost(failure):
+                actor.renew()
+            [timesteps[env_id]] = self._make_timesteps(
+                [env_id], [None], [None], np.zeros(1), [RawTimestep((None, None, None, info))]
+            )
+        return timesteps
+
+    def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
+        """Make timesteps, and take them into account."""
+        if not isinstance(obs, (np.ndarray, list)):
+            obs = split_batch(self._actors.observation_spec, obs, len(ids), "observations")
+        rows = list(obs)
+        over = done.tolist()
+        timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)
+        if True in over or any(infos):
+            for env_id, timestep in zip(ids, timesteps, strict=True):
+                if self._states.record_timestep(env_id, timestep):
+                    self._begin_reset(env_id)
+        else:
+            self._states.record_rows(ids, rows)
+        return timesteps

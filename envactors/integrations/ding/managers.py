@@ -1,0 +1,82 @@
+"""`SyncActorEnvManager` and `ActorEnvManagerV2`: managers that wait for all envs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envactors.errors import VectorStepError
+from envactors.integrations.ding.async_manager import AsyncActorEnvManager
+from envactors.integrations.ding.values import first_rows, register, rows_of, stack_trees, timestep_tree
+
+
+@register("actor")
+class SyncActorEnvManager(AsyncActorEnvManager):
+    """Steps envs and waits for all of them, with the interface of ``SyncSubprocessEnvManager``.
+
+    Arguments and errors are those of `AsyncActorEnvManager`; ``wait_num`` and ``step_wait_timeout`` have no effect.
+    """
+
+    config: dict[str, Any] = {  # noqa: RUF012 # as in DI-engine
+        **AsyncActorEnvManager.config,
+        "wait_num": float("inf"),
+        "step_wait_timeout": None,
+    }
+
+    def _step_ready(self, actions: Mapping[int, Any]) -> dict[int, Any]:
+        all_ids = range(self._env_num)
+        batch = None
+        if len(actions) == self._env_num:
+            batch = self._as_batch([actions[env_id] for env_id in all_ids])
+        timesteps: Any
+        if batch is not None:
+            timesteps = self._step_all(all_ids, batch)
+        else:
+            self._send(actions)
+            timesteps = {}
+            while self._states.waiting:
+                timesteps |= self._receive(None, None)
+        return {env_id: timesteps[env_id] for env_id in actions}
+
+    def _step_all(self, all_ids: range, batch: Any) -> Sequence[Any] | dict[int, Any]:
+        try:
+            obs, rewards, done, _, infos = self._actors.step(batch)
+        except VectorStepError as error:
+            failed = error
+        else:
+            return self._make_timesteps(all_ids, obs, rewards, done, infos)
+        return self._timesteps_of_failures(failed)
+
+
+@register("actor_v2")
+class ActorEnvManagerV2(SyncActorEnvManager):
+    """Takes and returns nested arrays, with the interface of ``SubprocessEnvManagerV2``.
+
+    They are treetensor's if it is installed, else dicts of arrays with attribute access.
+    """
+
+    @property
+    def ready_obs(self) -> Any:
+        """Observations of the ready envs, stacked per leaf in the order of `ready_obs_id`.
+
+        Waits and raises like `AsyncActorEnvManager.ready_obs`.
+        """
+        ready = list(self._ready_now().values())
+        return stack_trees(ready) if ready else first_rows(stack_trees([self._states.ready_obs[0]]), 0)
+
+    def step(self, actions: Any) -> list[Any]:
+        """Step the ready envs.
+
+        Args:
+            actions: One action per env, in the order of `ready_obs_id`: a list, or arrays with the envs along axis 0.
+
+        Returns:
+            Per env ``obs``, ``reward``, ``done``, ``info`` and ``env_id``. Keys of an info become identifiers, and
+            strings in it are left out.
+
+        Raises:
+            Exception: As in `AsyncActorEnvManager.step`.
+        """
+        self._check_closed()
+        chosen = dict(zip(self.ready_obs_id, rows_of(actions), strict=False))
+        return [timestep_tree(env_id, timestep) for env_id, timestep in self._step(chosen).items()]

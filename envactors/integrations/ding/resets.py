@@ -1,0 +1,168 @@
+"""Pending resets of DI-engine's envs, each with a limited number of tries."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, KeysView
+from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+from envactors.actor.states import ActorState
+from envactors.errors import ActorError, RemoteTraceback, SerializationError
+from envactors.integrations.ding.adapter import ResetInfo
+from envactors.vector.access import VectorAccess
+from envactors.vector.asking import EnvFuture
+from envactors.vector.facade import VectorEnv
+
+_log = logging.getLogger("envactors")
+
+
+class TriesSpentError(Exception):
+    """A reset has failed as often as it may; ``__cause__`` is the last error.
+
+    Args:
+        env_id: Index of the env.
+    """
+
+    def __init__(self, env_id: int) -> None:
+        super().__init__(env_id)
+        self.env_id = env_id
+
+
+@dataclasses.dataclass
+class _Resetting:
+    """A pending reset.
+
+    Attributes:
+        seed: Seed, or None.
+        failed: Number of failed tries.
+        future: The running try; None between two tries.
+        due: Start of the next try if none runs (`time.monotonic`).
+    """
+
+    seed: int | None
+    failed: int = 0
+    future: EnvFuture | None = None
+    due: float = 0.0
+
+
+class Resets:
+    """Starts resets, retries those that fail, and collects the results of the others.
+
+    Args:
+        actors: Vector env with one env per actor.
+        max_retry: Largest number of tries of a reset.
+        pause: Time between two tries, in seconds.
+        revives: True to renew an actor even if it has used up its restarts.
+
+    Attributes:
+        seeds: The seed of the last reset of each env, by env id; None without one.
+    """
+
+    def __init__(self, actors: VectorEnv, max_retry: int, pause: float, revives: bool) -> None:
+        self._actors = actors.actors
+        self._access = VectorAccess(actors)
+        self._max_retry = max_retry
+        self._pause = pause
+        self._revives = revives
+        self._under_way: dict[int, _Resetting] = {}
+        self.seeds: dict[int, int | None] = {}
+
+    @property
+    def under_way(self) -> KeysView[int]:
+        """Ids of the envs with a pending reset."""
+        return self._under_way.keys()
+
+    def begin(self, env_id: int, seed: int | None, options: dict[str, Any]) -> None:
+        """Start a reset.
+
+        Args:
+            env_id: Index of the env.
+            seed: Seed, or None.
+            options: Options passed to the env.
+
+        Raises:
+            TriesSpentError: The options cannot be pickled.
+        """
+        self._under_way[env_id] = resetting = _Resetting(seed)
+        self._try(env_id, resetting, options)
+
+    def settle(self, options: Callable[[int], dict[str, Any]], renews: bool) -> dict[int, Any]:
+        """Return the observations of finished resets by env id, and start the tries that are due.
+
+        Args:
+            options: Returns the options for an env.
+            renews: True if the next try after a failure runs in a new process.
+
+        Raises:
+            TriesSpentError: A reset has failed as often as it may.
+        """
+        begun = {}
+        for env_id, resetting in list(self._under_way.items()):
+            future = resetting.future
+            if future is None:
+                if time.monotonic() >= resetting.due:
+                    self._try(env_id, resetting, options(env_id))
+            elif future.done():
+                error = future.exception()
+                if error is None:
+                    del self._under_way[env_id]
+                    begun[env_id] = _first_observation(env_id, future)
+                    info: Any = future.result().info  # a ResetInfo
+                    self.seeds[env_id] = info.seed
+                else:
+                    self._retry(env_id, resetting, error, renews)
+        return begun
+
+    def wait(self) -> None:
+        """Wait until a try has ended or is due."""
+        running = [one.future for one in self._under_way.values() if one.future is not None]
+        dues = [one.due for one in self._under_way.values() if one.future is None]
+        pause = max(min(dues) - time.monotonic(), 0.0) if dues else None
+        if running:
+            wait_for(running, pause, FIRST_COMPLETED)
+        else:
+            time.sleep(pause or 0.0)
+
+    def _try(self, env_id: int, resetting: _Resetting, options: dict[str, Any]) -> None:
+        actor = self._actors[env_id]
+        if self._revives and actor.state is ActorState.DEAD:
+            actor.renew()
+        try:
+            resetting.future = self._access.submit_reset(env_id, resetting.seed, options)
+        except SerializationError as error:
+            raise TriesSpentError(env_id) from error
+
+    def _retry(self, env_id: int, resetting: _Resetting, error: BaseException, renews: bool) -> None:
+        resetting.failed += 1
+        if resetting.failed >= self._max_retry:
+            raise TriesSpentError(env_id) from error
+        if (renews and not is_lost(error)) or is_unreadable(error):
+            self._actors[env_id].renew()
+        resetting.future, resetting.due = None, time.monotonic() + self._pause
+
+
+def _first_observation(env_id: int, future: EnvFuture) -> Any:
+    step = future.result()
+    info: Any = step.info
+    begun: ResetInfo = info
+    if begun.complaint is not None:
+        _log.warning("env %s was reset without its seed, since its seed method failed:\n%s", env_id, begun.complaint)
+    [obs] = begun.misfit or (step.obs,)
+    return obs
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error means that the env's process was lost."""
+    return isinstance(error, ActorError) and not isinstance(error, SerializationError)
+
+
+def is_unreadable(error: BaseException) -> bool:
+    """Return whether an error means that a reply could not be unpickled in this process."""
+    if not isinstance(error, SerializationError) or error.__cause__ is None:
+        return False
+    # Errors from the worker carry its traceback as the cause.
+    return not isinstance(error.__cause__.__cause__, RemoteTraceback)

@@ -1,0 +1,170 @@
+"""Values and base classes of DI-engine's env managers: its own if it is installed, else stand-ins."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.integrations.ding.adapter import AS_IN_SPACE, REWARD_KINDS, RawTimestep
+from envactors.mailbox.specs import ArraySpec
+
+_T = TypeVar("_T", bound=type)
+
+_spec = importlib.util.find_spec("ding")
+# A plain folder of that name is found too, but has no origin.
+if not TYPE_CHECKING and _spec is not None and _spec.origin is not None:
+    from ding.envs import BaseEnvTimestep
+    from ding.envs.env_manager.base_env_manager import BaseEnvManager, EnvState
+    from ding.utils import ENV_MANAGER_REGISTRY
+
+    register = ENV_MANAGER_REGISTRY.register
+    # Its imports take seconds in each worker, so the fork server does them once.
+    PRELOAD: Sequence[str] = ("ding.envs",)
+else:
+    PRELOAD = ()
+
+    class BaseEnvManager:
+        """Stand-in for the base class of managers."""
+
+    class BaseEnvTimestep(NamedTuple):
+        """Result of a step."""
+
+        obs: Any
+        reward: Any
+        done: Any
+        info: Any
+
+    class EnvState(enum.IntEnum):
+        """State of an env, with the names and numbers of DI-engine."""
+
+        VOID = 0
+        INIT = 1
+        RUN = 2
+        RESET = 3
+        DONE = 4
+        ERROR = 5
+        NEED_RESET = 6
+
+    def register(_name: str) -> Callable[[_T], _T]:
+        """Return a decorator that does nothing, since there is no registry."""
+        return lambda manager: manager
+
+
+try:
+    import treetensor.numpy as tnp
+except ImportError:
+    tnp = None
+
+
+class AttrDict(dict[str, Any]):
+    """Dict with attribute access, also to the dicts in it."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__({key: AttrDict(value) if isinstance(value, dict) else value for key, value in values.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def config_dict(values: Mapping[str, Any]) -> Any:
+    """Return a configuration: an ``EasyDict`` if it is installed, else an `AttrDict`."""
+    try:
+        from easydict import EasyDict
+    except ImportError:
+        return AttrDict(values)
+    return EasyDict(values)
+
+
+def _read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any]:
+    """Decode the rewards that workers wrote; see `DingEnvAdapter`."""
+    kinds = numbers[:, -1].tolist()
+    arrays: Sequence[Any] = ()
+    if AS_IN_SPACE in kinds:
+        arrays = list(numbers[:, :-1].astype(spec.dtype).reshape(len(numbers), *spec.shape))
+        if kinds.count(AS_IN_SPACE) == len(kinds):
+            return arrays
+    singles = numbers[:, 0].tolist()
+    return [
+        arrays[row] if kind == AS_IN_SPACE else REWARD_KINDS[int(kind)](singles[row]) for row, kind in enumerate(kinds)
+    ]
+
+
+def read_timesteps(
+    reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: Sequence[bool], infos: Sequence[Any]
+) -> list[Any]:
+    """Return the timesteps of results; one with more than four fields keeps the env's own class.
+
+    Args:
+        reward_spec: Spec of rewards that are `AS_IN_SPACE`.
+        rows: One observation per env.
+        rewards: One reward per env, encoded as numbers or as it is.
+        done: One flag per env.
+        infos: One info per env, or a `RawTimestep` in its place.
+    """
+    if isinstance(rewards, np.ndarray):
+        rewards = _read_rewards(reward_spec, rewards)
+    return [
+        BaseEnvTimestep(row, reward, over, info) if type(info) is not RawTimestep else _as_timestep(info.timestep)
+        for row, reward, over, info in zip(rows, rewards, done, infos, strict=True)
+    ]
+
+
+def _as_timestep(values: Sequence[Any]) -> Any:
+    return BaseEnvTimestep(*values) if len(values) == 4 else values
+
+
+def stack_trees(values: Sequence[Any]) -> Any:
+    """Stack values per leaf, along a new axis 0."""
+    if tnp is not None:
+        return tnp.stack([tnp.array(value) for value in values])
+    first = values[0]
+    if isinstance(first, dict):
+        return AttrDict({key: stack_trees([value[key] for value in values]) for key in first})
+    return np.stack(values)
+
+
+def first_rows(tree: Any, count: int) -> Any:
+    """Return the first ``count`` rows of each leaf."""
+    if isinstance(tree, AttrDict):
+        return AttrDict({key: first_rows(value, count) for key, value in tree.items()})
+    return tree[:count]
+
+
+def rows_of(actions: Any) -> Sequence[Any]:
+    """Return one action per env, from a list or from arrays with the envs along axis 0."""
+    if isinstance(actions, dict):
+        columns = {key: rows_of(value) for key, value in actions.items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if tnp is not None and isinstance(actions, tnp.ndarray):
+        return [actions[row] for row in range(len(rows_of(actions.json())))]
+    rows: Sequence[Any] = actions
+    return rows
+
+
+def timestep_tree(env_id: int, timestep: Any) -> Any:
+    """Return a timestep as a tree with named fields and its env id."""
+    fields = {"obs": timestep.obs, "reward": timestep.reward, "done": timestep.done}
+    tree = {**fields, "info": _named(timestep.info), "env_id": env_id}
+    return AttrDict(tree) if tnp is None else tnp.array(tree)
+
+
+def _named(info: Any) -> Any:
+    if not isinstance(info, dict):
+        return [_named(one) for one in info]  # one per agent
+    return {_identifier(key): value for key, value in info.items() if not isinstance(value, str)}
+
+
+def _identifier(key: object) -> str:
+    return re.sub(r"\W|^(?=\d)", "_", str(key))

@@ -1,0 +1,161 @@
+"""The call that was started by one of Gymnasium's ``*_async`` methods and not finished by ``*_wait`` yet."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from typing import Any, Literal, TypeAlias
+
+from gymnasium import logger
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+
+from envactors.actor.future import ActorFuture
+from envactors.errors import (
+    NothingPendingError,
+    RemoteTraceback,
+    VectorStepError,
+    VectorTimeoutError,
+)
+from envactors.integrations.gymnasium.batches import Observations
+from envactors.options import check_timeout
+from envactors.vector.access import VectorAccess
+from envactors.vector.facade import VectorEnv
+
+What: TypeAlias = Literal["reset", "step", "call"]
+# Waits for results and returns them; takes a timeout in seconds.
+Finish: TypeAlias = Callable[[float | None], Any]
+
+
+class Pending:
+    """The pending call, and calls that have timed out and still run; results of the latter are discarded.
+
+    Args:
+        envs: Vector env that runs the calls.
+        observations: Receives the observations of late results.
+
+    Attributes:
+        what: Kind of the pending call; None if none is pending.
+    """
+
+    def __init__(self, envs: VectorEnv, observations: Observations) -> None:
+        self.what: What | None = None
+        self._envs = envs
+        self._access = VectorAccess(envs)
+        self._observations = observations
+        # Starts the pending call if it must wait for late results first, else None; and finishes it.
+        self._begin: Callable[[], object] | None = None
+        self._finish: Finish | None = None
+
+    def check_free(self, caller: str) -> None:
+        """Refuse a call while another one is pending.
+
+        Args:
+            caller: Name of the called method.
+
+        Raises:
+            AlreadyPendingCallError: A call is pending.
+        """
+        if self.what is not None:
+            raise AlreadyPendingCallError(
+                f"Calling `{caller}` while waiting for a pending call to `{self.what}` to complete", self.what
+            )
+
+    def start(self, what: Literal["reset", "step"], begin: Callable[[], object], finish: Finish) -> None:
+        """Start a call, at once or after late results have come and were discarded."""
+        if self.has_late_results():
+            self._begin = begin
+        else:
+            begin()
+        self.what, self._finish = what, finish
+
+    def add_calls(self, calls: Sequence[ActorFuture]) -> None:
+        """Record running calls, one per env, as the pending call."""
+        self.what, self._finish = "call", lambda timeout: _results(calls, timeout)
+
+    def finish(self, what: What, timeout: float | None) -> Any:
+        """Return the result of the pending call.
+
+        Args:
+            what: Expected kind of the call.
+            timeout: Seconds to wait; None: no limit.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is over.
+            NoAsyncCallError: Another kind of call is pending, or none.
+            Exception: The exception of the last env that failed.
+        """
+        if self.what != what:
+            raise NoAsyncCallError(f"Calling `{what}_wait` without any prior call to `{what}_async`.", what)
+        check_timeout(timeout, f"{what}_wait(timeout=...)")
+        begin, finish = self._begin, self._finish
+        assert finish is not None, "it was started"
+        self.forget()
+        try:
+            if begin is None:
+                return finish(timeout)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            self.discard_late_results(deadline)
+            begin()
+            return finish(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except VectorTimeoutError as error:
+            raise multiprocessing.TimeoutError(
+                f"The call to `{what}_wait` has timed out after {timeout} second(s)."
+            ) from error
+        except VectorStepError as error:
+            failure = error
+        raise self.own_error(failure)
+
+    def forget(self) -> None:
+        """Drop the pending call; what already runs goes on."""
+        self.what = self._begin = self._finish = None
+
+    def has_late_results(self) -> bool:
+        """Return whether a call that has timed out still runs in an env."""
+        return bool(self._access.busy())
+
+    def discard_late_results(self, deadline: float | None) -> None:
+        """Wait for the results of calls that have timed out and discard them.
+
+        Raises:
+            VectorTimeoutError: They did not all come in time.
+        """
+        while True:
+            try:
+                batch = self._envs.recv(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except NothingPendingError:
+                return
+            except VectorStepError as error:
+                batch = error.batch
+                for index, failure in error.failures.items():
+                    logger.warn("Worker-%s failed in a call that had timed out: %s", index, repr(failure))
+            self._observations.replace_some(batch.env_ids, batch.obs)
+            if deadline is not None and time.monotonic() >= deadline and self.has_late_results():
+                raise VectorTimeoutError("an earlier call that timed out still runs")
+
+    def own_error(self, error: VectorStepError) -> BaseException:
+        """Return the exception to raise for a failed step, after the other envs' observations were stored."""
+        self._observations.replace_some(error.batch.env_ids, error.batch.obs)
+        return _logged(error.failures)
+
+
+def _results(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any, ...]:
+    if timeout is not None and wait(calls, timeout).not_done:
+        raise VectorTimeoutError("some envs have not answered")
+    failures = {i: failure for i, call in enumerate(calls) if (failure := call.exception()) is not None}
+    if failures:
+        raise _logged(failures)
+    return tuple(call.result() for call in calls)
+
+
+def _logged(failures: Mapping[int, BaseException]) -> BaseException:
+    """Log what envs raised, in Gymnasium's wording, and return the last one, to be raised."""
+    for index, failure in failures.items():
+        remote = failure.__cause__
+        text = remote.text if isinstance(remote, RemoteTraceback) else "".join(traceback.format_exception(failure))
+        logger.error("Received the following error from Worker-%s - Shutting it down", index)
+        logger.error("%s", text)
+    logger.error("Raising the last exception back to the main process.")
+    return list(failures.values())[-1]

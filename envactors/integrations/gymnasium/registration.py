@@ -1,0 +1,96 @@
+"""`make_vec` and `register`: Gymnasium's ways to make a vector env by the id of its env."""
+
+from __future__ import annotations
+
+import copy as copying
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, VectorizeMode, find_highest_version, get_env_id, parse_env_id
+
+from envactors.integrations.gymnasium.vector_env import ActorVectorEnv
+
+
+def make_vec(
+    id: str | EnvSpec,  # noqa: A002 # Gymnasium's name
+    num_envs: int = 1,
+    vectorization_mode: VectorizeMode | str | None = None,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """Create a vector env like Gymnasium's ``make_vec``, with actors as workers.
+
+    Args:
+        id: Id of a registered env, or a spec.
+        num_envs: Number of envs.
+        vectorization_mode: None and ``"async"`` make an `ActorVectorEnv`; any other mode is left to Gymnasium.
+        vector_kwargs: Arguments of `ActorVectorEnv`.
+        wrappers: Applied to each env, in this order, in the workers.
+        **kwargs: Arguments of each env.
+
+    Returns:
+        The vector env. Its ``spec`` can create it again.
+    """
+    found = _find_spec(id) if isinstance(id, str) else id
+    own = dict(found.kwargs)
+    num_envs = own.pop("num_envs", num_envs)
+    vectorization_mode = own.pop("vectorization_mode", vectorization_mode)
+    vector_kwargs = own.pop("vector_kwargs", vector_kwargs) or {}
+    wrappers = own.pop("wrappers", wrappers) or []
+    own.update(kwargs)
+    if vectorization_mode is not None and VectorizeMode(vectorization_mode) is not VectorizeMode.ASYNC:
+        return gymnasium.make_vec(id, num_envs, vectorization_mode, vector_kwargs, wrappers, **kwargs)
+    spec = copying.deepcopy(found)
+    spec.kwargs = {}
+    # Pass the id if there is one, so that the worker resolves it.
+    what = id if isinstance(id, str) else spec
+
+    # A local function is pickled by value, so the worker need not import this module.
+    def make() -> gymnasium.Env[Any, Any]:
+        env = gymnasium.make(what, **own)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    envs = ActorVectorEnv([make] * num_envs, **vector_kwargs)
+    spec.kwargs = {**own, "vectorization_mode": VectorizeMode.ASYNC.value}
+    optional = {"num_envs": num_envs if num_envs != 1 else None, "vector_kwargs": vector_kwargs, "wrappers": wrappers}
+    spec.kwargs.update({key: value for key, value in optional.items() if value})
+    envs.spec = spec
+    return envs
+
+
+def register(id: str, **vector_kwargs: Any) -> None:  # noqa: A002 # Gymnasium's name
+    """Make ``gymnasium.make_vec(id, n)`` make an `ActorVectorEnv`.
+
+    It replaces the ``vector_entry_point`` of a registered env.
+
+    Args:
+        id: Id of the env.
+        **vector_kwargs: Arguments of `ActorVectorEnv`.
+
+    Raises:
+        gymnasium.error.Error: The id is not registered.
+    """
+
+    # A local function is pickled by value with the registry, so a worker need not import this module.
+    def entry_point(num_envs: int = 1, **kwargs: Any) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        from envactors.integrations.gymnasium import make_vec
+
+        return make_vec(id, num_envs, "async", vector_kwargs, **kwargs)
+
+    gymnasium.spec(id).vector_entry_point = entry_point
+
+
+def _find_spec(env_id: str) -> EnvSpec:
+    """Return the spec of an env as ``gymnasium.make`` finds it: in ``module:id``, and the latest version by default."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    namespace, bare_name, version = parse_env_id(name)
+    if version is None and (latest := find_highest_version(namespace, bare_name)) is not None:
+        name = get_env_id(namespace, bare_name, latest)
+    return gymnasium.spec(name)

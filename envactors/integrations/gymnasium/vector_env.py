@@ -1,0 +1,445 @@
+"""`ActorVectorEnv`: Gymnasium's ``AsyncVectorEnv`` over actors.
+
+It translates spaces, infos, errors and names between Gymnasium and `envactors.vector.facade.VectorEnv`, which does the
+work.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, logger
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
+
+from envactors.actor.handle import call_or_get
+from envactors.actor.slots import OnFailure
+from envactors.backends.base import Backend
+from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import as_elsewhere
+from envactors.errors import (
+    ActorStartError,
+    AlreadyPendingError,
+    RestartsExhaustedError,
+    SpaceMismatchError,
+    VectorStepError,
+    raised_by_user_code,
+)
+from envactors.integrations.gymnasium.batches import Actions, Observations
+from envactors.integrations.gymnasium.pending import Pending
+from envactors.integrations.gymnasium.spaces import agree, check_mode, check_shareable, unequal
+from envactors.mailbox.factory import Factory, as_factories
+from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.access import VectorAccess
+from envactors.vector.facade import VectorEnv
+
+_Flags: TypeAlias = npt.NDArray[np.bool_]
+_Steps: TypeAlias = tuple[Any, npt.NDArray[np.float64], _Flags, _Flags, dict[str, Any]]
+
+_AUTORESETS: dict[AutoresetMode, Literal["next_step", "same_step", "disabled"]] = {
+    AutoresetMode.NEXT_STEP: "next_step",
+    AutoresetMode.SAME_STEP: "same_step",
+    AutoresetMode.DISABLED: "disabled",
+}
+
+# Methods that `call` refuses, since they would bypass the record of the pending call.
+_NOT_CALLED = ("reset", "step", "close")
+
+
+class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Gymnasium's ``AsyncVectorEnv`` with each env in an actor; the first nine parameters are those of Gymnasium 1.4.
+
+    An env's exception is raised in the caller as itself, and the env goes on. No env is ever created in the caller's
+    process; the spaces come from the workers.
+
+    Args:
+        env_fns: One callable per env; called only in the workers.
+        shared_memory: True to refuse custom spaces, as Gymnasium does. None and False accept them. Values of fixed size
+            travel through shared memory in any case.
+        copy: True to return copies of observations; False to return views, valid until the next step.
+        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"`` or ``"loky"``; None: the default of
+            `ProcessBackend`.
+        daemon: Accepted without effect: workers end with the caller and may start processes of their own.
+        worker: Refused, since Gymnasium's workers need pipes that do not exist here.
+        observation_mode: ``"same"``: all observation spaces are equal; ``"different"``: of one shape and dtype; or a
+            tuple of the batched and the single space.
+        autoreset_mode: Behaviour at the end of an episode.
+        max_concurrency: Largest number of envs that step or reset at once; the others wait in the caller. It is
+            ``max_running`` of `envactors.VectorEnv`.
+        envs_per_actor: Number of envs per process; see `envactors.VectorEnv`, also for the arguments below.
+        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``.
+        deadlines: Deadlines, or the seconds that each call may take; by default only closing has one (5 s).
+        restart: Limits of the replacement of lost processes.
+        standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
+        seed_episodes: True to give each episode a seed of its own, which its first info has as ``episode_seed``.
+        backend: Backend of the actors; excludes ``context``.
+
+    Raises:
+        RuntimeError: The envs' spaces differ.
+        ValueError: An argument is invalid, or a space is custom with ``shared_memory=True``.
+        Exception: The exception of the first ``env_fn`` that failed.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Factory],
+        shared_memory: bool | None = None,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Callable[..., None] | None = None,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        envs_per_actor: int | Literal["auto"] = 1,
+        on_failure: OnFailure = "raise",
+        deadlines: Deadlines | float = Deadlines(start=None),  # noqa: B008 # frozen
+        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        standbys: int = 0,
+        seed_episodes: bool = False,
+        backend: str | Backend | None = None,
+    ) -> None:
+        self.closed = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
+        if worker is not None:
+            raise ValueError(
+                "A custom `worker` must accept 8 arguments, among them the pipes and the queue of Gymnasium's own "
+                f"processes: there are none here, and {worker!r} cannot be run. Put what it does into a "
+                "gymnasium.Wrapper, or use gymnasium.vector.AsyncVectorEnv"
+            )
+        if context is not None and backend is not None:
+            raise ValueError(f"context={context!r} and backend={backend!r}: expected one of them")
+        self.env_fns = as_factories(env_fns, "env_fns")
+        self.shared_memory = shared_memory is None or shared_memory
+        self.copy = copy
+        self.context = context
+        self.daemon = daemon
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.max_concurrency = max_concurrency
+        self.num_envs = len(self.env_fns)
+        check_mode(observation_mode)
+        failure: BaseException | None = None
+        try:
+            self._envs = VectorEnv(
+                self.env_fns,
+                envs_per_actor=envs_per_actor,
+                autoreset=_AUTORESETS[self.autoreset_mode],
+                on_failure=on_failure,
+                deadlines=deadlines,
+                restart=restart,
+                standbys=standbys,
+                seed_episodes=seed_episodes,
+                backend=backend or (ProcessBackend(_start_method(context)) if context is not None else "process"),
+                copy=False,
+                max_running=_checked_limit(max_concurrency),
+            )
+        except SpaceMismatchError as error:
+            what: Literal["action", "observation"] = "action" if "action spec" in str(error) else "observation"
+            raise RuntimeError(f"{unequal(what, type(self).__name__, observation_mode)} ({error})") from error
+        except (ActorStartError, RestartsExhaustedError) as error:
+            failure = raised_by_user_code(error)
+        if failure is not None:
+            raise failure
+        try:
+            self._access = VectorAccess(self._envs)
+            self._access.let_envs_judge()
+            self.metadata = {**self._envs.metadata, "autoreset_mode": self.autoreset_mode}
+            self.render_mode = self._envs.render_mode
+            self._take_spaces(strictly=shared_memory is True)
+        except BaseException:
+            self._envs.close(0)
+            raise
+        self.closed = False
+
+    def _take_spaces(self, strictly: bool) -> None:
+        action_spaces, observation_spaces = (
+            self._envs.get_attr("action_space"),
+            self._envs.get_attr("observation_space"),
+        )
+        self.single_observation_space, self.observation_space, self.single_action_space, self.action_space = agree(
+            type(self).__name__, self.observation_mode, observation_spaces, action_spaces
+        )
+        if strictly:
+            check_shareable(self.single_observation_space)
+        self._actions = Actions(self._envs.action_spec, self.num_envs)
+        self._observations = Observations(self.single_observation_space, self._envs.observation_spec, self.num_envs)
+        self._pending = Pending(self._envs, self._observations)
+
+    # State -----------------------------------------------------------------------------------------------
+
+    @property
+    def actors(self) -> VectorEnv:
+        """The underlying vector env: handles (``actors[i]``), ``stats()``, ``send`` and ``recv``."""
+        return self._envs
+
+    @property
+    def observations(self) -> Any:
+        """Last batch of observations; None before the first."""
+        return self._observations.batch
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override] # as in AsyncVectorEnv
+        """Seed of each env's random generator."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc] # as in AsyncVectorEnv
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copy of each env's random generator."""
+        return self.get_attr("np_random")
+
+    # Resetting -------------------------------------------------------------------------------------------
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those selected by ``options["reset_mask"]``.
+
+        Args:
+            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one seed or None per env.
+            options: Passed to each env, except ``"reset_mask"``: a bool array with one entry per env.
+
+        Returns:
+            The observations of all envs and their infos.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Start a `reset`; `reset_wait` returns the result."""
+        self._assert_is_running()
+        if seed is None:
+            seeds: list[int | None] = [None] * self.num_envs
+        elif isinstance(seed, (int, np.integer)):
+            seeds = [int(seed) + i for i in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
+                f"length={len(seeds)}."
+            )
+        self._pending.check_free("reset_async")
+        access, env_ids = self._access, list(range(self.num_envs))
+        if options is not None and "reset_mask" in options:
+            mask = _checked_mask(options["reset_mask"], self.num_envs)
+            options = {key: value for key, value in options.items() if key != "reset_mask"}
+            env_ids = np.flatnonzero(mask).tolist()
+            seeds = [seeds[env_id] for env_id in env_ids]
+        self._pending.start(
+            "reset",
+            lambda: access.start_reset(env_ids, seeds, [options] * len(env_ids)),
+            lambda timeout: access.gather(env_ids, timeout, "reset"),
+        )
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the result of `reset_async`.
+
+        Args:
+            timeout: Seconds to wait; None: no limit.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is over. The resets go on, and their results are discarded.
+            NoAsyncCallError: `reset_async` was not called.
+        """
+        self._assert_is_running()
+        batch = self._pending.finish("reset", timeout)
+        env_ids = batch.env_ids.tolist()
+        if len(env_ids) == self.num_envs:
+            self._observations.replace_all(batch.obs)
+        else:
+            self._observations.replace_some(env_ids, batch.obs)
+        infos: dict[str, Any] = {}
+        for env_id, info in zip(env_ids, batch.infos, strict=True):
+            infos = self._add_info(infos, info, env_id)
+        return self._observations.current(self.copy), infos
+
+    # Stepping --------------------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> _Steps:
+        """Step all envs.
+
+        Args:
+            actions: Batch of actions in ``action_space``.
+
+        Returns:
+            Observations, rewards (float64), terminations, truncations (bool) and infos.
+        """
+        if self.closed or self._pending.what is not None or not self._actions.fits(actions):
+            self.step_async(actions)
+            return self.step_wait()
+        try:
+            try:
+                result = self._envs.step(actions)
+            except AlreadyPendingError:
+                self._pending.discard_late_results(None)
+                result = self._envs.step(actions)
+        except VectorStepError as error:
+            failure = error
+        else:
+            return self._as_gymnasium(*result)
+        raise self._pending.own_error(failure)
+
+    def step_async(self, actions: Any) -> None:
+        """Start a full-batch step; `step_wait` returns the result. It is queued behind a step that has timed out."""
+        self._assert_is_running()
+        envs, access, pending = self._envs, self._access, self._pending
+        pending.check_free("step_async")
+        if pending.has_late_results():
+            actions = copying.deepcopy(actions)
+        if self._actions.fits(actions):
+            pending.start("step", lambda: envs.step_async(actions), envs.step_wait)
+        else:
+            # As in Gymnasium, the envs judge actions that do not fit; only their number is checked.
+            each = list(iterate(self.action_space, actions))
+            env_ids = list(range(self.num_envs))
+            pending.start(
+                "step",
+                lambda: access.start_unchecked_steps(env_ids, each),
+                lambda timeout: access.gather(env_ids, timeout, "step")[1:6],
+            )
+
+    def step_wait(self, timeout: float | None = None) -> _Steps:
+        """Return the result of `step_async`.
+
+        Args:
+            timeout: Seconds to wait; None: no limit.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is over. The steps go on, and their results are discarded.
+            NoAsyncCallError: `step_async` was not called.
+        """
+        self._assert_is_running()
+        return self._as_gymnasium(*self._pending.finish("step", timeout))
+
+    def _as_gymnasium(self, obs: Any, rewards: Any, ended: Any, cut: Any, own_infos: list[dict[str, Any]]) -> _Steps:
+        self._observations.replace_all(obs)
+        infos: dict[str, Any] = {}
+        if any(own_infos):
+            for i, info in enumerate(own_infos):
+                infos = self._add_info(infos, info, i)
+        return self._observations.current(self.copy), rewards, ended, cut, infos
+
+    # Calling ---------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or read an attribute that is not a method; return one value per env."""
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start a `call`; `call_wait` returns the result.
+
+        Raises:
+            ValueError: The name is ``reset``, ``step`` or ``close``.
+        """
+        self._assert_is_running()
+        self._pending.check_free("call_async")
+        if name in _NOT_CALLED:
+            raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+        self._pending.add_calls([call_or_get(self._envs[i], name, args, kwargs) for i in range(self.num_envs)])
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return the result of `call_async`.
+
+        Args:
+            timeout: Seconds to wait; None: no limit.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is over. The calls go on, and their results are discarded.
+            NoAsyncCallError: `call_async` was not called.
+        """
+        self._assert_is_running()
+        results: tuple[Any, ...] = self._pending.finish("call", timeout)
+        return results
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute per env; a method is called, as in AsyncVectorEnv."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each env.
+
+        Args:
+            name: Name of the attribute.
+            values: A list or tuple has one value per env; anything else goes to all.
+
+        Raises:
+            ValueError: A list or tuple of another length.
+        """
+        self._assert_is_running()
+        if not isinstance(values, (list, tuple)):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self._pending.check_free("set_attr")
+        self._envs.set_attr(name, values)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return the frames of all envs."""
+        return self.call("render")
+
+    # Closing ---------------------------------------------------------------------------------------------
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and end their processes; called by `close`.
+
+        Args:
+            timeout: Seconds after which processes are killed; None: the close deadline.
+            terminate: True to kill processes at once.
+        """
+        if self._pending.what is not None:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending.what}` to complete.")
+            self._pending.forget()
+        self._envs.close(0 if terminate else timeout)
+
+    def _assert_is_running(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+
+
+def _checked_limit(max_concurrency: Any) -> int | None:
+    if max_concurrency is None:
+        return None
+    if not isinstance(max_concurrency, (int, np.integer)):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+    if max_concurrency < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+    return int(max_concurrency)
+
+
+def _start_method(context: str) -> Any:
+    if context not in ("fork", "spawn", "forkserver", "loky"):
+        raise ValueError(f"cannot find context for {context!r}: expected 'fork', 'spawn', 'forkserver' or 'loky'")
+    return as_elsewhere(context)
+
+
+def _checked_mask(mask: Any, num_envs: int) -> _Flags:
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
+        )
+    return mask

@@ -1,0 +1,334 @@
+"""`ActorEnvManager`: ML-Agents' ``SubprocessEnvManager`` over actors, one per env.
+
+    get_steps ──▶ policies choose actions, idle workers get a step each ──▶ all steps done once the first one is
+
+A worker has one future, that of its pending step. The actor's `RestartPolicy` decides whether a lost process is
+replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import Any
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process
+from envactors.actor.launch import launch
+from envactors.actor.states import ActorState
+from envactors.backends import resolve
+from envactors.backends.base import Backend
+from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
+from envactors.integrations.mlagents.adapter import UnityEnvAdapter
+from envactors.mailbox.factory import as_callable
+from envactors.options import Deadlines, RestartPolicy, check_timeout
+from envactors.vector.inputs import limit_running
+
+try:
+    from mlagents_envs.exception import (
+        UnityCommunicationException,
+        UnityCommunicatorStoppedException,
+        UnityEnvironmentException,
+        UnityTimeOutException,
+    )
+    from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig
+    from mlagents_envs.timers import hierarchical_timer
+except TypeError as error:  # protobuf 4 and later refuse its messages this way
+    raise ImportError(f"it does not work with the protobuf that is installed: {error}") from error
+
+try:
+    from mlagents.trainers.action_info import ActionInfo
+    from mlagents.trainers.env_manager import EnvironmentStep, EnvManager
+except ImportError:
+    from envactors.integrations.mlagents.training import ActionInfo, EnvironmentStep, EnvManager
+
+__all__ = ["ActionInfo", "ActorEnvManager", "EnvManager", "EnvironmentStep"]
+
+logger = logging.getLogger(__name__)
+
+# Errors of a lost process, and errors of an env after which ML-Agents restarts the worker.
+_LOSSES = (ActorDiedError, ActorTimeoutError)
+_COMPLAINTS = (
+    UnityCommunicationException,
+    UnityCommunicatorStoppedException,
+    UnityEnvironmentException,
+    UnityTimeOutException,
+)
+
+
+class Worker:
+    """One env and its actor.
+
+    Attributes:
+        worker_id: Index of the worker.
+        actor: Handle of the actor.
+        previous_step: Last step or reset.
+        previous_all_action_info: Actions that the policies chose after it.
+        future: Pending step, or one that was not collected yet; None if there is none.
+        incarnation: Incarnation that holds the episodes; None before the first reset.
+    """
+
+    def __init__(self, worker_id: int, actor: ActorHandle) -> None:
+        self.worker_id = worker_id
+        self.actor = actor
+        self.previous_step = EnvironmentStep.empty(worker_id)
+        self.previous_all_action_info: dict[str, Any] = {}
+        self.future: ActorFuture | None = None
+        self.incarnation: int | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """True if a step is pending."""
+        return self.future is not None
+
+
+class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
+    """Steps many Unity envs, each in an actor of its own, with the interface of ML-Agents' env managers.
+
+    A worker is lost if its process dies or exceeds a deadline, or its env raises one of Unity's exceptions of
+    communication, time-out or start. If it may be replaced, all episodes end, the envs' parameters are sent again and
+    all envs are reset, as in ML-Agents. Any other exception of an env is raised, and the env goes on.
+
+    Args:
+        env_factory: ``f(worker_id, side_channels)`` makes an env, a ``mlagents_envs.base_env.BaseEnv``; pickled by
+            value and called only in the workers.
+        run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are read; or an
+            ``EngineConfig`` alone.
+        n_env: Number of envs.
+        deadlines: Deadlines, or the seconds that each call may take.
+        restart: Limits of the replacement of lost processes. None: those of ``run_options.env_settings``; without them
+            once in any 60 seconds and 10 times in the life of a worker, as in ML-Agents.
+        max_running: Largest number of envs that step or reset at once; None: all.
+        backend: Backend of the actors.
+
+    Attributes:
+        env_workers: The workers.
+        env_parameters: Current parameters of the envs.
+
+    Raises:
+        SerializationError: ``env_factory`` cannot be pickled.
+    """
+
+    first_step_infos: list[EnvironmentStep]
+
+    def __init__(
+        self,
+        env_factory: Callable[[int, list[Any]], Any] | str,
+        run_options: Any,
+        n_env: int = 1,
+        *,
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+        restart: RestartPolicy | None = None,
+        max_running: int | None = None,
+        backend: Backend | str = "process",
+    ) -> None:
+        super().__init__()
+        permits = limit_running(max_running, n_env, resolve(backend))
+        engine, policy = _settings(run_options)
+        self.env_parameters: dict[str, Any] = {}
+        self.env_workers: list[Worker] = []
+        for i in range(n_env):
+            actor = launch(
+                [functools.partial(UnityEnvAdapter, as_callable(env_factory, f"worker {i}"), i, engine)],
+                name=f"worker-{i}",
+                first=i,
+                backend=backend,
+                deadlines=deadlines,
+                restart=restart or policy,
+                env_vars=None,
+                permits=permits,
+            )
+            self.env_workers.append(Worker(i, actor))
+
+    def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
+        """Send parameters to all envs, effective from their next step on; wait for pending steps.
+
+        Args:
+            config: Numbers, or objects with ``apply(name, channel)`` such as ML-Agents' samplers, by name.
+
+        Raises:
+            VectorInputError: A value is neither.
+        """
+        for future in _failed(self._call_all("envactors_send", self._record_parameters(config))).values():
+            if not isinstance(_error(future), _LOSSES):  # a lost worker gets all parameters with the next reset
+                raise raised_by_user_code(_error(future))
+
+    @property
+    def training_behaviors(self) -> dict[str, Any]:
+        """``BehaviorSpec`` of all envs by behavior name; waits for pending steps."""
+        return self._merged("envactors_behaviors")
+
+    @property
+    def external_brains(self) -> dict[str, Any]:
+        """Older name of `training_behaviors`."""
+        return self.training_behaviors
+
+    @property
+    def get_properties(self) -> dict[str, float]:
+        """Numbers sent as parameters and properties that envs have sent; waits for pending steps."""
+        return self._merged("envactors_properties")
+
+    def close(self, timeout: float | None = None) -> None:
+        """Let steps that are under way end, close the envs and end their processes; may be called again.
+
+        Args:
+            timeout: Seconds after which processes are killed; None: the close deadline.
+        """
+        check_timeout(timeout, "close(timeout=...)")
+        close_all([worker.actor for worker in self.env_workers], timeout)
+
+    # Methods of the base class ---------------------------------------------------------------------------
+
+    def _step(self) -> list[EnvironmentStep]:
+        while True:
+            for worker in self.env_workers:
+                if worker.future is None:
+                    self._begin_step(worker)
+            futures = self._under_way()
+            wait(futures.values(), return_when=FIRST_COMPLETED)
+            done = {worker: future for worker, future in futures.items() if future.done()}
+            failed = _failed(done)
+            if not failed:
+                return [self._collect(worker) for worker in done]
+            self._recover(failed, "step")
+
+    def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:
+        self._record_parameters(config)
+        self._discard_pending_steps()
+        resets: dict[Worker, ActorFuture] = {}
+        left = self.env_workers
+        while left:
+            asked = {worker: worker.actor.call("reset", self.env_parameters) for worker in left}
+            resets |= asked
+            left = self._replace(_failed(asked), "reset")
+        for worker, future in resets.items():
+            worker.incarnation = future.incarnation
+            worker.previous_step = EnvironmentStep(future.result(), worker.worker_id, {}, {})
+        return [worker.previous_step for worker in self.env_workers]
+
+    # Steps -----------------------------------------------------------------------------------------------
+
+    def _begin_step(self, worker: Worker) -> None:
+        infos = worker.previous_all_action_info = self._take_step(worker.previous_step)
+        actions = {name: info.env_action for name, info in infos.items() if len(info.agent_ids)}
+        # Bound to the incarnation, since another process does not have the episodes.
+        worker.future = call_on_incarnation(worker.actor, worker.incarnation, "step", actions)
+
+    def _take_step(self, last_step: EnvironmentStep) -> dict[str, Any]:
+        """Return the policies' actions after a step, by behavior name."""
+        with hierarchical_timer("ActorEnvManager._take_step"):
+            return {
+                name: self.policies[name].get_action(decisions, last_step.worker_id)
+                for name, (decisions, _) in last_step.current_all_step_result.items()
+                if name in self.policies
+            }
+
+    def _under_way(self) -> dict[Worker, ActorFuture]:
+        return {worker: worker.future for worker in self.env_workers if worker.future is not None}
+
+    def _collect(self, worker: Worker) -> EnvironmentStep:
+        """Return the finished step of a worker and merge its timers."""
+        future, worker.future = worker.future, None
+        assert future is not None, "it was under way"
+        results, timers, stats = future.result()
+        with hierarchical_timer("workers") as node:
+            node.merge(timers, root_name="worker_root", is_parallel=True)
+        worker.previous_step = EnvironmentStep(results, worker.worker_id, worker.previous_all_action_info, stats)
+        return worker.previous_step
+
+    def _discard_pending_steps(self) -> None:
+        """Wait for all pending steps and discard their results."""
+        under_way = self._under_way()
+        failed = _failed(under_way)
+        for worker in under_way:
+            if worker not in failed:
+                self._collect(worker)
+            worker.future = None
+        self._replace({worker: future for worker, future in failed.items() if _is_loss(future)}, "step")
+
+    # Losses ----------------------------------------------------------------------------------------------
+
+    def _recover(self, failed: Mapping[Worker, ActorFuture], method: str) -> None:
+        """Replace lost workers; if one had an episode, end all episodes and reset all envs, as ML-Agents does."""
+        self._replace(failed, method)
+        if any(worker.incarnation is not None for worker in failed):
+            self.reset()
+            self._process_step_infos(self.first_step_infos)
+            self.first_step_infos = []
+
+    def _replace(self, failed: Mapping[Worker, ActorFuture], method: str) -> list[Worker]:
+        """Let lost workers be replaced, and discard the processes of envs that have failed.
+
+        Raises:
+            Exception: The error of a worker that may not be replaced, or that is not lost.
+        """
+        for worker, future in failed.items():
+            worker.future, error = None, _error(future)
+            if not _is_loss(future) or worker.actor.state is ActorState.DEAD:
+                raise raised_by_user_code(error)
+            logger.warning("worker %d is replaced, since it ended with: %s", worker.worker_id, error)
+            if isinstance(error, _COMPLAINTS):
+                discard_process(worker.actor, future.incarnation, worker.worker_id, method, error)
+        return list(failed)
+
+    # Calls -----------------------------------------------------------------------------------------------
+
+    def _record_parameters(self, config: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Check parameters, add them to `env_parameters`, and return them."""
+        news = dict(config or {})
+        for name, value in news.items():
+            if not (hasattr(value, "apply") or isinstance(value, numbers.Real)):
+                raise VectorInputError(
+                    f"the parameter {name!r} is {value!r}: expected a number, or an object with apply(name, channel)"
+                )
+        self.env_parameters |= news
+        return news
+
+    def _call_all(self, method: str, *args: Any) -> dict[Worker, ActorFuture]:
+        return {
+            worker: call_on_incarnation(worker.actor, worker.incarnation, method, *args) for worker in self.env_workers
+        }
+
+    def _merged(self, method: str) -> dict[str, Any]:
+        while True:
+            futures = self._call_all(method)
+            failed = _failed(futures)
+            if not failed:
+                return {name: value for future in futures.values() for name, value in future.result().items()}
+            self._recover(failed, method)
+
+
+def _failed(futures: Mapping[Worker, ActorFuture]) -> dict[Worker, ActorFuture]:
+    """Wait for all futures and return those that failed."""
+    return {worker: future for worker, future in futures.items() if future.exception() is not None}
+
+
+def _error(future: ActorFuture) -> BaseException:
+    error = future.exception()
+    assert error is not None, "it has failed"
+    return error
+
+
+def _is_loss(future: ActorFuture) -> bool:
+    return isinstance(_error(future), _LOSSES + _COMPLAINTS)
+
+
+def _settings(run_options: Any) -> tuple[Any, RestartPolicy]:
+    """Return engine configuration and restart limits from a ``RunOptions`` or an ``EngineConfig``."""
+    if isinstance(run_options, EngineConfig):
+        return run_options, _policy(10, 1, 60)  # the defaults of ML-Agents' EnvironmentSettings
+    engine, env = run_options.engine_settings, run_options.env_settings
+    limits = env.max_lifetime_restarts, env.restarts_rate_limit_n, env.restarts_rate_limit_period_s
+    return EngineConfig(*(getattr(engine, name) for name in EngineConfig._fields)), _policy(*limits)
+
+
+def _policy(lifetime: int, count: int, period: float) -> RestartPolicy:
+    return RestartPolicy(_limit(count), window=period, max_lifetime_restarts=_limit(lifetime))
+
+
+def _limit(count: int) -> float:
+    return math.inf if count == -1 else count

@@ -1,0 +1,137 @@
+"""Adapter around a PettingZoo ``ParallelEnv`` in its worker, which gives it values of fixed shapes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envactors.errors import SpaceMismatchError
+from envactors.integrations.adapter import EnvAdapter
+from envactors.integrations.pettingzoo.layout import FLAGS, LIVE, REPORTED, TERMINATED, TRUNCATED, AgentLayout
+from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_space
+
+
+class Agents(NamedTuple):
+    """The possible agents of a copy, in order, and their spaces."""
+
+    names: list[Hashable]
+    observation_spaces: dict[Hashable, Any]
+    action_spaces: dict[Hashable, Any]
+
+
+class ParallelEnvAdapter(EnvAdapter):
+    """Env with Gymnasium's methods that holds all possible agents of a ``ParallelEnv``, those that are gone as zeros.
+
+    An observation is a tuple: the arrays of an `AgentLayout`, and flags. The reward is an array with one per agent. The
+    episode ends with the last agent. The info has the agents' infos under ``"infos"``, as far as they are not empty.
+
+    Args:
+        factory: Makes the env.
+
+    Raises:
+        TypeError: The env is no ``ParallelEnv``, or does not say which agents there may be.
+    """
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        super().__init__(factory)
+        self._agents = _read_agents(self._env)
+        names, observation_spaces, action_spaces = self._agents
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._observations = AgentLayout([spec_of_space(observation_spaces[name]) for name in names])
+        self._actions = AgentLayout([spec_of_space(action_spaces[name]) for name in names])
+        self.observation_space = (*self._observations.arrays, ArraySpec((FLAGS, len(names)), np.dtype(np.bool_)))
+        self.action_space: Spec = action_spec(self._actions)
+        self.reward_space = ArraySpec((len(names),), np.dtype(np.float64))
+        self._labels = [f"the observation of agent {name!r}" for name in names]
+        self._arrays = self._observations.make_empty()
+        self._rows: list[list[bool]] = [[], [], [], []]  # the flags of the last result
+        self._flags = np.zeros((FLAGS, len(names)), np.bool_)
+        self._flag_bytes = self._flags.view(np.uint8).reshape(-1).data
+
+    def envactors_agents(self) -> Agents:
+        """Return the possible agents and their spaces."""
+        return self._agents
+
+    def envactors_set(self, name: str, value: Any) -> None:
+        """Write an attribute of the env."""
+        setattr(self._env, name, value)
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        obs, infos = self._checked("reset", self._env.reset(**kwargs), "(observations, infos)", 2)
+        return self._observe(obs, {}, {}, {}), _pack_infos(infos)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        arrays = action if isinstance(action, tuple) else (action,)
+        actions = {name: self._actions.get(arrays, self._numbers[name]) for name in self._env.agents}
+        expected = "(observations, rewards, terminations, truncations, infos)"
+        obs, rewards, terminations, truncations, infos = self._checked("step", self._env.step(actions), expected, 5)
+        observation = self._observe(obs, rewards, terminations, truncations)
+        each = np.array([rewards.get(name, 0.0) for name in self._agents.names], np.float64)
+        is_over = not any(self._rows[LIVE])
+        was_cut = is_over and any(self._rows[TRUNCATED])
+        return observation, each, is_over and not was_cut, was_cut, _pack_infos(infos)
+
+    def _observe(self, obs: Any, rewards: Any, terminations: Any, truncations: Any) -> tuple[Any, ...]:
+        """Return the arrays of the observation, which the next call changes."""
+        layout, arrays, live = self._observations, self._arrays, set(self._env.agents)
+        if not live <= self._numbers.keys():
+            raise SpaceMismatchError(
+                f"the agents {sorted(live - self._numbers.keys(), key=repr)} are alive and not among the env's "
+                f"possible_agents, {self._agents.names}: expected possible_agents to name every agent that may appear"
+            )
+        rows: list[list[bool]] = [[], [], [], []]
+        self._rows = rows
+        for number, name in enumerate(self._agents.names):
+            if name in obs:
+                layout.put(arrays, number, conform(layout.specs[number], obs[name], self._labels[number]))
+            else:
+                layout.clear(arrays, number)
+            terminated, truncated = bool(terminations.get(name)), bool(truncations.get(name))
+            # An env that does not take agents that are done out of `agents` would never end otherwise.
+            rows[LIVE].append(name in live and not terminated and not truncated)
+            rows[REPORTED].append(name in obs or name in rewards)
+            rows[TERMINATED].append(terminated)
+            rows[TRUNCATED].append(truncated)
+        # In a tenth of the time that an array takes from lists.
+        self._flag_bytes[:] = bytes(itertools.chain(*rows))
+        return (*arrays, self._flags)
+
+    def _checked(self, method: str, result: Any, expected: str, size: int) -> Any:
+        if isinstance(result, tuple) and len(result) == size and all(map(_is_mapping, result)):
+            return result
+        given = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        raise TypeError(f"{method} of {self._env} returned {given}: expected {expected}, a dict per agent each")
+
+
+def _is_mapping(value: Any) -> bool:
+    return type(value) is dict or isinstance(value, Mapping)  # the second takes much longer
+
+
+def action_spec(layout: AgentLayout) -> Spec:
+    """Return the spec of a copy's action: the arrays of a layout; a single array by itself, which is faster."""
+    return layout.arrays[0] if len(layout.arrays) == 1 and layout.arrays[0].batchable else layout.arrays
+
+
+def _read_agents(env: Any) -> Agents:
+    if hasattr(env, "agent_iter"):
+        raise TypeError(
+            f"{env} is an AECEnv: expected a ParallelEnv. Convert it with "
+            "pettingzoo.utils.conversions.aec_to_parallel or turn_based_aec_to_parallel"
+        )
+    names = getattr(env, "possible_agents", None)
+    if not names or not callable(getattr(env, "observation_space", None)):
+        raise TypeError(
+            f"{env!r} has possible_agents={names!r}: expected a PettingZoo ParallelEnv whose possible_agents names "
+            "every agent that may appear, since batches have a place for each"
+        )
+    names = list(names)
+    return Agents(
+        names, {name: env.observation_space(name) for name in names}, {name: env.action_space(name) for name in names}
+    )
+
+
+def _pack_infos(infos: Mapping[Any, Any]) -> dict[str, Any]:
+    return {"infos": {key: info for key, info in infos.items() if info}} if any(infos.values()) else {}

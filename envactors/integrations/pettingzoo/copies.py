@@ -1,0 +1,112 @@
+"""One copy of an `ActorParallelEnv` as a ``ParallelEnv`` of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pettingzoo import ParallelEnv
+
+from envactors.errors import VectorInputError
+from envactors.integrations.failures import or_first_failure
+from envactors.integrations.pettingzoo.adapter import Agents
+from envactors.integrations.pettingzoo.batches import AgentBatches
+from envactors.vector.access import VectorAccess
+from envactors.vector.facade import VectorEnv
+
+
+class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is checked nowhere
+    """A ``ParallelEnv`` whose env is in an actor: its agents, spaces and results are those of the env itself.
+
+    It shares the copy with the vector: each sees what the other has done. Other public attributes are read from the
+    env. An exception of the env is raised as itself.
+
+    Args:
+        envs: The facade.
+        batches: Packs actions and unpacks results.
+        env_id: Which copy.
+        agents: Its possible agents and their spaces.
+    """
+
+    def __init__(self, envs: VectorEnv, batches: AgentBatches, env_id: int, agents: Agents) -> None:
+        self._envs = envs
+        self._batches = batches
+        self._env_id = env_id
+        self._autoreset = VectorAccess(envs).autoreset
+        self.possible_agents = list(agents.names)
+        self.observation_spaces = agents.observation_spaces
+        self.action_spaces = agents.action_spaces
+        self.metadata = envs.metadata
+        self.render_mode = envs.render_mode
+
+    @property
+    def agents(self) -> list[Hashable]:
+        """The agents that are alive; none before the first reset."""
+        live = self._batches.live[self._env_id].tolist()
+        return [name for name, lives in zip(self.possible_agents, live, strict=True) if lives]
+
+    def observation_space(self, agent: Hashable) -> Any:
+        """Return the observation space of an agent, the same object each time."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: Hashable) -> Any:
+        """Return the action space of an agent, the same object each time."""
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """Reset the copy.
+
+        Returns:
+            ``(observations, infos)`` by agent.
+        """
+        ids = [self._env_id]
+        seeds = None if seed is None else [seed]
+        obs, infos = or_first_failure(lambda: self._envs.reset(seeds, options, ids))
+        rewards = np.zeros((1, len(self.possible_agents)))
+        results = self._batches.unpack(ids, obs, rewards, np.zeros(1, np.bool_), infos)
+        observations, *_, own_infos = self._batches.of_one(results)
+        return observations, own_infos
+
+    def step(self, actions: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """Step all agents that are alive.
+
+        Args:
+            actions: An action per agent that is alive; those of others are ignored.
+
+        Returns:
+            ``(observations, rewards, terminations, truncations, infos)`` by agent.
+
+        Raises:
+            VectorInputError: No agent is alive, or the vector resets copies within their last step.
+            SpaceMismatchError: An agent that is alive has no action, or actions do not conform.
+        """
+        ids = [self._env_id]
+        if self._autoreset == "same_step":
+            raise VectorInputError(
+                f"step of copy {self._env_id} alone with autoreset='same_step', which would hide its last observations "
+                "behind those of the next episode: expected 'next_step' or 'disabled'"
+            )
+        if not self._batches.live[self._env_id].any():
+            raise VectorInputError(f"step of copy {self._env_id}, none of whose agents is alive: reset it first")
+        packed = self._batches.pack([actions], ids)
+        obs, rewards, _, truncated, infos = or_first_failure(lambda: self._envs.step(packed, ids))
+        return self._batches.of_one(self._batches.unpack(ids, obs, rewards, truncated, infos))
+
+    def state(self) -> npt.NDArray[Any]:
+        """Return the env's state."""
+        state: npt.NDArray[Any] = self._envs[self._env_id].call("state").result()
+        return state
+
+    def render(self) -> Any:
+        """Return a frame, as the env's ``render`` does."""
+        return self._envs[self._env_id].call("render").result()
+
+    def close(self) -> None:
+        """Do nothing: the copies are closed together with their vector."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} begins with an underscore: such names are never sent to an env")
+        return self._envs[self._env_id].get(name).result()

@@ -1,0 +1,249 @@
+"""`ActorVecEnv`: stable-baselines3's ``SubprocVecEnv`` over actors.
+
+    step_async ──▶ starts a full-batch step of the facade      step_wait ──▶ its results, with the names of SB3
+
+The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="same_step"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorView
+from envactors.actor.slots import OnFailure
+from envactors.backends.base import Backend
+from envactors.backends.process import ProcessBackend
+from envactors.backends.starting import DEFAULT, as_elsewhere
+from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
+from envactors.integrations.adapter import adapter_factories
+from envactors.integrations.failures import first_failure, or_first_failure
+from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
+from envactors.mailbox.factory import Factory, as_factories
+from envactors.mailbox.pickling import dumps_by_value
+from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.facade import VectorEnv
+
+# The module of the wrapper that `make_vec_env` puts around each env. Importing it takes seconds: it imports torch.
+_MONITOR = "stable_baselines3.common.monitor"
+
+
+class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
+    """Steps many envs as one, each in an actor of its own, with stable-baselines3's interface.
+
+    Args:
+        env_fns: One callable per env; called only in the workers.
+        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``, none of which needs a ``__main__`` guard. None: the
+            environment variable ``DEFAULT_START_METHOD``, and without it envactors' default.
+        envs_per_actor: Number of envs per process; ``"auto"``: as many processes as there are cores for.
+        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
+            is truncated, with the exception as ``info["failure"]``.
+        deadlines: Deadlines, or the seconds that each call may take.
+        restart: Limits of the replacement of lost processes.
+        standbys: Number of processes kept ready to replace lost ones.
+        seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
+            `VectorEnv`.
+        max_running: Largest number of envs that step or reset at once; None: all.
+        backend: Backend of the actors; excludes ``start_method``.
+
+    Attributes:
+        actors: Handles of the actors.
+        waiting: True while a step is pending.
+        closed: True after `close`.
+
+    Raises:
+        ValueError: The start method is unknown, or there is a backend too.
+        ActorStartError: An env could not be created.
+        SpaceMismatchError: The envs' spaces differ.
+    """
+
+    def __init__(
+        self,
+        env_fns: Iterable[Factory],
+        start_method: str | None = None,
+        *,
+        envs_per_actor: int | Literal["auto"] = 1,
+        on_failure: OnFailure = "raise",
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        standbys: int = 0,
+        seed_episodes: bool = False,
+        max_running: int | None = None,
+        backend: Backend | str | None = None,
+    ) -> None:
+        if start_method is not None and backend is not None:
+            raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
+        self.waiting = False
+        self.closed = False
+        env_fns = as_factories(env_fns, "env_fns")
+        self._envs = VectorEnv(
+            adapter_factories(StableBaselinesEnvAdapter, env_fns),
+            envs_per_actor=envs_per_actor,
+            autoreset="same_step",
+            on_failure=on_failure,
+            deadlines=deadlines,
+            restart=restart,
+            standbys=standbys,
+            seed_episodes=seed_episodes,
+            max_running=max_running,
+            backend=_backend(start_method, env_fns) if backend is None else backend,
+        )
+        try:
+            first = self._envs[0]
+            spaces = _results([first.get("observation_space"), first.get("action_space")])
+            super().__init__(self._envs.num_envs, *spaces)
+        except BaseException:
+            self._envs.close(0)
+            raise
+        self.actors = self._envs.actors
+        self.metadata: dict[str, Any] = {**self._envs.metadata, **self.metadata}
+
+    # Stepping --------------------------------------------------------------------------------------------
+
+    def step_async(self, actions: Any) -> None:
+        """Start a full-batch step.
+
+        Raises:
+            AlreadyPendingError: The previous step was not finished with `step_wait`.
+            SpaceMismatchError: Number, shape or dtype of the actions differ from the action space.
+        """
+        if self.waiting:
+            raise AlreadyPendingError("a step is under way: take its results with step_wait() first")
+        self._envs.step_async(actions)
+        self.waiting = True
+
+    def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
+        """Wait for the step and return its results.
+
+        Returns:
+            ``(obs, rewards, dones, infos)``. An env that is done was reset already; its info has the episode's last
+            observation as ``terminal_observation``.
+
+        Raises:
+            Exception: The exception of the first env that failed, once all have answered; the others go on.
+            NothingPendingError: No step was started.
+        """
+        if not self.waiting:
+            raise NothingPendingError("step_wait() with no step under way: call step_async(actions) first")
+        try:
+            obs, rewards, terminated, truncated, infos = self._envs.step_wait()
+        except VectorStepError as error:
+            failed = error
+        else:
+            self.waiting = False
+            # Truncated and not terminated.
+            for info, cut in zip(infos, (truncated > terminated).tolist(), strict=True):
+                info["TimeLimit.truncated"] = cut
+            dones = terminated | truncated
+            for index in np.flatnonzero(dones).tolist():
+                infos[index], self.reset_infos[index] = _ended(infos[index])
+            return obs, rewards, dones, infos
+        self.waiting = False
+        raise first_failure(failed)
+
+    def reset(self) -> Any:
+        """Reset all envs with the seeds and options that were set since the last reset.
+
+        A pending step is finished first and its result is discarded.
+
+        Raises:
+            Exception: The exception of the first env that failed, once all have answered.
+        """
+        if self.waiting:
+            with contextlib.suppress(Exception):  # the result is discarded
+                self.step_wait()
+        options = [options or None for options in self._options]
+        obs, self.reset_infos = or_first_failure(lambda: self._envs.reset(self._seeds, options))
+        self._reset_seeds()
+        self._reset_options()
+        return obs
+
+    def close(self) -> None:
+        """Discard a pending step, close the envs and end their processes, within the close deadline."""
+        self._envs.close()
+        self.waiting, self.closed = False, True
+
+    # Attributes and methods
+    # ----------------------------------------------------------------------------------------------
+
+    def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
+        """Return an attribute per env; wrapped envs are searched too."""
+        return _results([handle.get(attr_name) for handle in self._handles(indices)])
+
+    def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
+        """Set an attribute of envs to one value, on the outermost wrapper if there is one."""
+        _results([handle.set(attr_name, value) for handle in self._handles(indices)])
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of envs in parallel and return one value per env."""
+        return _results([handle.call(method_name, *method_args, **method_kwargs) for handle in self._handles(indices)])
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Return whether all envs have an attribute."""
+        return all(self.env_method("envactors_has", attr_name))
+
+    def env_is_wrapped(self, wrapper_class: type, indices: int | Iterable[int] | None = None) -> list[bool]:
+        """Return per env whether it is wrapped in a wrapper of that class."""
+        name = wrapper_class.__module__, wrapper_class.__qualname__
+        return self.env_method("envactors_is_wrapped", *name, indices=indices)
+
+    def get_images(self) -> Sequence[Any]:
+        """Return the frames of all envs. Unless the render mode is ``"rgb_array"``, warn and return None per env."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"the render mode is {self.render_mode!r}: images are had with render_mode='rgb_array' alone",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return self.env_method("render")
+
+    def _handles(self, indices: int | Iterable[int] | None) -> list[ActorView]:
+        return [self._envs[index] for index in self._get_indices(indices)]
+
+
+def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the facade's info of an episode's end into the infos of the last step and of the reset after it."""
+    reset_info = {**info}
+    cut, last = reset_info.pop("TimeLimit.truncated"), reset_info.pop("final_info", {})
+    # A failed step has no info of its own; ``final_info`` is that of the previous step.
+    ending = {"failure": reset_info.pop("failure")} if "failure" in info else {**last}
+    ending["TimeLimit.truncated"] = cut
+    if "final_obs" in info:
+        ending["terminal_observation"] = reset_info.pop("final_obs")
+    return ending, reset_info
+
+
+def _backend(start_method: str | None, env_fns: list[Factory]) -> Backend:
+    method = os.environ.get("DEFAULT_START_METHOD") if start_method is None else start_method
+    if method is None:
+        method = DEFAULT
+    else:
+        multiprocessing.get_context(method)  # raises multiprocessing's own error for an unknown method
+        method = as_elsewhere(method)
+    needs_monitor = method == "forkserver" and any(_MONITOR.encode() in _pickled(env_fn) for env_fn in env_fns[:1])
+    preload = [_MONITOR] if needs_monitor else []
+    return ProcessBackend(start_method=method, preload=preload)
+
+
+def _pickled(env_fn: Factory) -> bytes:
+    try:
+        return dumps_by_value(env_fn)
+    except Exception:  # the launch reports it
+        return b""
+
+
+def _results(futures: list[ActorFuture]) -> list[Any]:
+    """Wait for all futures and return their results, or raise the first failure."""
+    for future in futures:
+        future.exception()
+    return [future.result() for future in futures]

@@ -1,0 +1,219 @@
+"""`ActorEnvWorker` and `ActorVectorEnv`: tianshou's vector envs over actors, one per env.
+
+tianshou's vector envs know which workers are stepping; a worker has one future, that of its last request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import wait as wait_for
+from typing import Any
+
+import numpy as np
+from tianshou.env import BaseVectorEnv
+from tianshou.env.worker import EnvWorker
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorHandle
+from envactors.actor.launch import launch, next_name
+from envactors.actor.permits import Permits
+from envactors.backends import resolve
+from envactors.backends.base import Backend
+from envactors.integrations.adapter import adapted
+from envactors.integrations.tianshou.adapter import TianshouEnvAdapter
+from envactors.mailbox.factory import Factory, as_factories
+from envactors.mailbox.messages import episode_seed
+from envactors.options import Deadlines, RestartPolicy
+from envactors.vector.inputs import check_flags, limit_running
+
+
+class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked nowhere
+    """One env in an actor, for ``BaseVectorEnv(env_fns, worker_fn=ActorEnvWorker)``.
+
+    An exception of the env is raised as itself, and the env goes on. If its process is lost, it needs a reset.
+
+    Args:
+        env_fn: Makes the env; called only in the worker.
+        deadlines: Deadlines, or the seconds that each call may take.
+        restart: Limits of the replacement of lost processes.
+        seed_episodes: True to give each reset a seed of its own, as `VectorEnv` does; `seed` is episode 0.
+        backend: Backend of the actor.
+        actor: Actor of the env, if `start` has made it already.
+
+    Attributes:
+        future: The last request; None before the first.
+
+    Raises:
+        ActorStartError: The env could not be created.
+    """
+
+    def __init__(
+        self,
+        env_fn: Factory,
+        *,
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        seed_episodes: bool = False,
+        backend: Backend | str = "process",
+        actor: ActorHandle | None = None,
+    ) -> None:
+        check_flags(seed_episodes=seed_episodes)
+        self.actor = self.start(env_fn, deadlines, restart, backend, seed_episodes) if actor is None else actor
+        self.future: ActorFuture | None = None
+        self._seeds_episodes = seed_episodes
+        # The seed of episode 0, and the number of the next one.
+        self._root_seed, self._episode = int(np.random.SeedSequence().generate_state(1)[0]), 0
+        super().__init__(env_fn)
+
+    @staticmethod
+    def start(
+        env_fn: Factory,
+        deadlines: Deadlines | float,
+        restart: RestartPolicy,
+        backend: Backend | str,
+        seed_episodes: bool = False,
+        permits: Permits | None = None,
+    ) -> ActorHandle:
+        """Start an env's actor, which shares permits with others, in the background and return its handle."""
+        return launch(
+            [adapted(TianshouEnvAdapter, env_fn, seed_episodes)],
+            name=next_name(),
+            first=0,
+            backend=backend,
+            deadlines=deadlines,
+            restart=restart,
+            env_vars=None,
+            permits=permits,
+        )
+
+    def get_env_attr(self, key: str) -> Any:
+        """Return an attribute of the env, also one that wrappers hide, or None if it has none."""
+        try:
+            return self.actor.get(key).result()
+        except AttributeError:
+            return None
+
+    def set_env_attr(self, key: str, value: Any) -> None:
+        """Set an attribute of the innermost env."""
+        self.actor.set(key, value).result()
+
+    def send(self, action: Any, **kwargs: Any) -> None:
+        """Start a step, or a reset if the action is None; `recv` returns the result."""
+        if action is not None:
+            self.future = self.actor.call("step", action)
+            return
+        if "seed" in kwargs:
+            super().seed(kwargs["seed"])
+        if self._seeds_episodes:
+            kwargs["seed"] = self._next_seed(kwargs.get("seed"))
+        self.future = self.actor.call("reset", **kwargs)
+
+    def _next_seed(self, seed: int | None) -> int:
+        """Return the seed of the episode that begins; with a seed of the user's, it is episode 0."""
+        if seed is not None:
+            self._root_seed, self._episode = seed, 0
+        number, self._episode = self._episode, self._episode + 1
+        return episode_seed(self._root_seed, number) if number else self._root_seed
+
+    def recv(self) -> Any:
+        """Return the result of the last `send`.
+
+        Raises:
+            Exception: The exception of the env.
+        """
+        assert self.future is not None, "recv() with nothing sent: call send(action) first"
+        return self.future.result()
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the env and return the result."""
+        self.send(None, **kwargs)
+        return self.recv()
+
+    @staticmethod
+    def wait(workers: list[ActorEnvWorker], wait_num: int, timeout: float | None = None) -> list[ActorEnvWorker]:
+        """Wait until ``wait_num`` workers have a result, at most ``timeout`` seconds, and return all that have one.
+
+        A worker whose env has failed is returned alone, and only if no other has a result: its `recv` raises, and
+        results received together with it would be lost.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        futures = [worker.future for worker in workers if worker.future is not None]
+        while sum(future.done() for future in futures) < min(wait_num, len(futures)):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            wait_for([future for future in futures if not future.done()], left, FIRST_COMPLETED)
+        ready = [worker for worker in workers if worker.future is not None and worker.future.done()]
+        fine = [worker for worker in ready if worker.future is not None and worker.future.exception() is None]
+        return fine or ready[:1]
+
+    def seed(self, seed: int | None = None) -> Any:
+        """Seed the env and its action space: by the env's own ``seed``, or by a reset if it has none."""
+        super().seed(seed)
+        if self._seeds_episodes:
+            seed = self._next_seed(seed)
+        return self.actor.call("envactors_seed", seed).result()
+
+    def render(self, **kwargs: Any) -> Any:
+        """Return a frame of the env."""
+        return self.actor.call("render", **kwargs).result()
+
+    def close_env(self) -> None:
+        """Wait for the pending request, close the env and end its process, within the close deadline."""
+        self.actor.close()
+
+
+class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is checked nowhere
+    """Steps many envs as one, each in an actor of its own, with tianshou's interface.
+
+    Args:
+        env_fns: One callable per env; called only in the workers, which start in parallel.
+        wait_num: Number of envs that a step waits for; None: all.
+        timeout: Seconds that a step waits for them; it returns at least one result.
+        deadlines: Deadlines, or the seconds that each call may take.
+        restart: Limits of the replacement of lost processes.
+        seed_episodes: True to give each episode a seed of its own; see `ActorEnvWorker`.
+        max_running: Largest number of envs that step or reset at once; None: all.
+        backend: Backend of the actors.
+
+    Raises:
+        ActorStartError: An env could not be created.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Factory],
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        *,
+        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
+        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        seed_episodes: bool = False,
+        max_running: int | None = None,
+        backend: Backend | str = "process",
+    ) -> None:
+        check_flags(seed_episodes=seed_episodes)
+        env_fns = as_factories(env_fns, "env_fns")
+        options = deadlines, restart, backend, seed_episodes, limit_running(max_running, len(env_fns), resolve(backend))
+        actors = iter([ActorEnvWorker.start(env_fn, *options) for env_fn in env_fns])
+
+        def make(env_fn: Factory) -> ActorEnvWorker:
+            return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))
+
+        super().__init__(env_fns, make, wait_num, timeout)
+
+    def step(self, action: Any, id: Any = None) -> Any:  # noqa: A002 # tianshou's name
+        """Step envs as ``BaseVectorEnv.step`` does.
+
+        Raises:
+            Exception: The exception of an env; it can be reset, and the others go on.
+        """
+        try:
+            return super().step(action, id)
+        except Exception:
+            # The base class leaves an env that failed in `recv` neither waiting nor ready, so it could never step
+            # again.
+            self.ready_id += [i for i in range(self.env_num) if i not in {*self.ready_id, *self.waiting_id}]
+            raise
