@@ -447,6 +447,7 @@ def test_a_factory_may_be_named(make):
     assert env.rollout(2).batch_size == torch.Size([2, 2])
 
 
+@pytest.mark.fresh_processes
 def test_workers_import_no_torch(make):
     env = make(tellers(1))
     env.rollout(2)
