@@ -31,8 +31,7 @@ from helpers import (
 
 import envactors as ea
 from envactors.backends import starting
-from envactors.integrations.alf import parallel_environment
-from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep
+from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep, parallel_environment
 from envactors.remote import LocalNodes
 
 FIRST, MID, LAST = range(3)
