@@ -78,7 +78,7 @@ def register(id: str, **vector_kwargs: Any) -> None:  # noqa: A002 # Gymnasium's
 
     # A local function is pickled by value with the registry, so a worker need not import this module.
     def entry_point(num_envs: int = 1, **kwargs: Any) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-        from envactors.integrations.gymnasium import make_vec
+        from envactors.integrations.gymnasium.registration import make_vec
 
         return make_vec(id, num_envs, "async", vector_kwargs, **kwargs)
 
