@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from chaos.report import ChaosReport
-from envactors.cli.demo.reports import LineView
 from envactors.cli.units import count
-from envactors.cli.views import LiveView, plain_table
+from envactors.cli.views import plain_table
 
 _LINE_SECONDS = 5.0
 _MOST_SHOWN = 5
@@ -28,7 +28,7 @@ class ChaosView(AbstractContextManager["ChaosView"], Protocol):
         """Show the final report."""
 
 
-class PlainChaosView(LineView):
+class PlainChaosView:
     """Prints a line every few seconds, and the counts at the end.
 
     Args:
@@ -37,7 +37,7 @@ class PlainChaosView(LineView):
     """
 
     def __init__(self, stream: TextIO, title: str) -> None:
-        super().__init__(stream)
+        self._stream = stream
         self._title = title
         self._printed = 0.0
 
@@ -45,6 +45,9 @@ class PlainChaosView(LineView):
         self._print(self._title)
         self._printed = time.monotonic()
         return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
 
     def changed(self, report: ChaosReport) -> None:
         if time.monotonic() >= self._printed + _LINE_SECONDS:
@@ -59,8 +62,11 @@ class PlainChaosView(LineView):
         for line in _conclusion(report):
             self._print(line)
 
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
 
-class LiveChaosView(LiveView):
+
+class LiveChaosView:
     """Redraws the counts in place.
 
     Args:
@@ -69,15 +75,28 @@ class LiveChaosView(LiveView):
     """
 
     def __init__(self, console: Console, title: str) -> None:
-        super().__init__(console)
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False)
         self._title = title
 
+    def __enter__(self) -> LiveChaosView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
+
     def changed(self, report: ChaosReport) -> None:
-        self._show(Group(Text(self._title, "bold"), Text(_progress(report), "cyan"), _table(report)))
+        picture = Group(Text(self._title, "bold"), Text(_progress(report), "cyan"), _table(report))
+        self._live.update(picture, refresh=True)
 
     def over(self, report: ChaosReport) -> None:
         self.changed(report)
-        self._conclude(_conclusion(report), report.ok)
+        self._live.stop()
+        summary, *rest = _conclusion(report)
+        self._console.print(Text(summary, "bold green" if report.ok else "bold red"))
+        for line in rest:
+            self._console.print(Text(line))
 
 
 def _progress(report: ChaosReport) -> str:

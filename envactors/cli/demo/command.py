@@ -32,19 +32,19 @@ _LEASE = 2.0
 _WEIGHTS = 4  # one per number of an observation
 
 _DESCRIPTION = f"""\
-Learns to balance Gymnasium's {ENV_ID}, each env in an actor of its own, and
-shows the actors and the learning curve meanwhile. The policy is linear and is
-learnt from scratch, by the cross-entropy method with NumPy. In the first
-generations real faults are injected: workers are killed, hang in C, raise, and
-take seconds for a reset. The actors are renewed, the interrupted episodes are
-played again, and the curve is the same as without faults. If the output is not a
-terminal, it prints one line per generation.
+Learns to balance Gymnasium's {ENV_ID}, with one env per actor, and shows the
+actors and the learning curve. The policy is linear and is learnt from scratch, by
+the cross-entropy method with NumPy. In the first generations real faults are
+injected: workers are killed, hang in C, raise, and take seconds for a reset. The
+actors restart, the interrupted episodes are replayed, and the curve is the same as
+without faults. If the output is not a terminal, the demo prints one line per
+generation.
 """
 _EPILOG = f"""\
 exit status:
   {_MET}    the mean return over {EVALUATION_EPISODES} evaluation episodes is at least {GOAL:.0f},
-       and no result was lost
-  {_MISSED}    it is less, or a result was lost
+       and no episode was lost
+  {_MISSED}    it is less, or an episode was lost
   {_NOT_RUN}    wrong arguments, or something to install first
   130  interrupted by Ctrl-C
 """
@@ -109,9 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: As `register` describes them.
 
     Returns:
-        The exit status: 0 only if the goal was met and no result was lost.
+        The exit status: 0 only if the goal was met and no episode was lost.
     """
-    if refuse_without("demo", "gymnasium", "rich", extra="demo"):
+    if refuse_without("demo", "gymnasium", "psutil", "rich", extra="demo"):
         return _NOT_RUN
     with contextlib.ExitStack() as stack:
         try:
@@ -144,12 +144,12 @@ def _trace(path: Path | None) -> AbstractContextManager[object]:
 
 def _reporter() -> Reporter:
     from envactors.cli.demo.live import LiveReporter
-    from envactors.cli.demo.reports import PlainReporter
+    from envactors.cli.demo.reports import Reporter
     from envactors.cli.views import terminal
 
     console = terminal()
     if console is None or not console.encoding.startswith("utf"):
-        return PlainReporter(sys.stdout)
+        return Reporter(sys.stdout)
     return LiveReporter(console, GOAL, _LONGEST_EPISODE)
 
 
@@ -158,7 +158,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     from envactors.cli.demo.faults import CALL_DEADLINE, RESET_DEADLINE, STEP_DEADLINE, Injector
     from envactors.cli.demo.learning import Budget, Streams, evaluate, learn
     from envactors.cli.demo.reports import Summary
-    from envactors.cli.demo.rollouts import Monitor, Rollouts
+    from envactors.cli.demo.rollouts import Rollouts
     from envactors.cli.units import count
 
     started = time.monotonic()
@@ -170,24 +170,21 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     with ea.VectorEnv(
         [make_env] * arguments.num_envs,
         autoreset="disabled",
-        on_failure="renew",
+        on_failure="replay",
         deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE, close=2.0),
         restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.02, backoff_max=0.1),
         backend=backend,
     ) as envs:
+        envs.stats()  # begins to take times
         ready = time.monotonic()
         injector = Injector(envs, lose_node if arguments.nodes > 1 else None)
-        monitor = Monitor(envs, injector)
-        rollouts = Rollouts(envs, injector, lambda done, total: reporter.tick(monitor.snapshot, done, total))
+        rollouts = Rollouts(envs, injector, lambda done, total: reporter.tick(injector.injected, done, total))
         budget = Budget(arguments.time_limit, EVALUATION_EPISODES * _LONGEST_EPISODE, started)
         learnt = learn(
             rollouts, _WEIGHTS, streams, arguments.generations, budget, reporter, with_faults=arguments.faults
         )
         reporter.phase("evaluating the learnt policy")
-        mean_return = None
-        # An env whose result never came cannot play.
-        if rollouts.lost == 0:
-            mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
+        mean_return = evaluate(rollouts, learnt.policy, EVALUATION_EPISODES, streams.evaluation, budget)
         over = time.monotonic()
         stats = envs.stats()
     return Summary(
@@ -200,10 +197,9 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         steps=rollouts.steps,
         start_seconds=ready - started,
         seconds=over - ready,
-        faults=injector.injected(),
+        faults=injector.injected,
         where=str(stats),
         restarts=sum(actor.restarts for actor in stats.actors),
-        repeated=rollouts.repeated,
         lost=rollouts.lost,
         nodes_lost=injector.nodes_lost if arguments.nodes else None,
     )

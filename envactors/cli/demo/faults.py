@@ -8,9 +8,9 @@ import dataclasses
 import enum
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ import envactors as ea
 from envactors.testing import FaultyEnv
 
 STEP_DEADLINE = 1.0
-SLOW_RESET_SECONDS = 3.0
-# Generous, since a call that exceeds one of these is an unplanned fault; a loaded machine must not cause it.
+_SLOW_RESET_SECONDS = 3.0
+# Generous, since a busy machine must not cause faults that were not planned.
 RESET_DEADLINE = CALL_DEADLINE = 10.0
 
 # Faults are spread over the first generations, early in each: a generation ends with its slowest episode.
 _GENERATIONS = 4
-# A node is lost after so many other faults.
+# A node is lost after this number of other faults.
 _FAULTS_BEFORE_NODE = 3
 # Latest step of a fault; an episode of the worst policy lasts longer.
 _LAST_STEP = 6
@@ -41,6 +41,8 @@ class FaultKind(enum.Enum):
 
 
 _DEALT = [*FaultKind, FaultKind.SIGKILL, FaultKind.EXCEPTION]
+# What `FaultyEnv` calls them.
+_ARMED = {FaultKind.HANG: "hang_in_c", FaultKind.EXCEPTION: "raise"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +80,15 @@ def plan_faults(rng: np.random.Generator, generations: int, episodes: int) -> Fa
 
 
 class FragileEnv(FaultyEnv):
-    """Env that fails on command and whose next reset can be slowed down."""
+    """Env that fails on command, but not again when the command is replayed in a new process."""
 
     _reset_seconds = 0.0
+
+    def arm_once(self, fault: str, token: str) -> None:
+        """Arm a fault of `FaultyEnv`, unless the file ``token`` is gone, which then is removed."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(token)  # noqa: PTH108 # the worker need not import pathlib
+            self.arm(fault)
 
     def slow_reset(self, seconds: float) -> None:
         """Make the next reset take ``seconds`` longer."""
@@ -101,14 +109,15 @@ class Injector:
         lose_node: Ends a node while envs play on it; None without nodes.
 
     Attributes:
+        injected: Number of injected faults by name of the kind.
         nodes_lost: Number of nodes that were lost.
     """
 
     def __init__(self, envs: ea.VectorEnv, lose_node: Callable[[], None] | None = None) -> None:
+        self.injected = {kind.value: 0 for kind in FaultKind}
         self.nodes_lost = 0
         self._envs = envs
         self._lose_node = lose_node
-        self._injections: list[tuple[FaultKind, Future[Any]]] = []
 
     def inject(self, fault: Fault, env_id: int) -> bool:
         """Inject a fault. Call it right before the affected reset or step is requested.
@@ -117,14 +126,10 @@ class Injector:
             False if that is not possible now.
         """
         env = self._envs[env_id]
-        # Do not wait for the answers: the env may be about to be renewed, and it runs its calls in order.
+        # The answers are not waited for: an env runs its calls in order.
         if fault.kind is FaultKind.SLOW_RESET:
-            order: Future[Any] = env.slow_reset(SLOW_RESET_SECONDS)
-        elif fault.kind is FaultKind.HANG:
-            order = env.arm("hang_in_c")
-        elif fault.kind is FaultKind.EXCEPTION:
-            order = env.arm("raise")
-        else:
+            env.slow_reset(_SLOW_RESET_SECONDS)
+        elif fault.kind is FaultKind.SIGKILL:
             pid = env.pid
             if pid is None:
                 return False
@@ -132,29 +137,12 @@ class Injector:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 return False
-            order = ea.Future()
-            order.set_result(None)
-        self._injections.append((fault.kind, order))
-        if self._lose_node is not None and len(self._injections) == _FAULTS_BEFORE_NODE:
+        else:
+            descriptor, token = tempfile.mkstemp(prefix="envactors-demo-")
+            os.close(descriptor)
+            env.arm_once(_ARMED[fault.kind], token)
+        self.injected[fault.kind.value] += 1
+        if self._lose_node is not None and sum(self.injected.values()) == _FAULTS_BEFORE_NODE:
             self._lose_node()
             self.nodes_lost += 1
         return True
-
-    def injected(self) -> dict[str, int]:
-        """Return the number of injected faults by name of the kind."""
-        kinds = [kind for kind, order in self._injections if order.done() and order.exception() is None]
-        return {kind.value: kinds.count(kind) for kind in FaultKind}
-
-
-def short(failure: BaseException) -> str:
-    """Return a short description of a failure."""
-    if isinstance(failure, ea.ActorTimeoutError):
-        return f"{failure.method} over {failure.timeout:g} s"
-    if isinstance(failure, ea.NodeLostError):
-        return f"{failure.node} lost"
-    if isinstance(failure, ea.ActorDiedError) and failure.__cause__ is not None:
-        return type(failure.__cause__).__name__
-    if isinstance(failure, ea.ActorDiedError) and failure.signal is not None:
-        with contextlib.suppress(ValueError):
-            return signal.Signals(failure.signal).name
-    return type(failure).__name__

@@ -1,36 +1,34 @@
-"""Live view of the demo: a table of the actors, and the learning curve beside it."""
+"""Live view of the demo: a table of the actors, and next to it the learning curve."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
-from envactors.cli.demo.reports import Fleet, Generation, Summary, fault_counts
-from envactors.cli.views import LiveView, plain_table
+from envactors.cli.demo.reports import Generation, Reporter, Summary, fault_counts
+from envactors.cli.top.rows import Picture, Sampler
+from envactors.cli.top.view import ORDERS, actor_table
+from envactors.observe.snapshot import take_snapshot
 
-_FRAME_SECONDS = 0.12
-_STATE_STYLES = {
-    "starting": "yellow",
-    "idle": "dim",
-    "busy": "green",
-    "renewing": "magenta",
-    "dead": "bold red",
-    "closed": "dim",
-}
+_FRAME_SECONDS = 0.25
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _CURVE_WIDTH = 30
-_WIDTH_FOR_FAILURES = 74
+# Frame, scale, and the gap to the table.
+_AROUND_CURVE = 10
+# From this width on, the curve has its place next to the table.
+_WIDE = 112
 _CURVE_HEIGHTS = range(8, 17)
 _LEAST_CURVE_HEIGHT = 4
 
 
-class LiveReporter(LiveView):
+class LiveReporter(Reporter):
     """Redraws the actors and the curve in place.
 
     Args:
@@ -40,57 +38,69 @@ class LiveReporter(LiveView):
     """
 
     def __init__(self, console: Console, goal: float, longest_return: float) -> None:
-        super().__init__(console)
+        super().__init__(sys.stdout)
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False)
         self._goal = goal
         self._longest_return = longest_return
         self._title = ""
-        self._phase = ""
         self._progress = ""
-        self._fleet: Fleet | None = None
+        self._sampler = Sampler()
+        self._picture: Picture | None = None
+        self._faults: Mapping[str, int] = {}
         self._generations: list[Generation] = []
         self._drawn = 0.0
+
+    def __enter__(self) -> LiveReporter:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._live.stop()
 
     def opened(self, title: str) -> None:
         self._title = title
 
     def phase(self, name: str) -> None:
-        self._phase, self._progress = name, ""
+        self._progress = name
         self._draw()
 
-    def tick(self, snapshot: Callable[[], Fleet], done: int, total: int) -> None:
+    def tick(self, faults: Mapping[str, int], done: int, total: int) -> None:
         # The last frame of a phase is always drawn, so that the screen is complete.
         if done < total and time.monotonic() < self._drawn + _FRAME_SECONDS:
             return
-        self._progress = f", {done} of {total} episodes"
-        self._fleet = snapshot()
+        self._progress = f"{self._progress.partition(', ')[0]}, {done} of {total} episodes"
+        self._faults = faults
+        self._picture = self._sampler.sample(dict(take_snapshot()))
         self._draw()
 
     def generation(self, generation: Generation) -> None:
         self._generations.append(generation)
 
     def finished(self, summary: Summary) -> None:
-        self._conclude(summary.lines(), summary.goal_met)
+        verdict, *rest = summary.lines()
+        self._console.print(Text(verdict, "bold green" if summary.goal_met else "bold red"))
+        for line in rest:
+            self._console.print(Text(line))
 
-    def frame(self) -> RenderableType:
-        """Return the current picture."""
-        heading = Text.assemble((self._title, "bold"), "  ", (self._phase + self._progress, "cyan"))
-        if self._fleet is None:
+    def _draw(self) -> None:
+        self._live.update(self._frame(), refresh=True)
+        self._drawn = time.monotonic()
+
+    def _frame(self) -> RenderableType:
+        heading = Text.assemble((self._title, "bold"), "  ", (self._progress, "cyan"))
+        if self._picture is None:
             return heading
-        heading.append(f"  {self._fleet.seconds:.1f} s", "dim")
-        faults = Text.assemble(("faults injected: ", "dim"), fault_counts(self._fleet.faults))
-        table = _table(self._fleet, self._console.width)
-        height = self._curve_height(table, len(self._fleet.rows))
+        faults = Text.assemble(("faults injected: ", "dim"), fault_counts(self._faults))
+        rows = sorted(self._picture.rows, key=ORDERS[0].key)
+        is_wide = self._console.width >= _WIDE
+        width = self._console.width - (_CURVE_WIDTH + _AROUND_CURVE if is_wide else 0)
+        height = min(max(len(rows) + 1, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
+        if not is_wide:  # below the table: headings, head of the table, frame and caption of the curve
+            height = max(min(height, self._console.height - len(rows) - 9), _LEAST_CURVE_HEIGHT)
         curve = curve_lines(self._generations, self._longest_return, _CURVE_WIDTH, height)
         panel = Panel.fit(Group(*curve, self._caption()), title="return", border_style="dim")
-        return Group(heading, faults, Columns([table, panel]))
-
-    def _curve_height(self, table: Table, rows: int) -> int:
-        # Head and foot of the table take one line more than frame and caption of the curve.
-        height = min(max(rows + 1, _CURVE_HEIGHTS[0]), _CURVE_HEIGHTS[-1])
-        if self._console.measure(table).maximum + _CURVE_WIDTH + 10 <= self._console.width:
-            return height
-        # Stacked: headings, head and foot of the table, frame and caption of the curve.
-        return max(min(height, self._console.height - rows - 10), _LEAST_CURVE_HEIGHT)
+        return Group(heading, faults, Columns([actor_table(rows, rows, width), panel]))
 
     def _caption(self) -> Text:
         if not self._generations:
@@ -100,10 +110,6 @@ class LiveReporter(LiveView):
             ("█", "green"), f" mean {last.mean_return:.0f}  ", ("━", "yellow"), f" best {last.best_return:.0f}  ",
             (f"goal {self._goal:.0f}", "dim"),
         )  # fmt: skip
-
-    def _draw(self) -> None:
-        self._show(self.frame())
-        self._drawn = time.monotonic()
 
 
 def curve_lines(generations: list[Generation], top: float, width: int, height: int) -> list[Text]:
@@ -142,33 +148,3 @@ def _cell(filled: float, is_best: bool, bar: int) -> tuple[str, str]:
 def _scale_mark(row: int, top: float, height: int) -> str:
     marks = {height - 1: top, height // 2: top / 2, 0: 0.0}
     return f"{marks[row]:.0f}" if row in marks else ""
-
-
-def _table(fleet: Fleet, width: int) -> Table:
-    table = plain_table(show_footer=True)
-    table.add_column("actor", "all", no_wrap=True)
-    table.add_column("state", min_width=8)
-    far = any(row.node for row in fleet.rows)
-    if far:
-        table.add_column("node", min_width=8)
-    table.add_column("pid", justify="right", min_width=7)
-    table.add_column("inc.", justify="right")
-    table.add_column("steps", f"{fleet.steps:,}", justify="right", min_width=7)
-    table.add_column("steps/s", f"{fleet.steps_per_second:,.0f}", justify="right", min_width=7)
-    table.add_column("restarts", str(fleet.restarts), justify="right")
-    # In a narrow terminal this column would squeeze the others.
-    if width >= _WIDTH_FOR_FAILURES:
-        table.add_column("last failure", min_width=13, no_wrap=True)
-    for row in fleet.rows:
-        table.add_row(
-            row.name,
-            Text(row.state, _STATE_STYLES.get(row.state, "")),
-            *([row.node or ""] if far else []),
-            "" if row.pid is None else str(row.pid),
-            str(row.incarnation),
-            f"{row.steps:,}",
-            f"{row.steps_per_second:,.0f}",
-            Text(str(row.restarts), "yellow" if row.restarts else "dim"),
-            *([Text(row.last_failure, "red")] if width >= _WIDTH_FOR_FAILURES else []),
-        )
-    return table
