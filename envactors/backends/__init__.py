@@ -1,4 +1,4 @@
-"""Backends: how workers start and end."""
+"""Backends: the ways in which workers start and end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def resolve(backend: str | Backend) -> Backend:
-    """Return the backend of a name, or the argument itself if it is a backend.
+    """Return the backend of this name, or the argument itself if it is a backend.
 
     Raises:
-        ValueError: There is no backend of that name.
+        ValueError: No backend has this name.
     """
     if not isinstance(backend, str):
         return backend

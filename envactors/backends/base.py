@@ -1,4 +1,4 @@
-"""The interfaces of backends and workers."""
+"""The interfaces of backends, workers, and the memory that they share."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ _NOTHING = nullcontext()
 
 
 class ExitStatus(NamedTuple):
-    """How a worker ended: its exit code or the signal that ended it; both None if that is not known."""
+    """How a worker ended: its exit code or a signal number; both are None if neither is known."""
 
     exitcode: int | None
     signal: int | None
 
 
 class NodeLoss(NamedTuple):
-    """The loss of the node that a worker ran on: the node's name, and how it was lost."""
+    """The loss of a worker's node: the name of the node, and how it was lost."""
 
     node: str
     reason: str
 
 
 class LaunchRefusedError(OSError):
-    """A worker that cannot be started, however often it is tried."""
+    """A worker that cannot be started, so that a retry is useless."""
 
 
 class Stacks(Protocol):
-    """The stacks of a worker's threads, which were asked for."""
+    """A request for the stacks of a worker's threads."""
 
     def read(self) -> str:
-        """Return what has come so far."""
+        """Return the stacks as far as they have arrived."""
 
     def wait(self, seconds: float) -> str:
-        """Wait for them, so long at most, and return them, or a line that says why there are none."""
+        """Wait at most this long and return the stacks, or a line that says why there are none."""
 
 
 class RowMemory(Protocol):
-    """The memory of a vector's slab: created once by the parent, opened by each of the workers."""
+    """The memory of a vector's slab. The parent creates it, and each worker opens it."""
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
-        """Allocate the memory and return the slab in it, all zeros.
+        """Allocate the memory and return a slab of zeros in it.
 
         Raises:
             OSError: There is not enough memory.
@@ -58,20 +58,21 @@ class RowMemory(Protocol):
         """
 
     def extend(self, size: int) -> tuple[tuple[int, int], Any]:
-        """Add a part, all zeros, that stays until nobody refers to it any more.
+        """Add a part of zeros, which is freed once nothing refers to it.
 
         Args:
             size: Its size in bytes.
 
         Returns:
-            Its place, which workers open; the memory.
+            The place, by which workers open the part, and the part.
 
         Raises:
             OSError: There is not enough memory.
         """
 
     def publish(self, place: tuple[int, int]) -> None:
-        """Have all workers see what was written to a part, before any request that is sent later."""
+        """Make the content of a part visible to all workers before any request that is sent later."""
+        del place  # on this machine the memory is shared
 
     def close(self) -> None:
         """Close the memory for further workers; slabs that are open stay usable."""
@@ -81,16 +82,16 @@ class Worker(Protocol):
     """One incarnation of an actor.
 
     Attributes:
-        pid: The id of the process that it runs in.
+        pid: The id of its process.
         page: Its control page; the doorbells are closed when the worker is reaped.
-        outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams itself.
+        outputs: Non-blocking descriptors of its output streams; empty if it prints to the caller's streams.
         sentinel: A descriptor that becomes readable once the worker has ended.
         channel: The parent's end of its channel.
-        node: The name of the other machine that it runs on; None for this one.
-        refusal: Why it never came to be, where that turned out after its launch.
-        loss: The loss of its node, where that is why it counts as ended.
-        is_leaving: Whether its node is being drained, so that another worker is to take its place.
-        is_over: Whether it is certain, once the sentinel is readable, that none of its code runs any more.
+        node: The name of its node; None for this machine.
+        refusal: Why it could not be started, if that became known after the launch.
+        loss: The loss of its node, if it counts as ended for that reason.
+        is_leaving: Whether its node is being drained, so that another worker must replace it.
+        is_over: Whether none of its code can still be running, once the sentinel is readable.
     """
 
     node: str | None = None
@@ -105,42 +106,42 @@ class Worker(Protocol):
     channel: FrameChannel
 
     def kill(self) -> None:
-        """End it now or, if the backend cannot kill, after the call that it runs."""
+        """End the worker now or, if the backend cannot kill, after the current call."""
 
     def begin_timing(self, spans: bool) -> None:
-        """Have it time steps and resets on its page from now on; may be called again.
+        """Have the worker time steps and resets on its page from now on; may be called again.
 
         Args:
-            spans: Whether also when they ran is of interest here.
+            spans: Whether the parent also reads when each of them ran.
 
         Raises:
             OSError: There is not enough memory.
         """
 
     def ask_stacks(self) -> Stacks:
-        """Ask for the stacks of its threads."""
+        """Request the stacks of its threads."""
 
     def work(self) -> bool:
-        """Run the posted requests in the calling thread, if the backend is in line; return whether any were run."""
+        """Run the posted requests in the calling thread, if the backend is in-process; return whether any were run."""
         return False
 
     def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
-        """Have a worker on another machine see some columns of a trajectory before its next request.
+        """Send columns of a trajectory to a worker on another machine before its next request.
 
-        What it has written there comes with the reply, or its end; see `envactors.rollout.trajectory.ColumnsNote`.
+        What the worker writes there comes back with the reply; see `envactors.rollout.trajectory.ColumnsNote`.
         """
-        del note, content  # on this machine it shares the memory
+        del note, content  # on this machine the memory is shared
 
     def when_over(self, then: Callable[[], None]) -> None:
-        """Call a function, in any thread, once `is_over`."""
+        """Call a function, in any thread, once `is_over` is true."""
         then()
 
     def resident_memory(self) -> int:
-        """Return how many bytes of memory it occupies; 0 if it has ended."""
+        """Return its resident memory in bytes; 0 if it has ended."""
         return resident_memory(self.pid)
 
     def reap(self) -> ExitStatus:
-        """Reap it after the sentinel became readable, close all descriptors and return how it ended."""
+        """Reap the worker once the sentinel is readable, close all descriptors, and return how it ended."""
 
 
 class Timed(Protocol):
@@ -154,7 +155,7 @@ class Timed(Protocol):
 
 
 class EventLoop(Protocol):
-    """What a backend may use of the reactor: `envactors.actor.reactor.Reactor` has these methods."""
+    """The methods of `envactors.actor.reactor.Reactor` that backends may use."""
 
     def watch_channel(self, fd: int, handler: Callable[[int], None]) -> None: ...
 
@@ -175,11 +176,11 @@ class Backend(Protocol):
     """A way to start workers.
 
     Attributes:
-        kills: Whether a worker can be ended while it runs a call.
+        kills: Whether a worker can be ended during a call.
         spin: Whether callers and workers may spin before they sleep.
         inline: Whether workers run in the threads of their callers.
-        is_far: Whether workers are on other machines, and what they ring comes with their replies.
-        import_advice: What to do if a factory needs a module that workers do not find; empty if that is plain.
+        is_far: Whether workers are on other machines, so that their rings come with their replies.
+        import_advice: What to do if workers do not find a module that a factory needs; may be empty.
         pickles: Whether payloads and overflows are pickled; otherwise they are passed as objects.
         max_starting: How many workers may be starting at a time, from the launch until they are ready; None for no
             limit.
@@ -194,7 +195,7 @@ class Backend(Protocol):
     max_starting: int | None
 
     def make_memory(self) -> RowMemory:
-        """Return memory for the rows of a vector, which workers share with the parent."""
+        """Return memory for the rows of a vector."""
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: Any, envs: int = 1) -> Worker:
         """Start a worker. Called in a thread that outlives all actors.
@@ -202,38 +203,38 @@ class Backend(Protocol):
         Args:
             name: The actor's name.
             env_vars: Environment variables to set before anything is imported.
-            memory: The memory from `make_memory` that steps may go through, or None.
+            memory: The memory of the worker's vector, from `make_memory`; None without one.
             envs: How many envs it will have.
 
         Raises:
-            LaunchRefusedError: No worker can be started like this.
-            OSError: The system could not start it.
+            LaunchRefusedError: No worker can be started with these settings.
+            OSError: The system could not start the worker.
         """
 
     def retain(self, env_vars: Mapping[str, str], loop: EventLoop) -> None:
-        """Count an actor that uses the backend, with its environment variables, and what waits for its workers."""
+        """Count an actor that uses the backend with these environment variables; the loop waits for its workers."""
         del env_vars, loop
 
     def release(self, env_vars: Mapping[str, str]) -> None:
-        """Uncount an actor; after the last one, free everything that the backend has started."""
+        """Uncount an actor; after the last one, end everything that the backend has started."""
         del env_vars
 
     def loads_code(self, env_vars: Mapping[str, str]) -> bool:
         """Return whether workers with these environment variables can load functions that are pickled by value.
 
-        They can if they run the same version of Python, or if it is not known yet that they do not.
+        That takes the same version of Python. If the version is not known yet, the answer is True.
         """
         del env_vars
         return True
 
     def count_cores(self) -> int:
-        """Return how many cores there are for its workers.
+        """Return how many cores the workers can use.
 
         Raises:
-            ValueError: None are known yet.
+            ValueError: No core is known yet.
         """
         return usable_cores()
 
     def corked(self) -> AbstractContextManager[object]:
-        """Return a context at whose end everything is written that was sent in it, if that saves writes."""
+        """Return a context that may collect what is sent in it, and writes it at the end."""
         return _NOTHING

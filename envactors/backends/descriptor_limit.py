@@ -1,4 +1,4 @@
-"""Room for the descriptors of workers: the soft limit is raised when it is needed, for this process alone."""
+"""The limit of open files, which this process raises for itself when it starts more workers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from envactors.backends.base import LaunchRefusedError
 from envactors.system.descriptors import count_descriptors, descriptor_limits, limit_descriptors
 
 _log = logging.getLogger("envactors")
-# How many descriptors a start may need: those for a moment, the doorbells of the first worker, and a reserve.
+# How many descriptors a start may need, including doorbells, those that are open for a moment, and a reserve.
 _NEEDED = 100
-# What the limit is raised by at least, so that it is not raised for each worker.
+# The smallest increase of the limit, so that it is not raised for each worker.
 _STEP = 1024
 
 
@@ -19,7 +19,7 @@ class DescriptorLimit:
     """The limit of this process. It is thread-safe.
 
     Attributes:
-        original: The soft limit before it was raised, which workers get back; None if it was not.
+        original: The soft limit before it was raised, which workers get; None if it was not raised.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class DescriptorLimit:
         _log.info("raised the limit of open file descriptors from %d to %d, since %d are open", soft, raised, count)
 
     def give_back(self, pid: int) -> None:
-        """Give a worker the limit that this process had before."""
+        """Give a worker the original limit of this process."""
         if self.original is not None:
             limit_descriptors(self.original, pid)
 

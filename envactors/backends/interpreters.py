@@ -1,4 +1,4 @@
-"""Other interpreters for workers: whether one will do, and which code it can load. It is asked once."""
+"""Checks of other interpreters for workers: whether they can run them, and which code they can load."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from envactors.backends.starting import python_command
 from envactors.system.choice import SYSTEM
 from envactors.worker.interpreter import platform
 
-# How long an interpreter may take to import what workers need, in seconds.
+# How long the check of an interpreter may take, in seconds; it imports what workers need.
 _PATIENCE = 60.0
 
 
 @functools.cache
 def code_tag(python: str | None, env_vars: frozenset[tuple[str, str]]) -> str | None:
-    """Return the tag of the code that an interpreter runs, such as ``cpython-310``, if workers can run in it.
+    """Return the tag of the code that an interpreter runs, such as ``cpython-310``.
 
     Args:
         python: The interpreter; None for the caller's.
         env_vars: Environment variables to run it with.
 
     Raises:
-        LaunchRefusedError: They cannot.
+        LaunchRefusedError: Workers cannot run in it.
     """
     if python is None:
         return sys.implementation.cache_tag
@@ -44,5 +44,5 @@ def code_tag(python: str | None, env_vars: frozenset[tuple[str, str]]) -> str | 
     if done.returncode:
         raise LaunchRefusedError(f"python={python!r} cannot run workers: {line}")
     if not line.startswith(sys.implementation.name):
-        raise LaunchRefusedError(f"python={python!r} is no Python interpreter: it printed {line!r}")
+        raise LaunchRefusedError(f"python={python!r} is not a Python interpreter: it printed {line!r}")
     return line

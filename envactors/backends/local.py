@@ -1,4 +1,4 @@
-"""Workers in the caller's process: as threads, or in the threads of their callers. They pass objects, not bytes."""
+"""Workers in the caller's process, as threads or in the calling thread. They pass objects, not bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from envactors.backends.base import Backend, ExitStatus, Stacks, Stream, Worker
+from envactors.backends.base import Backend, ExitStatus, RowMemory, Stacks, Stream, Worker
 from envactors.mailbox.control_page import POSTED, TIMED, ControlPage, page_size
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
 from envactors.mailbox.messages import Frame
@@ -26,25 +26,25 @@ from envactors.worker.step_runner import WriteGuard
 
 
 class _LocalPart(mmap.mmap):
-    """A part of the memory of one process, to which weak references lead."""
+    """A part of the memory, with weak references."""
 
 
-class LocalMemory:
-    """Memory of one process; see `envactors.backends.base.RowMemory`."""
+class LocalMemory(RowMemory):
+    """Private memory of this process; see `envactors.backends.base.RowMemory`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._parts: weakref.WeakValueDictionary[tuple[int, int], _LocalPart] = weakref.WeakValueDictionary()
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
-        # Not a bytearray: pages are allocated when they are first used, and private ones are copied in forked children.
+        # Not a bytearray: the system allocates pages at their first use, and forked children get private copies.
         self._slab = Slab(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        # Per env, its info and object leaves, or its failure; see `InfoWriter`.
+        # The info and object leaves of each env, or its failure; see `InfoWriter`.
         self._contents: list[Any] = [None] * layout.envs
         return self._slab, InfoReader(self._slab, self._contents)
 
     def open(self, _layout: Layout) -> tuple[Slab, InfoWriter]:
-        """Return the slab, which the parent has created, for a worker."""
+        """Return the parent's slab for a worker."""
         return self._slab, InfoWriter(self._slab, self._contents)
 
     def extend(self, size: int) -> tuple[tuple[int, int], mmap.mmap]:
@@ -53,11 +53,8 @@ class LocalMemory:
         self._parts[place] = part
         return place, part
 
-    def publish(self, place: tuple[int, int]) -> None:
-        """Do nothing: workers have the same memory."""
-
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
-        """Return a part that the parent has added, for a worker."""
+        """Return a part that the parent has added for a worker."""
         part = memoryview(self._parts[place])
         return part if writable else part.toreadonly()
 
@@ -77,7 +74,7 @@ class LocalBackend(Backend):
         return LocalMemory()
 
     def launch(self, name: str, env_vars: Mapping[str, str], memory: LocalMemory | None, envs: int = 1) -> LocalWorker:
-        """Make a worker; see `envactors.backends.base.Backend.launch`."""
+        """Start a worker; see `envactors.backends.base.Backend.launch`."""
         del env_vars
         return self._worker(name, memory, envs)
 
@@ -89,10 +86,10 @@ class LocalChannel:
     """One end of a channel within the process; see `FrameChannel`. Neither end blocks.
 
     Args:
-        inbox: The frames that were sent to this end.
-        outbox: Those that were sent to the other end.
-        bell: What the other end rings, if any end does.
-        ring: Rings for the other end; None if both ends are in the same thread.
+        inbox: The frames for this end.
+        outbox: The frames for the other end.
+        bell: The doorbell of this end.
+        ring: Rings the doorbell of the other end; None if both ends are in the same thread.
     """
 
     backlog = False
@@ -100,7 +97,10 @@ class LocalChannel:
     def __init__(
         self, inbox: deque[Frame], outbox: deque[Frame], bell: Doorbell, ring: Callable[[], None] | None
     ) -> None:
-        self._inbox, self._outbox, self._bell, self._ring = inbox, outbox, bell, ring
+        self._inbox = inbox
+        self._outbox = outbox
+        self._bell = bell
+        self._ring = ring
 
     def fileno(self) -> int:
         return self._bell.fileno()
@@ -125,13 +125,13 @@ class LocalChannel:
 
 
 class LocalStacks(Stacks):
-    """The stack of the thread that a worker runs in now."""
+    """The stack of the thread that currently runs a worker."""
 
     def __init__(self, worker: LocalWorker) -> None:
         self._worker = worker
 
     def read(self) -> str:
-        frame = sys._current_frames().get(self._worker.thread or 0)  # noqa: SLF001 # documented, for such tools
+        frame = sys._current_frames().get(self._worker.thread or 0)  # noqa: SLF001 # documented for debugging tools
         return "it runs nothing\n" if frame is None else "".join(traceback.format_stack(frame))
 
     def wait(self, seconds: float) -> str:
@@ -143,7 +143,7 @@ class LocalWorker(Worker):
     """The base of `ThreadWorker` and `InlineWorker`; see `envactors.backends.base.Worker`.
 
     Args:
-        memory: The memory that steps may go through, or None.
+        memory: The memory of its vector; None without one.
         envs: How many envs it will have.
         rings: Whether caller and worker ring for each other's frames.
     """
@@ -154,7 +154,7 @@ class LocalWorker(Worker):
         self.thread: int | None = None
         self.outputs: list[tuple[Stream, int]] = []
         to_worker, to_parent, self._replied = Doorbell(), Doorbell(), Doorbell()
-        to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the bell
+        to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the doorbell
         self.page = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
         # Rung when the worker has ended.
         self._ended = Doorbell()
@@ -172,7 +172,7 @@ class LocalWorker(Worker):
         self.page.to_worker.ring()
 
     def begin_timing(self, spans: bool) -> None:
-        del spans  # they are read where they are written
+        del spans  # both sides share the page
         self.page.counters[TIMED] = True
 
     def ask_stacks(self) -> LocalStacks:
@@ -185,52 +185,56 @@ class LocalWorker(Worker):
 
 
 class ThreadWorker(LocalWorker):
-    """One worker thread; see `envactors.backends.base.Worker`. It ends after the call that it runs."""
+    """One worker thread; see `envactors.backends.base.Worker`. When killed, it ends after the current call."""
 
     def __init__(self, name: str, memory: LocalMemory | None, envs: int) -> None:
         super().__init__(memory, envs, rings=True)
         threading.Thread(target=self._run, name=f"envactors-worker-{name}", daemon=True).start()
 
     def _run(self) -> None:
-        server, counters, self.thread = self._server, self.page.counters, threading.get_ident()
+        self.thread = threading.get_ident()
+        server = self._server
+        counters = self.page.counters
         context.of_thread.set(server.host.running)
         try:
             with contextlib.closing(self.page.to_worker) as bell, contextlib.closing(Poller()) as poller:
                 bell.register(poller)
                 while not (server.closed or self._guard.is_closed):
-                    # The bell may have rung for a frame that is there, when only the one before it was counted.
+                    # The doorbell may have rung for a frame that has arrived but is not counted yet.
                     if counters[POSTED] == server.handled and not self._requests:
                         poller.poll(None)
                     try:
                         server.run_posted()
                     except OSError:
-                        continue  # there is nothing to read, or the parent has abandoned this worker
+                        continue  # nothing to read, or the parent has abandoned this worker
         finally:
             self._ended.ring()
 
 
 class InlineWorker(LocalWorker):
-    """A worker that runs in `work`; see `envactors.backends.base.Worker`."""
+    """A worker whose requests run in `work`; see `envactors.backends.base.Worker`."""
 
     def __init__(self, name: str, memory: LocalMemory | None, envs: int) -> None:
         del name
         super().__init__(memory, envs, rings=False)
-        # Who has posted runs it, and who runs it looks for results.
-        self.page.to_worker.ring_open = self.page.to_parent.ring_open = _no_ring
+        # The thread that posts a request also runs it and then looks for results.
+        self.page.to_worker.ring_open = self.page.to_parent.ring_open = lambda: None
         self._run_lock = threading.Lock()
 
     def work(self) -> bool:
-        # One thread at a time runs requests, also those that other threads post meanwhile. A frame comes before the
-        # counter that announces it, so both are checked.
-        server, counters = self._server, self.page.counters
+        # One thread at a time runs requests, including those that other threads post meanwhile. A frame arrives before
+        # the counter that announces it, so both are checked.
+        server = self._server
+        counters = self.page.counters
         while (counters[POSTED] != server.handled or self._requests) and not server.closed:
             if not self._run_lock.acquire(blocking=False):
                 return False
-            before, self.thread = context.of_thread.set(server.host.running), threading.get_ident()
+            before = context.of_thread.set(server.host.running)
+            self.thread = threading.get_ident()
             try:
                 server.run_posted()
             except BlockingIOError:
-                break  # there is nothing to read
+                break  # nothing to read
             except OSError:
                 server.closed = True  # the parent has abandoned this worker
             finally:
@@ -250,16 +254,12 @@ class InlineWorker(LocalWorker):
         return super().reap()
 
 
-def _no_ring() -> None:
-    """Stand for a ring that nobody hears."""
-
-
 class ThreadBackend(LocalBackend):
     """A backend with one thread per actor: for envs that release the GIL, and for debugging.
 
-    Arguments and results of calls are pickled as for a process; those of steps are copied, so that nothing is shared by
-    accident. A thread cannot be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse to end a running
-    call. ``env_vars`` are refused too, since a thread has no environment of its own.
+    Arguments and results of calls are pickled as for a process, and those of steps are copied, so that nothing is
+    shared by accident. A thread cannot be killed: deadlines are not enforced, and ``kill`` and ``abort`` refuse to end
+    a running call. ``env_vars`` are refused too, since threads share one environment.
     """
 
     inline = False
@@ -269,9 +269,9 @@ class ThreadBackend(LocalBackend):
 class InlineBackend(LocalBackend):
     """A backend without processes and threads: a call has run when its future is returned.
 
-    It is as fast as a plain loop, and suits a debugger. Arguments and results of calls are pickled as for a process;
-    those of steps are copied, so that nothing is shared by accident. Nothing can be killed: deadlines are not enforced,
-    and ``kill`` and ``abort`` refuse to end a running call.
+    It is as fast as a plain loop, and suits a debugger. Arguments and results of calls are pickled as for a process,
+    and those of steps are copied, so that nothing is shared by accident. Nothing can be killed: deadlines are not
+    enforced, and ``kill`` and ``abort`` refuse to end a running call.
     """
 
     inline = True

@@ -1,8 +1,8 @@
-"""The control pages and doorbells of all workers of this process: a few descriptors, however many workers there are.
+"""The control pages and doorbells of all workers of this process, with few descriptors for any number of workers.
 
-A page belongs to one worker, and to the next one only after that has ended. Doorbells are shared, where the system lets
-several processes hear one, once there are more workers than bells: a ring is only a hint, and a process that it wakes
-for nothing reads its own counters and sleeps again.
+A page belongs to one worker at a time. With more workers than doorbells, workers share doorbells if the system lets
+several processes hear the same one: a ring is only a hint, and a process that it wakes for nothing reads its own
+counters and sleeps again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envactors.mailbox.control_page import PAGE, TIMED, ControlPage, PagePlace, 
 from envactors.system.memory import SharedFile
 from envactors.system.polling import Doorbell
 
-# How many pages a file has; they take memory only once they are used.
+# How many pages a file has. A page takes memory only once it is used.
 _PAGES = 1 << 10
 _BELLS = 32
 
@@ -27,10 +27,10 @@ class PageSlot(NamedTuple):
     """The place of one worker.
 
     Attributes:
-        page: Its control page, with its doorbells.
-        file: The file that has the page.
+        page: The control page, with its doorbells.
+        file: The file that contains the page.
         place: Where the page is in that file.
-        bell: The number of its doorbells.
+        bell: The id of its pair of doorbells.
     """
 
     page: ControlPage
@@ -39,7 +39,7 @@ class PageSlot(NamedTuple):
     bell: int
 
     def begin_timing(self) -> None:
-        """Have its worker time steps and resets; see `envactors.backends.base.Worker.begin_timing`."""
+        """Have the worker time steps and resets; see `envactors.backends.base.Worker.begin_timing`."""
         if not self.page.counters[TIMED]:
             self.file.reserve((self.place.first + 1) * PAGE, (self.place.length - 1) * PAGE)
             self.page.spans.clear()
@@ -47,7 +47,7 @@ class PageSlot(NamedTuple):
 
 
 class PagePool:
-    """Hands out pages and doorbells. It is thread-safe; all of it is freed when the last page is given back."""
+    """Lends pages and doorbells. It is thread-safe, and frees all of them when the last page is returned."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,28 +55,28 @@ class PagePool:
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def _forget(self) -> None:
-        # The files with the pages, mapped.
+        # The files that contain the pages, and their memory.
         self._files: list[tuple[SharedFile, memoryview]] = []
-        # (to the worker, to the parent) by their number, and how many workers have them.
+        # The pairs (to the worker, to the parent) by id, and how many workers use each pair.
         self._bells: dict[int, tuple[Doorbell, Doorbell]] = {}
         self._uses: Counter[int] = Counter()
-        # The places that were given back, by their length: (index of the file, first page).
+        # The returned places by length: (index of the file, first page).
         self._free: dict[int, list[tuple[int, int]]] = {}
-        # The first page of the last file that nobody has had.
+        # The first page of the last file that was never lent.
         self._next = 0
 
     def _reset_after_fork(self) -> None:
-        # The parent's stay open: closing a bell would take it out of the parent's pollers, and a worker that was forked
-        # from its caller uses them.
+        # Those of the parent stay open: closing a doorbell would remove it from the parent's pollers, and a worker that
+        # was forked from its caller uses them.
         self._lock = threading.Lock()
         self._of_parent = self._files, self._bells
         self._forget()
 
     def take(self, envs: int = 1) -> PageSlot:
-        """Return an empty page that nobody else has, with room for the durations of so many envs behind it.
+        """Return a zeroed page for one worker, followed by timing storage for ``envs`` envs.
 
         Raises:
-            OSError: There is not enough memory, or there are no more descriptors.
+            OSError: There is not enough memory, or too many files are open.
         """
         length = -(-page_size(envs) // PAGE)
         with self._lock:
@@ -102,17 +102,17 @@ class PagePool:
         return len(self._files) - 1, self._next - length
 
     def _choose_bell(self) -> int:
-        """Return the number of the doorbells that the fewest workers have; of new ones where workers cannot share."""
+        """Return the id of the doorbells that the fewest workers use, or of new ones if workers cannot share them."""
         if not Doorbell.is_shareable:
-            number = max(self._bells, default=-1) + 1
-            self._bells[number] = Doorbell(), Doorbell()
-            return number
+            bell = max(self._bells, default=-1) + 1
+            self._bells[bell] = Doorbell(), Doorbell()
+            return bell
         if not self._bells:
-            self._bells = {number: (Doorbell(), Doorbell()) for number in range(_BELLS)}
+            self._bells = {bell: (Doorbell(), Doorbell()) for bell in range(_BELLS)}
         return min(self._bells, key=self._uses.__getitem__)
 
     def give_back(self, slot: PageSlot) -> None:
-        """Take a page back whose worker has ended."""
+        """Return a page whose worker has ended."""
         with self._lock:
             self._uses[slot.bell] -= 1
             if not Doorbell.is_shareable:

@@ -1,4 +1,4 @@
-"""Workers as processes."""
+"""The process backend: one process per worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from envactors.backends import starting
-from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, Stream, Worker
+from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
 from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.backends.fork_server import FORK_SERVERS, Settings
 from envactors.backends.interpreters import code_tag
@@ -35,16 +35,13 @@ _STARTING_PER_CORE = 4
 _STARTING_AT_LEAST = 8
 
 
-class MappedMemory(SharedFile):
-    """An anonymous file that workers map; see `envactors.backends.base.RowMemory`."""
+class MappedMemory(SharedFile, RowMemory):
+    """A file in memory that workers map; see `envactors.backends.base.RowMemory`."""
 
     def create(self, layout: Layout) -> tuple[Slab, InfoReader]:
         self.reserve(0, layout.size)
         slab = Slab(layout, self.map(layout.size))
         return slab, InfoReader(slab)
-
-    def publish(self, place: tuple[int, int]) -> None:
-        """Do nothing: workers have the same memory."""
 
 
 class ProcessBackend(Backend):
@@ -54,36 +51,35 @@ class ProcessBackend(Backend):
         start_method: How processes start; none of the methods needs a ``__main__`` guard. ``"forkserver"``, the default
             on Linux and only there, forks a fresh process that has imported NumPy and, if the caller has, Gymnasium, so
             that a worker starts in milliseconds. ``"loky"``, the default elsewhere, and ``"spawn"`` start a fresh
-            interpreter, by loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state
-            its other threads are; no other method forks the caller. All actors of equal settings share a fork server;
-            it ends with the last of them, and if it is lost, they go on.
+            interpreter, with loky's process context or directly. ``"fork"`` forks the caller itself, in whatever state
+            its other threads are; no other method forks the caller. All actors of equal settings share a fork server,
+            which ends with the last of them; if it crashes, they continue, and it is replaced.
         spin: Whether the caller and the workers spin for some tens of microseconds before they sleep, if there are
             spare cores.
         max_starting: How many processes may be starting at a time, from the launch until the env is made. Further ones
             are queued, and their start deadlines do not run yet. None means four per core, and at least eight. Raise it
             for envs that mostly wait while they start.
-        preload: Modules that the fork server also imports, if they are installed: those that every worker would spend
-            time importing, and that leave no threads running. Since they may read environment variables, there is a
-            server then for each mapping of ``env_vars``. Only with ``"forkserver"``.
+        preload: Modules that the fork server also imports, if they are installed: modules that take every worker time
+            to import and that leave no threads running. Since they may read environment variables, each mapping of
+            ``env_vars`` then has its own server. Only with ``"forkserver"``.
         randomize_layout: Whether the kernel places the code and heap of each worker at random addresses, as it does
             with any program. If False, all workers of ``"loky"`` and ``"spawn"`` have the same addresses. Processors
             predict branches by address, so that light steps of more workers than cores may take half the time; but an
             attacker who can corrupt an env's C code then knows the addresses. Programs that env code starts have random
-            addresses either way. The option has no effect with ``"forkserver"`` and ``"fork"``, whose workers all have
-            the (random) layout of the process that they are copies of, nor if the kernel refuses, as in some
-            containers.
+            addresses either way. The option has no effect with ``"forkserver"`` and ``"fork"``, whose workers have the
+            (random) addresses of the process that was forked, nor if the kernel refuses, as in some containers.
         python: Another Python interpreter for the workers, such as that of a virtual environment: CPython 3.10 or newer
             with NumPy 1.26 or newer and cloudpickle, which is all that envactors needs there. Its workers have the
-            path of that interpreter, and nothing of the caller's path but this package; ``env_vars`` with
-            ``PYTHONPATH`` adds directories. Since interpreters read variables, there is a fork server for each mapping
-            of ``env_vars``. Factories are named as ``"module:callable"``, or pickled; what is pickled by value, as
-            lambdas are, needs an interpreter of the caller's own version. Only with ``"forkserver"`` and ``"spawn"``.
-            An interpreter that cannot run workers fails their start with an `ActorStartError`.
+            path of that interpreter, and only this package from the caller's path; ``env_vars`` with ``PYTHONPATH``
+            adds directories. Since interpreters read variables, each mapping of ``env_vars`` has its own fork server.
+            Factories are named as ``"module:callable"``, or pickled; what is pickled by value, as lambdas are, needs
+            an interpreter of the caller's version. Only with ``"forkserver"`` and ``"spawn"``. An interpreter that
+            cannot run workers fails their start with an `ActorStartError`.
 
     Raises:
-        ValueError: There is no such start method here, ``max_starting`` is no int >= 1, ``preload`` is used without
-            a fork server, or ``python`` with ``"loky"`` or ``"fork"``.
-        TypeError: ``spin`` or ``randomize_layout`` is no bool, or ``python`` no path.
+        ValueError: The start method does not exist on this system, ``max_starting`` is not a positive int, ``preload``
+            is used without a fork server, or ``python`` with ``"loky"`` or ``"fork"``.
+        TypeError: ``spin`` or ``randomize_layout`` is not a bool, or ``python`` is not a path.
     """
 
     kills = True
@@ -136,7 +132,7 @@ class ProcessBackend(Backend):
 
     def loads_code(self, env_vars: Mapping[str, str]) -> bool:
         """Return whether workers run the caller's code; see `envactors.backends.base.Backend.loads_code`."""
-        with contextlib.suppress(LaunchRefusedError):  # which the start raises too
+        with contextlib.suppress(LaunchRefusedError):  # the start raises it, too
             return code_tag(self.python, frozenset(env_vars.items())) == sys.implementation.cache_tag
         return True
 
@@ -150,7 +146,7 @@ class ProcessBackend(Backend):
         """Start a worker process; see `envactors.backends.base.Backend.launch`."""
         if not os.path.isdir("/dev/fd"):  # noqa: PTH112
             raise LaunchRefusedError(
-                "/dev/fd does not exist, so that /proc is not mounted, through which workers are watched: mount it "
+                "/dev/fd does not exist, so /proc is not mounted, which envactors needs to watch workers: mount it "
                 "(mount -t proc proc /proc), or use backend='thread'"
             )
         code_tag(self.python, frozenset(env_vars.items()))
@@ -196,13 +192,13 @@ class ProcessWorker(Worker):
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
-        number: Its number as the reaper knows it.
-        slab: The descriptor of the memory that steps may go through, or None.
+        number: Its number in the reaper.
+        slab: The descriptor of the memory of its vector; None without one.
         envs: How many envs it will have.
         start: Starts the process with the descriptors that it inherits and the place of its page.
 
     Raises:
-        OSError: The system could not start it.
+        OSError: The system could not start the worker.
     """
 
     def __init__(
@@ -222,7 +218,7 @@ class ProcessWorker(Worker):
             descriptors = Descriptors(channel, out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab, stacks)
             self._process = start(descriptors, slot.place)
             REAPER.watch(number, self._process.pid)
-            DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it is sent the factories
+            DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
             self.channel = Channel(sock)
             self.pid, self.sentinel = self._process.pid, self._process.fileno()
@@ -232,7 +228,7 @@ class ProcessWorker(Worker):
         self._process.send_signal(SIGKILL)
 
     def begin_timing(self, spans: bool) -> None:
-        del spans  # they are read where they are written
+        del spans  # both sides share the page
         self._slot.begin_timing()
 
     def ask_stacks(self) -> ProcessStacks:

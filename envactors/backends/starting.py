@@ -1,4 +1,4 @@
-"""Ways to start a worker process without a fork server, and the environment it starts with."""
+"""The start methods that need no fork server, and the environment that workers start with."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from envactors.system.sockets import sigpipe_blocked
 from envactors.worker.bootstrap import Descriptors, run, run_forked
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
-# Elsewhere the system's libraries do not bear being forked, and nothing ends what a fork server has forked.
+# On other systems, libraries do not survive a fork, and nothing would end the workers of a fork server.
 DEFAULT: Final[StartMethod] = "loky" if PORTABLE else "forkserver"
 
 
-# The variables that set the number of threads of numerical libraries, which read them once, when they are imported.
+# The variables that limit the threads of numerical libraries, which read them once, when they are imported.
 THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -36,10 +36,10 @@ THREAD_CAPS = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-# What a fresh interpreter begins with; also one that is too old to import this package. No directory of its own is on
-# its path: it may have modules that the caller does not import, and if it is gone, Python 3.13.0 imports no `socket`.
-# The package is imported from its home before the path is put in order, so that no other version of it, and no other
-# package of the caller, is ever found. Imports are quicker without garbage collections.
+# The first code of a fresh interpreter, which may be too old to import this package. It removes the working directory
+# from the path: that may contain modules that the caller does not import, and if it was removed, Python 3.13.0 cannot
+# import `socket`. It imports this package from its home before it sets the path, so that no other version is found.
+# Imports are faster without garbage collection.
 _BOOT: Final = """
 import sys; sys.path[:] = [entry for entry in sys.path if entry]
 sys.version_info >= (3, 10) or sys.exit("it is Python %d.%d: expected 3.10 or newer" % sys.version_info[:2])
@@ -49,36 +49,37 @@ path, sys.path[:], sys.argv[:] = boot.pop("path") or sys.path[:], boot.pop("home
 import envactors; sys.path[:] = path
 from {module} import {function}; gc.enable(); {function}(**boot)
 """
-# The kernel limits the length of one argument to 128 KiB.
+# The length of one argument, in bytes, which the kernel limits to 128 KiB.
 _LONGEST_ARGUMENT: Final = 100_000
-# The processes that multiprocessing reaps by itself.
+# The processes that multiprocessing reaps.
 _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
 def as_elsewhere(start_method: Any) -> Any:
-    """Return the start method for what users of another library call so: its fork server is for a clean process."""
+    """Return the start method for the name that another library uses; its fork server stands for a clean process."""
     return DEFAULT if start_method == "forkserver" else start_method
 
 
 def thread_caps(env_vars: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that limit numerical libraries to one thread each.
 
-    Variables that the caller's environment sets are left out. If it or ``env_vars`` sets ``OMP_NUM_THREADS``, all are.
+    Variables that the caller's environment sets are left out. If ``OMP_NUM_THREADS`` is set there or in ``env_vars``,
+    the result is empty.
     """
     if "OMP_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in env_vars:
         return {}
     return {name: "1" for name in THREAD_CAPS if name not in os.environ}
 
 
-# A program is started in the context ``layout``, which says whether the layout of its memory is fixed: then the worker
-# restores a random one for what it starts.
+# The context in which a program is started. It yields whether the addresses of the program are fixed: then the worker
+# restores random ones for the programs that it starts.
 Layout: TypeAlias = AbstractContextManager[bool]
 
 
 def start_by_loky(
     name: str, descriptors: Descriptors, page: PagePlace, environment: dict[str, str], layout: Layout
 ) -> Process:
-    """Start a fresh interpreter by loky's process context.
+    """Start a fresh interpreter with loky's process context.
 
     Raises:
         LaunchRefusedError: The working directory was removed.
@@ -92,13 +93,13 @@ def start_by_loky(
             "the working directory was removed, and start_method='loky' needs one: change to another with os.chdir, or "
             "use start_method='spawn'"
         )
-    # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread; Ctrl-C
-    # would reach workers that are still starting.
+    # `ensure_running` starts the tracker for the first worker, and then unblocks SIGINT in this thread: Ctrl-C would
+    # reach workers that are still starting.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with sigpipe_blocked():  # it writes to the tracker's pipe
         resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # Loky passes on no option, and starts a module, which puts the working directory on the path.
+    # Loky passes on no options, and runs a module, which puts the working directory on the path.
     changes = {name: "" for name in environment if name.startswith("PYTHON") and sys.flags.ignore_environment}
     changes |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1" if sys.flags.no_user_site else ""}
     restored = {name: environment.get(name) for name in changes}
@@ -106,14 +107,14 @@ def start_by_loky(
         args = descriptors, page, os.getpid(), fixed, restored
         process = get_context("loky").Process(target=run, name=name, args=args, env={**environment, **changes})
         process.start()
-    # This backend reaps its processes itself: multiprocessing must not do it before.
+    # This library reaps its processes; multiprocessing must not do so first.
     _children.discard(process)
     return _watched(process.pid, lambda: process.exitcode)
 
 
 @contextlib.contextmanager
 def _not_daemonic() -> Iterator[None]:
-    """Let multiprocessing start a process in a daemonic one, too, since workers end with the one that started them."""
+    """Let multiprocessing start a process in a daemonic one: workers end with their parent anyway."""
     config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
     before = config.pop("daemon", None)
     try:
@@ -132,7 +133,7 @@ def start_interpreter(
         process = start_python("envactors.worker.bootstrap", "run", boot, descriptors.present(), environment, python)
 
     def reap() -> int | None:
-        code = await_exit(process.pid)  # where `poll` returns 0 for a status that nobody knows
+        code = await_exit(process.pid)  # `poll` would return 0 if the exit code is not known
         process.returncode = code or 0
         return code
 
@@ -143,7 +144,7 @@ def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str
     """Fork the caller."""
     parent_pid = os.getpid()
     with warnings.catch_warnings():
-        # Python warns of forking a process with threads; the documentation of this start method says so already.
+        # Python warns against forking a process with threads. The documentation of this start method does, too.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -154,20 +155,20 @@ def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str
 def start_python(
     module: str, function: str, boot: dict[str, Any], fds: Sequence[int], env: Mapping[str, str], python: str | None
 ) -> subprocess.Popen[bytes]:
-    """Start a fresh interpreter with these environment variables; it runs a function, as in `python_command`."""
+    """Start a fresh interpreter with this environment, which runs a function; see `python_command`."""
     command = python_command(module, function, boot, python)
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # noqa: S603 # its own code
 
 
 def python_command(module: str, function: str, boot: dict[str, Any], python: str | None) -> list[str]:
-    """Return the command by which an interpreter runs a function of a module.
+    """Return the command with which an interpreter runs a function of this package.
 
     Args:
-        module: The module, one of this package.
-        function: Its name.
-        boot: Its arguments.
-        python: The interpreter; None for a copy of this one with the same path. Another one has its own path, since
-            packages there are for its version of Python; of the caller's it imports this package alone.
+        module: The module of the function.
+        function: The name of the function.
+        boot: The arguments of the function.
+        python: The interpreter; None for a copy of this one with the same path. Another one keeps its own path, since
+            the packages there are for its version of Python, and imports only this package from the caller's path.
     """
     path = [place for entry in sys.path if (place := entry or working_directory())]
     home = [str(Path(__file__).parents[2])]

@@ -1,4 +1,4 @@
-"""What the doorbells of all systems have in common."""
+"""The part of a doorbell that all systems share."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 
 class BellPoller(Protocol):
-    """What a doorbell needs of those that poll it."""
+    """What a doorbell needs of its pollers."""
+
+    def add_bell(self, bell: Any) -> None: ...
 
     def remove(self, fd: int) -> None: ...
 
 
-_Poller = TypeVar("_Poller", bound=BellPoller)
-
-
-class BaseDoorbell(ABC, Generic[_Poller]):
-    """Wakes the threads that poll it; several rings count as one, and after `close` they do nothing.
+class BaseDoorbell(ABC):
+    """Wakes the threads that poll it. Several rings count as one, and after `close` they do nothing.
 
     Args:
         hearing: The descriptor that is readable after a ring.
@@ -29,16 +28,17 @@ class BaseDoorbell(ABC, Generic[_Poller]):
         ring_open: Rings.
 
     Attributes:
-        ring_open: Rings without a lock; for a caller that knows that no thread closes the doorbell meanwhile.
+        ring_open: Rings without a lock, for a caller that knows that no thread closes the doorbell meanwhile.
     """
 
     def __init__(self, hearing: int, ringing: int, ring_open: Callable[[], None]) -> None:
-        self._hearing, self._ringing = hearing, ringing
-        self.ring_open = ring_open
+        self._hearing = hearing
+        self._ringing = ringing
         self._write = ring_open
+        self.ring_open = ring_open
         self._closed = False
-        self._pollers: weakref.WeakSet[_Poller] = weakref.WeakSet()
-        # A closed descriptor's number may soon be another's. Reentrant, since finalizers ring too.
+        self._pollers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Guards against writing to a closed descriptor, whose number may be reused. Reentrant: finalizers ring, too.
         self._lock = threading.RLock()
 
     def fileno(self) -> int:
@@ -46,7 +46,7 @@ class BaseDoorbell(ABC, Generic[_Poller]):
         return self._hearing
 
     def ringer(self) -> int:
-        """Return the descriptor that another process makes a doorbell of to ring this one."""
+        """Return the descriptor from which another process makes a doorbell to ring this one."""
         return self._ringing
 
     def ring(self) -> None:
@@ -56,19 +56,16 @@ class BaseDoorbell(ABC, Generic[_Poller]):
 
     @abstractmethod
     def clear(self) -> None:
-        """Stop being readable until the next ring; not for a doorbell that is registered somewhere."""
+        """Stop being readable until the next ring; not for a doorbell that is registered with a poller."""
 
-    def register(self, poller: _Poller) -> None:
-        """Add it to a poller, which reports each ring until `unregister` or `close`, also if others poll it."""
+    def register(self, poller: BellPoller) -> None:
+        """Have a poller report each ring until `unregister` or `close`, also if others poll it."""
         with self._lock:
             if not self._closed and poller not in self._pollers:
-                self._add_to(poller)
+                poller.add_bell(self)
                 self._pollers.add(poller)
 
-    @abstractmethod
-    def _add_to(self, poller: _Poller) -> None: ...
-
-    def unregister(self, poller: _Poller) -> None:
+    def unregister(self, poller: BellPoller) -> None:
         """Remove it from a poller, if it is registered there."""
         with self._lock:
             if poller in self._pollers:
@@ -79,7 +76,7 @@ class BaseDoorbell(ABC, Generic[_Poller]):
         with self._lock:
             self._closed = True
             for poller in self._pollers:
-                with contextlib.suppress(ValueError):  # itself closed meanwhile
+                with contextlib.suppress(ValueError):  # the poller was closed meanwhile
                     poller.remove(self._hearing)
             for fd in {self._hearing, self._ringing}:
                 os.close(fd)

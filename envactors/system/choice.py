@@ -1,4 +1,4 @@
-"""Which system calls this process uses: those of Linux, or those that every Unix has."""
+"""The choice between the system calls of Linux and those that every Unix has."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 from typing import Final, Literal, TypeAlias, get_args
 
 SystemName: TypeAlias = Literal["linux", "portable"]
-# Workers are told by it what their caller has chosen.
+# This environment variable also tells workers what their caller has chosen.
 VARIABLE: Final = "ENVACTORS_SYSTEM"
 
 
 def choose() -> SystemName:
-    """Return what the environment variable says or, if it is not set, Linux's own calls where they work.
+    """Return the value of the environment variable or, if it is not set, "linux" where Linux's calls work.
 
     Raises:
-        ImportError: The platform is Windows, or the variable says something else.
+        ImportError: The platform is Windows, or the variable has another value.
     """
     if sys.platform == "win32":
         raise ImportError(
@@ -32,12 +32,12 @@ def choose() -> SystemName:
 
 
 def has_linux_calls() -> bool:
-    """Return whether Python was built with the calls, and the kernel has the last that came to it."""
+    """Return whether Python was built with the calls of Linux, and the kernel has the newest of them."""
     if not all(hasattr(*call) for call in ((select, "epoll"), (os, "eventfd"), (os, "memfd_create"))):
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # an old kernel, or a sandbox that stands in for one
+    except (AttributeError, OSError):  # an old kernel, or a sandbox that imitates one
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Memory that processes share and that has no name: nothing of it is left when they are killed."""
+"""Memory that processes share and that has no name, so that nothing of it is left when they are killed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ else:
 
 
 class SharedFile:
-    """A file without a path, in memory, to be mapped here and in other processes; mappings outlive it.
+    """A file in memory, without a path, that several processes map. Mappings outlive it.
 
     Args:
-        name: What debugging tools show.
+        name: The name that debugging tools show.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,12 +28,12 @@ class SharedFile:
         return self._file.fileno()
 
     def map(self, size: int) -> mmap.mmap:
-        """Set its size, once, and map it; its memory is to be reserved before it is used."""
+        """Set the size, once, and map the file; reserve its memory before you use it."""
         fix_size(self.fileno(), size)
-        return map_file(self.fileno(), size)
+        return mmap.mmap(self.fileno(), size)
 
     def reserve(self, start: int, size: int) -> None:
-        """Reserve the memory of a part, which nobody uses yet.
+        """Reserve the memory of a part that is not in use yet.
 
         Raises:
             OSError: There is not enough memory.
@@ -41,10 +41,10 @@ class SharedFile:
         reserve(self.fileno(), start, size)
 
     def extend(self, size: int) -> tuple[tuple[int, int], Part]:
-        """Add a part behind all others, reserve its memory, and map it.
+        """Append a part, reserve its memory, and map it.
 
         Returns:
-            Where it begins and how long it is, by which other processes map it; the part.
+            Its start and size, by which other processes map it, and the part.
 
         Raises:
             OSError: There is not enough memory.
@@ -53,7 +53,7 @@ class SharedFile:
         return (start, size), self.add(start, size)
 
     def add(self, start: int, size: int) -> Part:
-        """Add a part at a multiple of a page; otherwise as `extend`."""
+        """Add a part that starts at a multiple of a page; otherwise like `extend`."""
         self.reserve(start, size)
         return Part(self.fileno(), size, offset=start)
 
@@ -65,21 +65,16 @@ class SharedFile:
 
 
 def next_page(size: int) -> int:
-    """Return the smallest multiple of a page that is not less."""
+    """Round a size up to a multiple of a page."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class Part(mmap.mmap):
-    """A part of a file that is given back to the system once nobody refers to it, or to arrays in it, any more."""
+    """A part of a file whose memory is freed once nothing refers to it, or to arrays in it."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         self._owner_pid = os.getpid()
 
     def __del__(self) -> None:
-        if hasattr(mmap, "MADV_REMOVE") and os.getpid() == self._owner_pid:  # a fork has it, too
+        if hasattr(mmap, "MADV_REMOVE") and os.getpid() == self._owner_pid:  # a forked child has it, too
             self.madvise(mmap.MADV_REMOVE)
-
-
-def map_file(fd: int, size: int, start: int = 0) -> mmap.mmap:
-    """Map a file, or a part that begins at a multiple of a page, as memory shared with all processes that map it."""
-    return mmap.mmap(fd, size, offset=start)

@@ -13,7 +13,7 @@ if TYPE_CHECKING or not PORTABLE:
 else:
     from envactors.system.portable.polling import *
 
-# The system's calls refuse much longer time-outs; a caller with a later deadline waits again. In seconds.
+# The longest time-out of one wait, in seconds: system calls refuse much longer ones. With a later deadline, wait again.
 LONGEST_WAIT = 1e6
 
 

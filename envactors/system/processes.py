@@ -1,4 +1,4 @@
-"""Processes: watching, ending and starting them, their memory layout, and what they know of parent and terminal."""
+"""Processes: watching and ending them, and detaching them from the parent's terminal."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SIGKILL = signal.SIGKILL
 
 
 class Process:
-    """A process that cannot be mistaken for another: its descriptor becomes readable when it ends.
+    """A process that cannot be mistaken for another one: its descriptor becomes readable when it ends.
 
     Args:
-        pid: Its process id.
+        pid: The process id.
         sentinel: The descriptor.
-        exit_code: Reaps it once it has ended; returns its exit code, minus the signal's number, or None.
+        exit_code: Reaps the ended process; returns its exit code, minus the signal's number, or None.
     """
 
     def __init__(self, pid: int, sentinel: int, exit_code: Callable[[], int | None]) -> None:
         self.pid = pid
         self._sentinel = sentinel
         self._exit_code = exit_code
-        # Neither the descriptor's number nor the process id is its own once it was reaped.
+        # Once it was reaped, its descriptor and process id may be reused.
         self._is_reaped = False
         self._lock = threading.Lock()
 
@@ -57,18 +57,19 @@ class Process:
 
 
 def interpreter_options() -> list[str]:
-    """Return the options that this interpreter was started with, such as ``-I``, ``-P`` and ``-X``.
+    """Return the options that this interpreter was started with, such as ``-I``, ``-P``, and ``-X``.
 
-    Those for warnings (``-W``) are left out: as errors they would end helper processes.
+    Options for warnings (``-W``) are left out: warnings that are errors would end helper processes.
     """
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
     return [option for option in options if not option.startswith("-W")]
 
 
 def await_exit(pid: int) -> int | None:
-    """Wait for the end of a child and reap it; return its exit code, minus the signal's number.
+    """Wait for the end of a child, reap it, and return its exit code, minus the signal's number.
 
-    Return None if nobody knows it: the kernel has reaped the child if SIGCHLD is ignored.
+    Returns:
+        None if the code is not known, because SIGCHLD is ignored and so the kernel has reaped the child.
     """
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -77,20 +78,20 @@ def await_exit(pid: int) -> int | None:
 
 
 def kill_group(leader: int) -> None:
-    """End all processes of the group that a process leads; it must not have been reaped yet."""
+    """Kill the process group of a leader that was not reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def detach() -> None:
-    """Detach this process, and those that it starts, from the parent's terminal."""
-    # A process group of its own: Ctrl-C in the caller's terminal reaches the caller alone. Not a session of its own:
-    # with schedulers that divide a core by sessions, a worker could not yield the core to the caller.
+    """Detach this process and its future children from the parent's terminal."""
+    # In a separate process group, Ctrl-C in the caller's terminal reaches only the caller. A separate session would be
+    # wrong: where the scheduler divides a core by sessions, a worker could not yield the core to the caller.
     os.setpgid(0, 0)
     # A background process that reads from its terminal, or changes the terminal's settings, is stopped.
-    with contextlib.suppress(OSError), open("/dev/tty", "rb", 0) as terminal:  # noqa: PTH123 # it may have none
+    with contextlib.suppress(OSError), open("/dev/tty", "rb", 0) as terminal:  # noqa: PTH123 # there may be none
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as the caller does; nobody would learn of children's ends
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited; the ends of children would go unnoticed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
-# Pass these flags to each `send`, `sendall` or `sendmsg`, so that a closed peer is a BrokenPipeError and no signal.
+# Pass these flags to each `send`, `sendall`, or `sendmsg`, so that a closed peer raises BrokenPipeError, not a signal.
 SEND_FLAGS: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0)
-# macOS lacks the flag and has this option of a socket instead, which Python does not name.
+# macOS lacks the flag. It has this option of a socket instead, which has no name in Python.
 _SO_NOSIGPIPE = 0x1022
 
 
@@ -36,9 +36,9 @@ def prevent_sigpipe(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def sigpipe_blocked() -> Iterator[None]:
-    """Keep SIGPIPE from this thread in the context.
+    """Block SIGPIPE in this thread, and discard it at the end of the context.
 
-    It is for writes that take no flag: those to pipes, and those by libraries such as OpenSSL.
+    For writes that take no flags: to pipes, and by libraries such as OpenSSL.
     """
     only = {signal.SIGPIPE}
     if signal.SIGPIPE in signal.pthread_sigmask(signal.SIG_BLOCK, only):

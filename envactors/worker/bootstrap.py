@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import mmap
 import multiprocessing
 import os
 import socket
@@ -18,7 +19,7 @@ from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import PAGE, ControlPage, PagePlace
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.slab import Layout, Slab
-from envactors.system.memory import SharedFile, map_file, map_part
+from envactors.system.memory import SharedFile, map_part
 from envactors.system.polling import Doorbell
 from envactors.system.processes import (
     STACKS_SIGNAL,
@@ -156,7 +157,7 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)  # type: ignore[arg-type] # one of the two
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # type: ignore[arg-type] # the parent empties it now and then
     os.write(fd, b"\n")  # type: ignore[arg-type] # from now on the parent may send it
-    memory = map_file(descriptors.pages, place.length * PAGE, place.first * PAGE)
+    memory = mmap.mmap(descriptors.pages, place.length * PAGE, offset=place.first * PAGE)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:
@@ -180,7 +181,7 @@ class MappedParts:
         self._fd = fd
 
     def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
-        slab = Slab(layout, map_file(self._fd, layout.size))
+        slab = Slab(layout, mmap.mmap(self._fd, layout.size))
         return slab, InfoWriter(slab)
 
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:

@@ -444,7 +444,7 @@ def test_what_is_no_interpreter(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
     assert "cannot be run (Permission denied)" in refusal(plain)
-    assert "is no Python interpreter: it printed ''" in refusal("true")
+    assert "is not a Python interpreter: it printed ''" in refusal("true")
     assert "cannot run workers: " in refusal("false")
 
 

@@ -1,4 +1,4 @@
-"""How much memory is left: of the machine, and of each memory cgroup (of either version) that this process is in."""
+"""The memory that is left, on the machine and in each memory cgroup (version 1 or 2) of this process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NO_LIMIT: Final = 1 << 60
 
 
 class MemoryRoom(NamedTuple):
-    """Memory of which a limited amount is left, all in bytes.
+    """A limited amount of memory. All sizes are in bytes.
 
     Attributes:
-        whose: Whose memory it is.
-        limit: How much there is.
-        used: How much of it is used and cannot be reclaimed.
-        swap: How much of that may still be swapped out.
+        whose: What has this limit: the machine or a cgroup.
+        limit: The limit.
+        used: How much is used and cannot be reclaimed.
+        swap: How much of that can still be swapped out.
     """
 
     whose: str
@@ -28,12 +28,12 @@ class MemoryRoom(NamedTuple):
 
     @property
     def free(self) -> int:
-        """How much more may be used."""
+        """The size that can still be used."""
         return max(0, self.limit - self.used + self.swap)
 
 
 def find_tightest(root: Path = Path("/")) -> MemoryRoom | None:
-    """Return the room that leaves the least; None if the system does not tell.
+    """Return the limit that leaves the least memory; None if the system does not tell.
 
     Args:
         root: The root of the file system.
@@ -48,10 +48,10 @@ def find_tightest(root: Path = Path("/")) -> MemoryRoom | None:
 
 
 def _read_cgroups(root: Path, swap: int) -> Iterator[MemoryRoom]:
-    """Yield the rooms of the cgroups that this process is in, from its own up to the topmost that is visible."""
+    """Yield the limits of the cgroups of this process, from the innermost to the outermost that is visible."""
     for version, mount_root, mount_point in _find_mounts(root):
         own = _find_own_path(root, version)
-        # Without a namespace of its own, a container sees its path from the host's root, and only its own part of it.
+        # A container in the host's cgroup namespace sees its path from the host's root, and mounts only a part.
         own = "" if own is None or ".." in own else own
         inside = own[len(mount_root.rstrip("/")) :] if own.startswith(mount_root) else ""
         top = root / mount_point.lstrip("/")
@@ -67,7 +67,7 @@ def _read_cgroups(root: Path, swap: int) -> Iterator[MemoryRoom]:
 
 
 def _find_mounts(root: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (version, path of what is mounted within the hierarchy, mount point) of each mounted memory hierarchy."""
+    """Yield (version, path of the mounted part, mount point) for each mounted memory hierarchy."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/mountinfo").read_text().splitlines():
             fields, _, rest = line.partition(" - ")
@@ -90,7 +90,7 @@ def _read_version_1(directory: Path, swap: int) -> MemoryRoom:
     limit, usage = (int((directory / f"memory.{name}_in_bytes").read_text()) for name in ("limit", "usage"))
     cache = _read_fields(directory / "memory.stat")
     used = usage - cache.get("total_inactive_file", 0) - cache.get("total_active_file", 0)
-    with contextlib.suppress(OSError):  # the limit of both, and what both use
+    with contextlib.suppress(OSError):  # the limit of memory and swap together, and their usage
         both, usage_of_both = (
             int((directory / f"memory.memsw.{name}_in_bytes").read_text()) for name in ("limit", "usage")
         )
@@ -111,7 +111,7 @@ def _read_version_2(directory: Path, swap: int) -> MemoryRoom:
 
 
 def _read_fields(path: Path, unit: int = 1) -> dict[str, int]:
-    """Return the numbers in a file with a name and a number a line."""
+    """Return the numbers in a file that has a name and a number in each line."""
     fields: dict[str, int] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():

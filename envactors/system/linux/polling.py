@@ -18,7 +18,7 @@ class Poller:
     """Waits for many descriptors at once; another poller can wait for it.
 
     Attributes:
-        poll: Waits up to so many seconds (None: for ever) and returns pairs (descriptor, READABLE | WRITABLE).
+        poll: Waits at most this many seconds (None: no limit) and returns pairs (descriptor, READABLE | WRITABLE).
     """
 
     def __init__(self) -> None:
@@ -28,13 +28,16 @@ class Poller:
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def add(self, fd: int, *, edges: bool = False) -> None:
-        """Watch a descriptor for reading; with ``edges``, report it once each time that something new comes."""
-        events = select.EPOLLIN | (select.EPOLLET if edges else 0)
+    def add(self, fd: int, events: int = select.EPOLLIN) -> None:
+        """Watch a descriptor for reading."""
         try:
             self._epoll.register(fd, events)
-        except FileExistsError:  # an interrupt has kept it from being noted
+        except FileExistsError:  # it was added before, but an exception kept the caller from recording that
             self._epoll.modify(fd, events)
+
+    def add_bell(self, bell: BaseDoorbell) -> None:
+        """Report each ring of a doorbell once."""
+        self.add(bell.fileno(), select.EPOLLIN | select.EPOLLET)
 
     def watch(self, fd: int, *, readable: bool = True, writable: bool = False) -> None:
         """Change what a descriptor is watched for; with neither it is not reported."""
@@ -47,11 +50,11 @@ class Poller:
         self._epoll.close()
 
 
-class Doorbell(BaseDoorbell[Poller]):
+class Doorbell(BaseDoorbell):
     """A doorbell; see `BaseDoorbell`.
 
     Args:
-        fd: The descriptor of a doorbell that another process made; None makes one.
+        fd: The descriptor of a doorbell of another process; None to make a new one.
 
     Attributes:
         is_shareable: Whether several processes can hear one doorbell.
@@ -66,6 +69,3 @@ class Doorbell(BaseDoorbell[Poller]):
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._hearing)
-
-    def _add_to(self, poller: Poller) -> None:
-        poller.add(self._hearing, edges=True)

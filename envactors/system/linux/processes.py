@@ -12,43 +12,43 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# Asks a worker for the stacks of its threads. A real-time signal, so that SIGUSR1 and SIGUSR2 stay the env's own.
+# Asks a worker for the stacks of its threads. A real-time signal leaves SIGUSR1 and SIGUSR2 to the env.
 STACKS_SIGNAL: Final[int] = signal.SIGRTMIN + 9
 
-# How far workers are above their caller when the kernel chooses whom to end, in thousandths of all memory; and the top.
+# How much likelier than their caller the kernel kills workers when memory runs out, in thousandths of all memory; and
+# the highest value.
 _OOM_MARGIN, _OOM_MOST = 500, 1000
-# A limit that the kernel has not enforced since version 2.4.25, but still passes on to all descendants.
+# A limit that the kernel no longer enforces, but still passes on to all descendants.
 _RLIMIT_LOCKS = 10
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# Flags of `personality`: no random addresses;
+# A flag of `personality`: no random addresses.
 _NO_RANDOMIZE = 0x0040000
-# libraries from the first third of the address space up. At the addresses that programs without random ones have by
-# default, the same work has been seen to take half as long again.
+# Another one: libraries start at the first third of the address space. With the default addresses of programs that have
+# no random ones, the same work took half as long again.
 _COMPAT_LAYOUT = 0x0200000
-_QUERY = 0xFFFFFFFF  # changes nothing
+# Changes no flag.
+_QUERY = 0xFFFFFFFF
 
 
 def open_sentinel(pid: int) -> int:
-    """Return a descriptor that becomes readable when a child ends, which must not have been reaped yet."""
+    """Return a descriptor that becomes readable when a child ends that was not reaped yet."""
     return os.pidfd_open(pid)
 
 
 def close_sentinel(sentinel: int) -> None:
-    """Close what `open_sentinel` has returned."""
+    """Close the descriptor from `open_sentinel`."""
     os.close(sentinel)
 
 
 def send_signal(pid: int, sentinel: int, signum: int) -> None:
-    """Send a signal to the process of a sentinel; nothing happens if it has ended."""
+    """Send a signal to the process of a sentinel; do nothing if it has ended."""
     del pid
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(sentinel, signum)
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Make this process end with its parent.
-
-    The kernel ends it as soon as the *thread* that started it has ended.
+    """Have the kernel kill this process as soon as the *thread* that started it has ended.
 
     Args:
         parent_pid: The parent's process id.
@@ -62,8 +62,8 @@ def end_with_parent(parent_pid: int) -> None:
 
 
 def volunteer_for_oom() -> None:
-    """Have the kernel, when memory runs out, end this process and its children before the one that started it."""
-    with contextlib.suppress(OSError):  # /proc is not there, or read-only
+    """Have the kernel kill this process and its children before its parent when memory runs out."""
+    with contextlib.suppress(OSError):  # /proc is missing or read-only
         file = Path("/proc/self/oom_score_adj")
         file.write_text(str(min(int(file.read_text()) + _OOM_MARGIN, _OOM_MOST)))
 
@@ -78,7 +78,7 @@ def adopt_orphans() -> None:
 
 
 def tag_descendants(tag: int) -> None:
-    """Give this process, and all that it starts, a number that the reaper knows them by, if the system allows it."""
+    """Tag this process and its descendants, so that the reaper finds them, if the system allows it."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(_RLIMIT_LOCKS, (tag, resource.getrlimit(_RLIMIT_LOCKS)[1]))
 
@@ -90,14 +90,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def count_threads() -> int:
-    """Return how many threads this process has, those that are not Python's included."""
+    """Return how many threads this process has, including those that are not Python's."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def describe_state(pid: int) -> str:
-    """Return a few words on why a process may not answer."""
+    """Return a few words that say why a process may not answer."""
     try:
-        # The name before it, in parentheses, may contain anything.
+        # The name of the program comes before it in parentheses, and may contain anything.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         state = "X"
@@ -111,7 +111,7 @@ def describe_state(pid: int) -> str:
 
 
 def resident_memory(pid: int) -> int:
-    """Return how many bytes of memory a process occupies; 0 if it has ended."""
+    """Return the resident memory of a process in bytes; 0 if it has ended."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):
@@ -120,7 +120,7 @@ def resident_memory(pid: int) -> int:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words of a process's command line; none if it has ended."""
+    """Return the arguments of a process; an empty list if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -129,14 +129,14 @@ def command_line(pid: int) -> list[str]:
 
 @contextlib.contextmanager
 def fixed_layout() -> Iterator[bool]:
-    """Start the programs that this thread starts in the context at one and the same addresses.
+    """Give all programs that this thread starts in the context the same addresses.
 
-    Processors predict branches by address. Interpreters that take turns on a core, each with its code somewhere else,
-    evict each other's predictions and step at half the speed. If the kernel refuses (in some containers), layouts stay
-    random.
+    Processors predict branches by address. Interpreters that take turns on a core, each with its code at other
+    addresses, evict each other's predictions and step at half the speed. If the kernel refuses, as in some containers,
+    addresses stay random.
 
     Yields:
-        Whether the layout was random before and is fixed now: started programs then call `restore_random_layout`.
+        Whether this has fixed the addresses, so that the started programs must call `restore_random_layout`.
     """
     before, fixed = _personality(_QUERY), _NO_RANDOMIZE | _COMPAT_LAYOUT
     changed = before >= 0 and not before & _NO_RANDOMIZE and _personality(before | fixed) >= 0
@@ -148,12 +148,12 @@ def fixed_layout() -> Iterator[bool]:
 
 
 def restore_random_layout() -> None:
-    """Give the programs that this process starts random layouts again, after `fixed_layout`."""
+    """Undo `fixed_layout` for the programs that this process starts."""
     now = _personality(_QUERY)
     if now >= 0:
         _personality(now & ~(_NO_RANDOMIZE | _COMPAT_LAYOUT))
 
 
 def _personality(wanted: int) -> int:
-    """Set the kernel's flags for this thread and what it starts; return the flags before, or -1 if it refuses."""
+    """Set the flags of this thread and of what it starts; return the flags before, or -1 if the kernel refuses."""
     return int(ctypes.CDLL(None).personality(ctypes.c_ulong(wanted)))

@@ -1,1 +1,1 @@
-"""What stands in for the calls of Linux on other platforms: the standard library of a Unix alone."""
+"""Replacements for the calls of Linux, with nothing but the standard library of a Unix."""

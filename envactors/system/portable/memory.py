@@ -1,4 +1,4 @@
-"""Temporary files that are unlinked at once."""
+"""Shared memory in temporary files that are unlinked at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def open_unnamed(name: str) -> IO[bytes]:
 
 
 def fix_size(fd: int, size: int) -> None:
-    """Set the size of a file; unlike a sealed memfd, nothing keeps another process from changing it later."""
+    """Set the size of a file. Unlike with a memfd, nothing keeps another process from shrinking it later."""
     os.ftruncate(fd, size)
 
 
@@ -28,26 +28,26 @@ def map_part(fd: int, size: int, start: int) -> memoryview:
 
 
 def check_room(size: int) -> None:
-    """Do nothing: there is no common way to find out how much memory is left."""
+    """Do nothing: no portable call says how much memory is left."""
     del size
 
 
 def reserve(fd: int, start: int, size: int) -> None:
-    """Reserve the space of a part of a file, which nobody uses yet; mapped memory without it would end the process."""
+    """Reserve the space of a part of a file that is not in use yet; touching it without that would end the process."""
     end = start + size
     while start < end:
         start += os.pwrite(fd, _ZEROS[: end - start], start)
 
 
 def open_file_of(pid: int, name: str) -> int | None:
-    """Return None: other processes do not show their files."""
+    """Return None: no portable call opens the files of other processes."""
     del pid, name
     return None
 
 
 @contextlib.contextmanager
 def file_of_text(name: str, text: str) -> Iterator[str]:
-    """Return the path of a file with this text, which is readable for this user alone and is removed at the end."""
+    """Yield the path of a file with this text, which only this user can read and which is removed at the end."""
     with tempfile.NamedTemporaryFile(prefix=name) as file:
         file.write(text.encode())
         file.flush()

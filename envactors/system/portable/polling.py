@@ -19,12 +19,12 @@ WRITABLE = selectors.EVENT_WRITE
 class Poller:
     """Waits for many descriptors at once; another poller can wait for it.
 
-    The system only says that a doorbell's socket has something to read, and the first poller that reads it takes it
-    from the others. So a poller that hears a doorbell empties its socket and announces it to the other pollers that it
-    is registered with. Each of them reports every ring at least once; rings that are reported twice do no harm.
+    The system only reports that the socket of a doorbell is readable, and the first poller that reads it takes the ring
+    from the others. So a poller that hears a doorbell empties its socket, and announces the ring to the other pollers
+    of that doorbell. Each poller reports every ring at least once; reporting one twice does no harm.
 
     Raises:
-        OSError: The platform has no way of waiting that can be nested (epoll, kqueue or /dev/poll).
+        OSError: The platform has none of epoll, kqueue, and /dev/poll, which can be nested.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Poller:
             raise OSError(f"{type(self._selector).__name__} cannot be polled itself: expected epoll or kqueue")
         self._fileno: int = self._selector.fileno()
         self._bells: dict[int, Doorbell] = {}
-        # The doorbells that other pollers have heard, and what wakes this one then.
+        # The doorbells that other pollers have heard, and the pair of sockets that wakes this one then.
         self._announced: set[int] = set()
         self._wakes, self._waker = _bell_pair()
         self._selector.register(self._wakes, selectors.EVENT_READ)
@@ -44,7 +44,7 @@ class Poller:
         return self._fileno
 
     def poll(self, seconds: float | None) -> list[tuple[int, int]]:
-        """Wait up to so many seconds (None: for ever) and return pairs (descriptor, READABLE | WRITABLE)."""
+        """Wait at most this many seconds (None: no limit) and return pairs (descriptor, READABLE | WRITABLE)."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             events = self._select(0 if self._announced else seconds)
@@ -72,7 +72,7 @@ class Poller:
 
     def add(self, fd: int) -> None:
         """Watch a descriptor for reading."""
-        with contextlib.suppress(KeyError):  # an interrupt has kept it from being noted
+        with contextlib.suppress(KeyError):  # it was added before, but an exception kept the caller from recording that
             self._selector.register(fd, selectors.EVENT_READ)
 
     def add_bell(self, bell: Doorbell) -> None:
@@ -90,7 +90,7 @@ class Poller:
     def watch(self, fd: int, *, readable: bool = True, writable: bool = False) -> None:
         """Change what a descriptor is watched for; with neither it is not reported."""
         mask = (selectors.EVENT_READ if readable else 0) | (selectors.EVENT_WRITE if writable else 0)
-        # Selectors refuse a mask of nothing.
+        # Selectors refuse an empty mask.
         with self._lock:
             if not mask:
                 self._unregister(fd)
@@ -107,7 +107,7 @@ class Poller:
                 self._unregister(fd)
 
     def _unregister(self, fd: int) -> None:
-        with contextlib.suppress(KeyError):  # it was watched for nothing
+        with contextlib.suppress(KeyError):  # it was not watched
             self._selector.unregister(fd)
 
     def close(self) -> None:
@@ -119,12 +119,11 @@ class Poller:
                 os.close(self._waker)
 
 
-class Doorbell(BaseDoorbell[Poller]):
+class Doorbell(BaseDoorbell):
     """A doorbell; see `BaseDoorbell`.
 
     Args:
-        fd: A descriptor that another process has passed, which can be rung or heard, as it has chosen; None makes a
-            doorbell.
+        fd: A descriptor from another process, which can either be rung or heard; None to make a new doorbell.
 
     Attributes:
         is_shareable: Whether several processes can hear one doorbell.
@@ -140,15 +139,12 @@ class Doorbell(BaseDoorbell[Poller]):
         _empty(self._hearing)
 
     def answer(self, hearer: Poller) -> None:
-        """Clear it for a poller that hears it, and tell the others."""
+        """Clear the doorbell for the poller that heard it, and announce the ring to the others."""
         _empty(self._hearing)
         with self._lock:
             for poller in self._pollers:
                 if poller is not hearer:
                     poller.announce(self._hearing)
-
-    def _add_to(self, poller: Poller) -> None:
-        poller.add_bell(self)
 
 
 def _bell_pair() -> tuple[int, int]:
@@ -159,7 +155,7 @@ def _bell_pair() -> tuple[int, int]:
 
 
 def _ring(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is full of rings, or who heard it has ended
+    with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it is full of rings, or nothing hears it
         os.write(fd, b"!")
 
 

@@ -1,4 +1,4 @@
-"""Processes by threads that wait for them, signals, and ``ps``."""
+"""Processes: threads that wait for them, signals, and ``ps``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-# Asks a worker for the stacks of its threads. Ignored by default, and env code hardly ever uses it.
+# Asks a worker for the stacks of its threads. It is ignored by default, and env code hardly ever uses it.
 STACKS_SIGNAL: Final[int] = signal.SIGURG
 
 # How long ``ps`` may take, in seconds.
 _PATIENCE = 2.0
 
-
-# By the descriptor: the thread that waits for the end of a child.
+# The threads that wait for the ends of children, by the descriptors that they write to.
 _threads: dict[int, threading.Thread] = {}
 
 
 def open_sentinel(pid: int) -> int:
-    """Return a descriptor that becomes readable when a child ends, which must not have been reaped yet."""
+    """Return a descriptor that becomes readable when a child ends that was not reaped yet."""
     ended, ends = os.pipe()
     thread = threading.Thread(target=_tell_end, args=(pid, ends), name=f"envactors-end-of-{pid}", daemon=True)
     thread.start()
@@ -34,16 +33,15 @@ def open_sentinel(pid: int) -> int:
 
 
 def close_sentinel(sentinel: int) -> None:
-    """Close what `open_sentinel` has returned, once the child has ended."""
-    # The thread has told so, and is about to end: nothing of it is to be left.
+    """Close the descriptor from `open_sentinel` once the child has ended, and wait for the thread to end."""
     _threads.pop(sentinel).join()
     os.close(sentinel)
 
 
 def _tell_end(pid: int, ends: int) -> None:
     _await_end(pid)
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
-        os.write(ends, b"!")  # closing is not enough: forked children may have copies of the descriptor
+    with contextlib.suppress(BrokenPipeError):  # nothing waits for it
+        os.write(ends, b"!")  # forked children may have copies of the descriptor, so closing it is not enough
     os.close(ends)
 
 
@@ -64,14 +62,14 @@ else:
 
 
 def send_signal(pid: int, sentinel: int, signum: int) -> None:
-    """Send a signal to a process that was not reaped yet, or that waits for nobody to reap it."""
+    """Send a signal to a process that was not reaped yet; do nothing if it has ended."""
     del sentinel
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Do nothing, unless the parent has ended already: the reaper ends this process with its parent.
+    """End this process if the parent has ended already; later the reaper ends it with its parent.
 
     Args:
         parent_pid: The parent's process id.
@@ -81,24 +79,24 @@ def end_with_parent(parent_pid: int) -> None:
 
 
 def volunteer_for_oom() -> None:
-    """Do nothing: there is no common way to tell a system whom to end when memory runs out."""
+    """Do nothing: no portable call tells the system which process to kill when memory runs out."""
 
 
 def adopt_orphans() -> None:
-    """Do nothing: orphans are the system's."""
+    """Do nothing: the system adopts orphans."""
 
 
 def tag_descendants(tag: int) -> None:
-    """Do nothing: the reaper knows processes by their groups alone."""
+    """Do nothing: the reaper finds processes only by their groups."""
 
 
 def count_threads() -> int:
-    """Return how many threads of Python this process has."""
+    """Return how many Python threads this process has."""
     return threading.active_count()
 
 
 def describe_state(pid: int) -> str:
-    """Return a few words on why a process may not answer."""
+    """Return a few words that say why a process may not answer."""
     state = _ps(pid, "state")
     if not state:
         return "has ended" if _has_ended(pid) else "does not answer"
@@ -122,24 +120,24 @@ def _has_ended(pid: int) -> bool:
 
 
 def resident_memory(pid: int) -> int:
-    """Return how many bytes of memory a process occupies; 0 if it has ended or ``ps`` is missing."""
+    """Return the resident memory of a process in bytes; 0 if it has ended or ``ps`` is missing."""
     kibibytes = _ps(pid, "rss")
     return int(kibibytes) << 10 if kibibytes.isdigit() else 0
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words of a process's command line, as far as ``ps`` tells; none if it has ended."""
+    """Return the arguments of a process as far as ``ps`` tells; an empty list if it has ended."""
     line = _ps(pid, "args")
     try:
         return shlex.split(line)
-    except ValueError:  # a quote in it
+    except ValueError:  # an argument contains a quote
         return line.split()
 
 
-def _ps(pid: int, what: str) -> str:
-    """Return what ``ps`` says of a process; empty if it says nothing."""
+def _ps(pid: int, column: str) -> str:
+    """Return a column of the output of ``ps`` for a process; empty if there is none."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        command = ["ps", "-o", f"{what}=", "-p", str(pid)]
+        command = ["ps", "-o", f"{column}=", "-p", str(pid)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)  # noqa: S603 # numbers
         return done.stdout.strip()
     return ""
@@ -147,9 +145,9 @@ def _ps(pid: int, what: str) -> str:
 
 @contextlib.contextmanager
 def fixed_layout() -> Iterator[bool]:
-    """Do nothing: layouts stay random."""
+    """Do nothing: addresses stay random."""
     yield False
 
 
 def restore_random_layout() -> None:
-    """Do nothing: layouts are random."""
+    """Do nothing: addresses are random."""
