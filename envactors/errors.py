@@ -152,7 +152,7 @@ class ActorClosedError(ActorError):
 
 
 class RestartsExhaustedError(ActorError):
-    """The restart policy's allowance is spent.
+    """More processes were lost than the actor's `RestartPolicy` allows; the message names the limit.
 
     Attributes:
         causes: The error of each process that was lost, in order.

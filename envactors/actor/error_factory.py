@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -180,10 +179,12 @@ class ErrorFactory:
         if final or 0 in (policy.max_restarts, policy.max_lifetime_restarts):
             return last
         who, where = self._locate(incarnation, last.pid)
-        ever = policy.max_lifetime_restarts
+        limit, reached = "max_restarts", f"max_restarts={policy.max_restarts}, window={policy.window}"
+        if len(losses) > policy.max_lifetime_restarts:
+            limit, reached = "max_lifetime_restarts", f"max_lifetime_restarts={policy.max_lifetime_restarts}"
         text = (
-            f"{who} was lost {len(losses)} times, and {policy.max_restarts} restarts within {policy.window} s"
-            f"{'' if ever == math.inf else f', {ever} in its life,'} are allowed; the last time: {last}"
+            f"{who} was lost {len(losses)} times, and restart=RestartPolicy({reached}) allows no more restarts. If "
+            f"such losses are to be expected, raise {limit}, or set it to math.inf for no limit. The last time: {last}"
         )
         return _caused(RestartsExhaustedError(text, causes=[copy_error(loss) for loss in losses], **where), last)
 

@@ -116,7 +116,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         on_failure: OnFailure = "raise",
         max_journal: int = 100_000,
         deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
+        restart: RestartPolicy = RestartPolicy(max_restarts=10),  # noqa: B008 # frozen
         recycle: RecyclePolicy | None = None,
         standbys: int = 0,
         env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,

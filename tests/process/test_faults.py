@@ -181,6 +181,9 @@ def test_restarts_are_exhausted_and_every_cause_is_listed(policy):
         with pytest.raises(ea.RestartsExhaustedError) as caught:
             actor.add().result(SOON)
         assert [cause.exitcode for cause in caught.value.causes] == [1, 2, 3]
+        reached = "max_restarts=2, window=600.0" if policy is TWO else "max_lifetime_restarts=2"
+        assert f"restart=RestartPolicy({reached}) allows no more restarts" in str(caught.value)
+        assert f"raise {reached.partition('=')[0]}, or set it to math.inf" in str(caught.value)
         assert actor.state is ea.ActorState.DEAD
 
 
