@@ -16,6 +16,7 @@ class Deadlines:
     """How long a worker may take, in seconds; the parent enforces it by ending the process.
 
     A deadline counts from the moment the worker could start the call. None means no deadline.
+    ``slow`` is no deadline: it ends nothing, and works on every backend.
 
     Attributes:
         start: For starting the process and running the factory.
@@ -24,6 +25,8 @@ class Deadlines:
         step: For ``step``, in place of ``call``.
         close: For the env's ``close`` and the end of its process.
         policy: For each call of the policy in a rollout, and for loading its parameters.
+        slow: After so many seconds in one call, step, or reset, a warning with the worker's stacks is logged, once per
+            call; None for never.
 
     Raises:
         ValueError: A deadline is negative or not a number.
@@ -35,6 +38,7 @@ class Deadlines:
     step: float | None = None
     close: float | None = 5.0
     policy: float | None = None
+    slow: float | None = 30.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -20,6 +20,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.requests import Answer, CallRequest, Group, Request
 from envactors.actor.rows import ActorRows
+from envactors.actor.slow_calls import Turn
 from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
@@ -126,9 +127,8 @@ class Calls:
         core = self._core
         assert core.process is not None, "a live actor has a process"
         assert kind is not None, "a renewal sends CLOSE"
-        limit = core.step_limit if call.timeout is None and call.is_stepwise else call.timeout
-        if limit is not None and core.phase is LIVE and core.config.backend.kills:
-            core.timers.set("call", call.started + limit)
+        if core.phase is LIVE and (call.timeout is not None or "call" not in core.timers.when):
+            core.watch(call.started, call.timeout)
         spins = self.tuner.strategy.workers_spin and call.started - self._answered < SHORT_PAUSE
         core.process.send(Frame(kind, core.incarnation, call.call_id, call.payload), SPINNING if spins else ASLEEP)
 
@@ -198,8 +198,6 @@ class Calls:
         if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
             self.rows.on_brought_back(call.index)
         core.table.running = None
-        if call.timeout is not None or core.step_limit is not None:
-            core.timers.cancel("call")
         call.on_reply(answer)
         self._hand_out(call, answer, frame.incarnation)
         self._answered = now = time.monotonic()
@@ -265,13 +263,21 @@ class Calls:
             if rows is not None and rows.is_asked(index):
                 row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))
 
-    def next_look(self, page: ControlPage, now: float) -> float | None:
-        """Return when the deadline of what the worker is at passes; None if it has."""
+    def turn(self, page: ControlPage) -> Turn:
+        """Return what the worker runs, or begins next; it is busy."""
         call = self._core.table.running
         if call is not None:
-            return call.next_look(page, self._core.config.deadlines, now)
+            return call.turn(page, self._core.config.deadlines)
         assert self.rows is not None, "rows are in flight"
-        return row_failures.next_look(self.rows, now)
+        return row_failures.turn(self.rows)
+
+    def on_overdue(self, turn: Turn, page: ControlPage) -> None:
+        """Note what has passed its deadline: no result of it counts any more."""
+        call = self._core.table.running
+        if call is not None:
+            call.on_overdue(turn, page)
+        elif self.rows is not None:
+            self.rows.overdue = turn.env_id
 
     # What a process that has ended leaves ----------------------------------------------------------------
 

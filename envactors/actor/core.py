@@ -20,8 +20,9 @@ from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, first_look
+from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, shortest_deadline
 from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.slow_calls import SlowCalls
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError, SerializationError, copy_error
@@ -81,10 +82,12 @@ class ActorCore:
         self.closing = False
         # Why the last process ended: the error of what was bound to it.
         self.loss: ActorError | None = None
-        # The first time to look at the deadline of a request that has none of its own, such as a batch step, in seconds
-        # after its start; None without deadlines.
-        limit = first_look(config.deadlines)
-        self.step_limit = limit if limit != float("inf") and config.backend.kills else None
+        self.slow_calls = SlowCalls(self)
+        # How long after its start whatever the worker runs may be slow, or have passed its deadline, in seconds at the
+        # least; infinity for never.
+        self.first_look = self.slow_calls.seconds
+        if config.backend.kills:
+            self.first_look = min(self.first_look, shortest_deadline(config.deadlines))
         self.completed = self.failed = self.restarts = self.stale = self.replays = 0
         # How long the longest replay of an env took, in seconds.
         self.longest_replay = 0.0
@@ -132,6 +135,20 @@ class ActorCore:
         if indices:
             replays = [entry for entry in self.queue if isinstance(entry, CallRequest) and entry.kind == Kind.REPLAY]
             self.queue.insert(len(replays), Group(indices, stream=True))
+
+    def watch(self, began: float, limit: float | None = None) -> None:
+        """Have what the worker runs looked at in time; steps do this themselves, where no look is due yet.
+
+        The look stays due when that has ended. If nothing runs then, it is the last one until something begins.
+
+        Args:
+            began: When it began (`time.monotonic`).
+            limit: Its own deadline, in seconds; None for that of `Deadlines`.
+        """
+        if limit is not None and self.config.backend.kills:
+            self.timers.set_earlier("call", began + min(limit, self.first_look))
+        elif "call" not in self.timers.when:
+            self.timers.set("call", began + self.first_look)
 
     def dispatch(self) -> None:
         """Send what waits; for another actor, which must not suffer for an error of this one."""

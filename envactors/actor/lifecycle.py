@@ -79,7 +79,7 @@ class Lifecycle:
             spare.move(config.name, self)
             limit = config.deadlines.start
             grace = _ADOPTION_GRACE if limit is None else min(_ADOPTION_GRACE, limit)
-            core.timers.set("call", self._launched + grace)
+            core.timers.set("start", self._launched + grace)
             message = Adopt(config.name, config.first_index, len(config.start.factories), core.recovery.attach)
             spare.introduce(Kind.ADOPT, message, core.incarnation)
         elif config.backend.inline:
@@ -131,7 +131,7 @@ class Lifecycle:
             due = core.phase is LAUNCHING
             self._launched = time.monotonic()  # not when it was queued behind others
             if due and config.deadlines.start is not None and config.backend.kills:
-                core.timers.set("call", self._launched + config.deadlines.start)
+                core.timers.set("start", self._launched + config.deadlines.start)
         if due:
             try:
                 worker = config.backend.launch(config.name, config.env_vars, config.memory, len(config.start.factories))
@@ -158,7 +158,7 @@ class Lifecycle:
             if core.process is not None:
                 core.process.worker.kill()
             return
-        core.timers.cancel("call")
+        core.timers.cancel("start")
         core.phase, core.started = LIVE, True
         core.tell_start(self._launched)
         self._launcher.finish(self.launch)
@@ -236,7 +236,7 @@ class Lifecycle:
     def _after_exit(self, report: ExitReport, process: ActorProcess | None = None) -> None:
         core, reason = self._core, self._core.reason
         self._launcher.finish(self.launch)
-        core.timers.cancel("call", "kill", "backoff")
+        core.timers.cancel("start", "call", "kill", "backoff")
         call, rows = self.calls.interrupt(process), self.calls.rows
         begun: list[int] = []
         running: Request | None = call

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
+from envactors.actor.slow_calls import Turn
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps
@@ -99,22 +100,20 @@ class CallRequest(Request):
         else:
             reactor.callbacks.submit(settle)
 
-    def next_look(self, page: ControlPage, deadlines: Deadlines, now: float) -> float | None:
-        """Return when its deadline passes at the earliest (infinity for never), None if it has passed."""
+    def turn(self, page: ControlPage, deadlines: Deadlines) -> Turn:
+        """Return what runs in it."""
         if not self.is_stepwise:
-            when = float("inf") if self.timeout is None else self.started + self.timeout
-            return when if when > now else None
+            return Turn(self.index, self.method, self.started, self.timeout)
         progress = page.progress()
-        begun = progress.call_id == self.call_id
-        method = _METHOD_NAMES[progress.method] if begun else "step"
-        limit = deadlines.of(method)
-        if limit is None:
-            return now + first_look(deadlines)
-        when = (progress.since if begun else self.started) + limit
-        if when <= now:
-            self.timeout = limit
-            return None
-        return when
+        if progress.call_id != self.call_id:
+            return Turn(self.index, "step", self.started, deadlines.of("step"))
+        method = _METHOD_NAMES[progress.method]
+        return Turn(self.index, method, progress.since, deadlines.of(method))
+
+    def on_overdue(self, turn: Turn, page: ControlPage) -> None:
+        """Note that what runs in it has passed its deadline; under the lock."""
+        del page
+        self.timeout = turn.limit
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -150,8 +149,8 @@ class Answer(NamedTuple):
     content: Any
 
 
-def first_look(deadlines: Deadlines) -> float:
-    """Return the shortest deadline of a step, a reset or a call, in seconds; infinity if there is none."""
+def shortest_deadline(deadlines: Deadlines) -> float:
+    """Return the shortest deadline of a step, reset, call, or policy, in seconds; infinity if there is none."""
     limits = (deadlines.of(method) for method in _METHOD_NAMES.values())
     return min((limit for limit in limits if limit is not None), default=float("inf"))
 

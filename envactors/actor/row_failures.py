@@ -5,6 +5,7 @@ from __future__ import annotations
 from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ASKED, Op, Outcome, Slots
+from envactors.actor.slow_calls import Turn
 from envactors.errors import ActorDiedError, ActorError
 from envactors.mailbox.control_page import METHOD_RESET
 from envactors.mailbox.slab import RESET
@@ -141,8 +142,8 @@ def fail_lost(rows: ActorRows) -> None:
                 group.indices.remove(index)
 
 
-def next_look(rows: ActorRows, now: float) -> float | None:
-    """Return when the deadline of what the worker is at passes; None if it has, and then its env is overdue."""
+def turn(rows: ActorRows) -> Turn:
+    """Return what the worker runs, or begins next."""
     core, slots, process = rows.core, rows.slots, rows.core.process
     assert process is not None, "rows are in flight"
     waiting = rows.posted()
@@ -152,12 +153,5 @@ def next_look(rows: ActorRows, now: float) -> float | None:
     if blamed not in waiting:
         blamed = waiting[0]
     resets = progress.method == METHOD_RESET if began else bool(slots.ops[blamed] & RESET)
-    limit = core.config.deadlines.of("reset" if resets else "step")
-    if limit is None:
-        assert core.step_limit is not None, "there are deadlines"
-        return now + core.step_limit
-    when = (progress.since if began else rows.posted_at) + limit
-    if when > now:
-        return when
-    rows.overdue = blamed
-    return None
+    method = "reset" if resets else "step"
+    return Turn(blamed, method, progress.since if began else rows.posted_at, core.config.deadlines.of(method))

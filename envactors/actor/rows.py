@@ -89,8 +89,8 @@ class ActorRows:
         core.table.last_id = number = core.table.last_id + 1
         if not self.is_in_flight():
             self.posted_at = now
-            if core.step_limit is not None:
-                core.timers.set("call", now + core.step_limit)
+        if "call" not in core.timers.when:
+            core.watch(now)
         self.last = number
         payloads = []
         watches = False
@@ -123,8 +123,8 @@ class ActorRows:
         core, slots, table, process = self.core, self.slots, self.core.table, self.core.process
         if process is None or slots.unusual or not core.is_free():
             return False
-        if core.step_limit is not None:
-            core.timers.set("call", now + core.step_limit)
+        if "call" not in core.timers.when:
+            core.watch(now)
         self.posted_at = now
         table.last_id = self.last = number = table.last_id + 1
         self._set_numbers(number)
@@ -149,8 +149,6 @@ class ActorRows:
         if core.recovery.replays and not core.recovery.record_all(slots):
             return False
         core.completed += stop - first
-        if core.step_limit is not None:
-            core.timers.cancel("call")
         slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]
         slots.states[first:stop] = self._all_arrived
         return True
@@ -278,8 +276,6 @@ class ActorRows:
     def _end(self) -> None:
         """Act on the end of all rows."""
         core, process = self.core, self.core.process
-        if core.step_limit is not None:
-            core.timers.cancel("call")
         if process is not None and process.on_ring is not None and core.permits is None:
             process.watch_doorbell(None)
         core.on_idle()

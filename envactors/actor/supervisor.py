@@ -22,12 +22,14 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
-from envactors.actor.requests import CallRequest, Entry, Request, first_look
+from envactors.actor.requests import CallRequest, Entry, Request, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Slots
+from envactors.actor.slow_calls import Turn, next_look
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
 from envactors.errors import ActorClosedError
+from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.messages import Attach, Kind
 from envactors.mailbox.pickling import dumps
 from envactors.system.polling import LONGEST_WAIT, READABLE
@@ -66,7 +68,7 @@ class Supervisor:
     def _assemble(self, engine: engines.Engine) -> None:
         self._engine = engine
         self.reactor = engine.reactor
-        self._has_deadlines = first_look(self.config.deadlines) != float("inf")
+        self._has_deadlines = shortest_deadline(self.config.deadlines) != float("inf")
         self.config.backend.retain(self.config.env_vars, engine.reactor)
         self.core = ActorCore(self.config, engine.reactor)
         self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
@@ -348,6 +350,10 @@ class Supervisor:
     def on_timer(self, now: float) -> None:
         """Act on the deadlines that have passed."""
         core, lifecycle = self.core, self.lifecycle
+        if not self.config.backend.kills:
+            self._look_at_local_worker(now)
+            if core.timers.next() > now:
+                return
         with core.change, core.lock:
             # A caller that was stopped itself finds both at once: replies that came in time, and deadlines.
             self.calls.receive(READABLE)
@@ -360,23 +366,44 @@ class Supervisor:
                     lifecycle.end(EndReason.CLOSE)
                 elif timer == "kill" and core.process is not None:
                     core.process.worker.kill()
-                elif timer == "call" and core.phase in (LAUNCHING, LIVE):
-                    self._on_call_timer(now)
+                elif (timer == "start" and core.phase is LAUNCHING) or (timer == "call" and self._is_overdue(now)):
+                    core.phase, core.reason = ENDING, EndReason.TIMEOUT
+                    if core.process is not None:
+                        core.process.ask_stacks()
+                        core.timers.set("kill", now + _STACKS_GRACE)
 
-    def _on_call_timer(self, now: float) -> None:
+    def _is_overdue(self, now: float) -> bool:
+        """Return whether what the worker runs has passed its deadline; if not, set when to look at it again."""
         core, process = self.core, self.core.process
-        if core.phase is LIVE and not self._is_busy():
-            return  # an interrupt has kept it from being cancelled
-        if core.phase is LIVE and process is not None:
-            if untrue := process.page.find_untrue(len(self.config.start.factories)):
-                process.distrust(f"{untrue} on its control page cannot be true")
-            if process.untrue:
-                return
-            later = self.calls.next_look(process.page, now)
-            if later is not None:
-                core.timers.set("call", later)
-                return
-        core.phase, core.reason = ENDING, EndReason.TIMEOUT
-        if process is not None:
-            process.ask_stacks()
-            core.timers.set("kill", now + _STACKS_GRACE)
+        if core.phase is not LIVE or process is None or not self._is_busy():
+            return False
+        if untrue := process.page.find_untrue(len(self.config.start.factories)):
+            process.distrust(f"{untrue} on its control page cannot be true")
+        if process.untrue:
+            return False
+        turn = self._look(process.page, now)
+        if turn.limit is None or now < turn.since + turn.limit:
+            return False
+        self.calls.on_overdue(turn, process.page)
+        return True
+
+    def _look_at_local_worker(self, now: float) -> None:
+        """Warn of a slow call of a worker that no deadline ends.
+
+        Nothing is read, and no change is entered: at the end of one, this thread would run what an in-line worker was
+        asked.
+        """
+        core = self.core
+        with core.lock:
+            if core.timers.when.get("call", now + 1) <= now:
+                core.timers.cancel("call")
+                if core.phase is LIVE and core.process is not None and self.calls.is_busy:
+                    self._look(core.process.page, now)
+
+    def _look(self, page: ControlPage, now: float) -> Turn:
+        """Look at what the worker runs, and set when to do so again."""
+        core = self.core
+        turn = self.calls.turn(page)
+        core.slow_calls.check(turn, now)
+        core.timers.set("call", next_look(turn, now, core.slow_calls.seconds, core.first_look))
+        return turn

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors.actor.requests import Answer, CallRequest
+from envactors.actor.slow_calls import Turn
 from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.control_page import METHOD_POLICY, ControlPage
 from envactors.mailbox.messages import Extend, Kind
@@ -116,12 +117,14 @@ class OrderRequest(CallRequest):
         self.timeout = None
         self.payload = dumps((runner.run_rollout, tuple(self._part.order(incarnation))))
 
-    def next_look(self, page: ControlPage, deadlines: Deadlines, now: float) -> float | None:
-        when = super().next_look(page, deadlines, now)
-        if when is None:
-            progress = page.progress()
-            self._part.be_late(progress.position, in_policy=progress.method == METHOD_POLICY)
-        return when
+    def turn(self, page: ControlPage, deadlines: Deadlines) -> Turn:
+        turn, progress = super().turn(page, deadlines), page.progress()
+        return turn._replace(env_id=self.index + progress.position) if progress.call_id == self.call_id else turn
+
+    def on_overdue(self, turn: Turn, page: ControlPage) -> None:
+        super().on_overdue(turn, page)
+        progress = page.progress()
+        self._part.be_late(progress.position, in_policy=progress.method == METHOD_POLICY)
 
     def add_part(self, number: int, content: memoryview) -> None:
         self._part.add_part(number, content)

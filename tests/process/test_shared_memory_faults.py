@@ -214,7 +214,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
     ) as envs:
         envs.reset(seed=0)
         core, slots = envs.actors[0]._supervisor.core, envs._slots
-        set_timer, next_look = core.timers.set, row_failures.next_look
+        set_timer, turn = core.timers.set, row_failures.turn
 
         def end_step():
             (tmp_path / "late").touch()
@@ -226,16 +226,16 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
                 end_step()
             set_timer(timer, when)
 
-        def ends_as_it_is_looked_at(rows, now):
-            if now >= core.process.page.times[SINCE] + 1.0:
-                monkeypatch.setattr(row_failures, "next_look", next_look)
+        def ends_as_it_is_looked_at(rows):
+            if time.monotonic() >= core.process.page.times[SINCE] + 1.0:
+                monkeypatch.setattr(row_failures, "turn", turn)
                 end_step()
-            return next_look(rows, now)
+            return turn(rows)
 
         if moment == "before the kill":
             core.timers.set = ends_before_the_kill
         else:
-            monkeypatch.setattr(row_failures, "next_look", ends_as_it_is_looked_at)
+            monkeypatch.setattr(row_failures, "turn", ends_as_it_is_looked_at)
         failures = {}
         if call == "send":
             envs.send([7, 1])

@@ -113,7 +113,10 @@ class History:
         hangs = self.random.random() < 0.5 and not self.is_hidden
         SimulatedEnv.may_hang = SimulatedPolicy.may_hang = hangs
         SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
-        deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, policy=2.5) if hangs else ea.Deadlines()
+        # Without deadlines there are no looks at the time either: whatever waits for ever is found by that.
+        deadlines, slow = ea.Deadlines(slow=None), self.random.choice((0.5, 1.5, None))
+        if hangs:
+            deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, policy=2.5, slow=slow)
         most = 1000 if self.is_hidden else self.random.choice((1000, 1000, 2))
         policy = ea.RestartPolicy(max_restarts=most, backoff=0.01)
         SimulatedEnv.poison = 0 if self.is_hidden else self.random.choice((0, 7))

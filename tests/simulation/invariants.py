@@ -95,7 +95,7 @@ class Invariants:
 
     def _find_in_actor(self, core: ActorCore, rows: ActorRows) -> str:
         """Return what does not hold of an actor; empty if all does."""
-        table, timers, phase = core.table, core.timers._when, core.phase
+        table, timers, phase = core.table, core.timers.when, core.phase
         has_posted, call = rows.has_posted(), table.running
         if call is not None and has_posted:
             return "a call runs beside rows"
@@ -107,10 +107,10 @@ class Invariants:
             return "a call runs in no process"
         if phase is not LIVE:
             return ""
-        if core.step_limit is not None and "call" not in timers:
+        if core.first_look < float("inf") and "call" not in timers:
             if has_posted and rows.is_in_flight():
                 return "rows without a deadline"
-            if call is not None and (call.timeout is not None or call.is_stepwise):
+            if call is not None:
                 return "a call without a deadline"
         if table.queue and call is None:
             return self._find_in_queue(core, table.queue[0], has_posted=has_posted)

@@ -124,7 +124,9 @@ MUTANTS = [
     # Rows.
     Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
     Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
-    Mutant(ROWS + "post", 'core.timers.set("call", now + core.step_limit)', "pass", HANGS),
+    Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
+    Mutant("actor.supervisor:Supervisor._look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
+    Mutant("actor.slow_calls:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
     Mutant("actor.core:ActorCore.is_free", "and table.running is None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_all", "or not core.is_free()", "", "no call runs beside rows"),
     Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
@@ -154,7 +156,7 @@ MUTANTS = [
         "an env that failed is reset",
     ),
     Mutant(FAILURES + "_act", "slot.count_episode()", "pass", "episodes have their seeds"),
-    Mutant(FAILURES + "next_look", "if began else waiting[0]", "if False else waiting[0]", BLAMES),
+    Mutant(FAILURES + "turn", "if began else waiting[0]", "if False else waiting[0]", BLAMES),
     Mutant(FAILURES + "fail_lost", "group.indices.remove(index)", "pass", STATES),
     Mutant(ROWS + "withdraw", "group.indices.remove(index)", "pass", "what was cancelled does not run"),
     Mutant(ROWS + "post_waiting", "self.core.reactor.wake(self.waiter)", "pass", HANGS),
@@ -181,7 +183,7 @@ MUTANTS = [
     Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
     Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
     Mutant(CALLS + "_on_reply", "not core.recovery.record(answer)", "False", REPLAYS),
-    Mutant(CALLS + "_send", 'core.timers.set("call", call.started + limit)', "pass", HANGS),
+    Mutant(CALLS + "_send", "core.watch(call.started, call.timeout)", "pass", HANGS),
     Mutant(
         CALLS + "fail_group", "row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS
     ),
@@ -198,7 +200,7 @@ MUTANTS = [
         "what was cancelled does not run",
     ),
     Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(entry)", "pass", HANGS),
-    Mutant(REQUESTS + "CallRequest.next_look", "return when if when > now else None", "return when", HANGS),
+    Mutant(REQUESTS + "CallRequest.turn", "progress.since, deadlines", "self.started, deadlines", BLAMES),
     # Processes.
     Mutant(LIFECYCLE + "_after_exit", "self.calls.fail_lost()", "pass", LOSSES),
     Mutant(LIFECYCLE + "relaunch", "self._core.incarnation += 1", "pass", MIXES),
@@ -209,7 +211,7 @@ MUTANTS = [
     Mutant(LIFECYCLE + "end", "process.worker.kill()", "pass", HANGS),
     Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.queue", "False", HANGS),
     Mutant(LIFECYCLE + "_finish", "self.calls.fail_group(group, error)", "pass", HANGS),
-    Mutant("actor.supervisor:Supervisor._on_call_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
+    Mutant("actor.supervisor:Supervisor.on_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
     # Permits.
     Mutant(PERMITS + "release", "self._holders.remove(holder)", "pass", LIMIT),
     Mutant(PERMITS + "acquire", "len(self._holders) < self._count and ", "", LIMIT),

@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import CallRequest, Group, RequestTable
+from envactors.actor.slow_calls import Turn
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, PAGE, SINCE, ControlPage
 from envactors.mailbox.messages import Kind
 from envactors.system.polling import Doorbell
@@ -199,29 +200,29 @@ def page():
 
 
 def test_the_deadline_of_a_call_counts_from_when_it_was_sent(page):
-    call = CallRequest("work", 0, timeout=5.0, kind=Kind.CALL, started=100.0)
-    assert call.next_look(page, ea.Deadlines(), 104.0) == 105.0
-    assert call.next_look(page, ea.Deadlines(), 105.0) is None
-    call.timeout = None
-    assert call.next_look(page, ea.Deadlines(call=1.0), 1000.0) == float("inf")
+    call = CallRequest("work", 3, timeout=5.0, kind=Kind.CALL, started=100.0)
+    assert call.turn(page, ea.Deadlines(call=1.0)) == Turn(3, "work", 100.0, 5.0)
 
 
-@pytest.mark.parametrize(("method", "limit"), [(METHOD_CALL, 500.0), (METHOD_STEP, 5.0), (METHOD_RESET, 50.0)])
-def test_each_part_of_a_replay_has_the_deadline_of_what_it_is(page, method, limit):
+@pytest.mark.parametrize(
+    ("number", "method", "limit"),
+    [(METHOD_CALL, "call", 500.0), (METHOD_STEP, "step", 5.0), (METHOD_RESET, "reset", 50.0)],
+)
+def test_each_part_of_a_replay_has_the_deadline_of_what_it_is(page, number, method, limit):
     deadlines = ea.Deadlines(call=500.0, step=5.0, reset=50.0)
-    replay = CallRequest("replay", 0, kind=Kind.REPLAY, call_id=40, started=100.0)
+    replay = CallRequest("replay", 3, kind=Kind.REPLAY, call_id=40, started=100.0)
     page.set_wait(0, 40)
     page.start_request(40, METHOD_CALL, 0)
-    page.record_env(method, 0)
-    since = page.times[SINCE]
-    assert replay.next_look(page, deadlines, since + 1) == since + limit
-    assert replay.next_look(page, deadlines, since + limit) is None
+    page.record_env(number, 0)
+    turn = replay.turn(page, deadlines)
+    assert turn == Turn(3, method, page.times[SINCE], limit)
+    replay.on_overdue(turn, page)
     assert replay.timeout == limit, "for the error"
 
 
 def test_a_replay_that_has_not_begun_is_late_from_when_it_was_sent(page):
-    replay = CallRequest("replay", 0, kind=Kind.REPLAY, call_id=40, started=100.0)
+    replay = CallRequest("replay", 3, kind=Kind.REPLAY, call_id=40, started=100.0)
     page.set_wait(0, 40)
     page.start_request(39, METHOD_RESET, 0)  # another request's progress says nothing of it
-    assert replay.next_look(page, ea.Deadlines(step=5.0, reset=50.0), 101.0) == 105.0
-    assert replay.next_look(page, ea.Deadlines(reset=50.0), 101.0) == 151.0, "steps have none: it is looked at again"
+    assert replay.turn(page, ea.Deadlines(step=5.0, reset=50.0)) == Turn(3, "step", 100.0, 5.0)
+    assert replay.turn(page, ea.Deadlines(reset=50.0)) == Turn(3, "step", 100.0, None)

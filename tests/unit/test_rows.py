@@ -260,28 +260,34 @@ def test_a_call_that_has_ended_without_its_results_ends_the_process(make_actor, 
 DEADLINES = ea.Deadlines(step=5.0, reset=50.0)
 
 
+def deadline(rows):
+    """When the deadline of what the worker runs passes."""
+    turn = row_failures.turn(rows)
+    return turn.since + turn.limit
+
+
 def test_a_deadline_is_that_of_the_env_that_runs(make_actor):
     actor = make_actor(deadlines=DEADLINES)
     actor.slots.ended[3] = True
     actor.step()
     rows, posted = actor.rows, actor.rows.posted_at
-    assert row_failures.next_look(rows, posted + 1) == posted + 5.0, "nobody has begun: the worker itself is late"
+    assert deadline(rows) == posted + 5.0, "nobody has begun: the worker itself is late"
     actor.begin_env(2)
     since = actor.page.times[SINCE]
-    assert row_failures.next_look(rows, since + 1) == since + 5.0
+    assert deadline(rows) == since + 5.0
     actor.work(WRITES_PER_ENV)
     since = actor.page.times[SINCE]
-    assert row_failures.next_look(rows, since + 1) == since + 5.0, "between two envs"
+    assert deadline(rows) == since + 5.0, "between two envs"
     actor.begin_env(3)
     since = actor.page.times[SINCE]
-    assert row_failures.next_look(rows, since + 1) == since + 50.0
+    assert deadline(rows) == since + 50.0
     actor.work(WRITES_PER_ENV)
     actor.begin_env(4)
     since = actor.page.times[SINCE]
-    assert row_failures.next_look(rows, since + 1) == since + 5.0
+    assert deadline(rows) == since + 5.0
     actor.page.record_env(METHOD_RESET, 2)
     since = actor.page.times[SINCE]
-    assert row_failures.next_look(rows, since + 1) == since + 50.0, "it resets within the step"
+    assert deadline(rows) == since + 50.0, "it resets within the step"
 
 
 def test_a_worker_that_does_not_begin_is_late_from_the_first_post_on(make_actor):
@@ -289,7 +295,7 @@ def test_a_worker_that_does_not_begin_is_late_from_the_first_post_on(make_actor)
     actor.reset(3, seed=1)
     posted = actor.rows.posted_at
     actor.step(4)
-    assert row_failures.next_look(actor.rows, posted + 1) == posted + 50.0
+    assert deadline(actor.rows) == posted + 50.0
 
 
 def test_a_post_behind_an_env_that_runs_gives_it_no_more_time(make_actor):
@@ -298,15 +304,16 @@ def test_a_post_behind_an_env_that_runs_gives_it_no_more_time(make_actor):
     actor.begin_env(2)
     since = actor.page.times[SINCE]
     actor.step(4)
-    assert row_failures.next_look(actor.rows, since + 1) == since + 5.0
+    assert deadline(actor.rows) == since + 5.0
 
 
 def test_a_reset_without_a_deadline_is_looked_at_again(make_actor):
     actor = make_actor(deadlines=ea.Deadlines(step=5.0))
     actor.reset(2, seed=1)
     actor.begin_env(2)
-    now = actor.page.times[SINCE] + 1000.0
-    assert row_failures.next_look(actor.rows, now) == now + 5.0
+    now = time.monotonic() + 1000.0
+    actor.supervisor.on_timer(now)
+    assert actor.core.timers.next() == now + 5.0
 
 
 @pytest.mark.parametrize("comes_late", [False, True])
@@ -354,4 +361,5 @@ def test_a_deadline_that_has_not_passed_is_looked_at_again(make_actor):
     assert actor.core.timers.next() == actor.page.times[SINCE] + 5.0
     actor.work()
     actor.deliver()
+    actor.supervisor.on_timer(actor.core.timers.next())
     assert actor.core.timers.next() == float("inf"), "nothing runs"
