@@ -294,7 +294,7 @@ MUTANTS = [
         "ready = run.parts",
         MIXES,
     ),
-    Mutant(ROLLOUTS + "_on_part_end", "following.begin()", "pass", HANGS),
+    Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
     Mutant(ROLLOUTS + "_settle", "slots.make_idle(index)", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
     Mutant(COLUMNS + "_write", "array[step + 1, index] = leaf", "array[step, index] = leaf", LAST),
