@@ -20,8 +20,8 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.requests import Answer, CallRequest, Group, Request
 from envactors.actor.rows import ActorRows
-from envactors.actor.slow_calls import Turn
 from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
+from envactors.actor.timers import Turn
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
 from envactors.mailbox import bundle

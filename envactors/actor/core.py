@@ -22,7 +22,6 @@ from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, shortest_deadline
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slow_calls import SlowCalls
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
 from envactors.errors import ActorError, SerializationError, copy_error
@@ -82,10 +81,9 @@ class ActorCore:
         self.closing = False
         # Why the last process ended: the error of what was bound to it.
         self.loss: ActorError | None = None
-        self.slow_calls = SlowCalls(self)
         # How long after its start whatever the worker runs may be slow, or have passed its deadline, in seconds at the
         # least; infinity for never.
-        self.first_look = self.slow_calls.seconds
+        self.first_look = float("inf") if config.deadlines.slow is None else config.deadlines.slow
         if config.backend.kills:
             self.first_look = min(self.first_look, shortest_deadline(config.deadlines))
         self.completed = self.failed = self.restarts = self.stale = self.replays = 0

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.reactor import Reactor
-from envactors.actor.slow_calls import Turn
+from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_POLICY, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ASKED, Op, Outcome, Slots
-from envactors.actor.slow_calls import Turn
+from envactors.actor.timers import Turn
 from envactors.errors import ActorDiedError, ActorError
 from envactors.mailbox.control_page import METHOD_RESET
 from envactors.mailbox.slab import RESET

@@ -1,17 +1,14 @@
-"""What a worker runs, when to look at it again, and the warning about a call that takes long.
-
-Nothing here decides what happens after a deadline: that is `envactors.actor.lifecycle`.
-"""
+"""The warning about a call that takes long. When a worker is looked at is in `envactors.actor.timers`."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import re
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from envactors.actor.core import ActorCore
+from envactors.actor.core import ActorCore
+from envactors.actor.timers import Turn
 
 _log = logging.getLogger("envactors")
 # How long a worker may take to write its stacks, in seconds.
@@ -21,54 +18,22 @@ _FRAME = re.compile(r"^  File ", re.MULTILINE)
 _LIBRARY = re.compile(r"^.*[/\\]envactors[/\\](actor|backends|integrations|mailbox|remote|rollout|vector|worker)[/\\]")
 
 
-class Turn(NamedTuple):
-    """What a worker runs, or begins next.
-
-    Attributes:
-        env_id: The index of the env.
-        method: What the env does.
-        since: When that began, or was sent (`time.monotonic`).
-        limit: Its deadline, in seconds; None for none.
-    """
-
-    env_id: int
-    method: str
-    since: float
-    limit: float | None
-
-
-def next_look(turn: Turn, now: float, slow: float, shortest: float) -> float:
-    """Return when to look at a worker again whose deadline has not passed.
-
-    Args:
-        turn: What the worker runs.
-        now: The present time (`time.monotonic`).
-        slow: After how many seconds a call is slow.
-        shortest: The shortest deadline of whatever may follow, ``slow`` included, in seconds.
-    """
-    marks = [turn.since + slow, now + shortest]
-    if turn.limit is not None:
-        marks.append(turn.since + turn.limit)
-    return min(mark for mark in marks if mark > now)
-
-
 class SlowCalls:
     """Warns of each slow call of one actor once, with the stacks of its worker.
 
     Args:
         core: The actor's state.
+
+    Attributes:
+        seconds: After how many seconds a call is slow; infinity for never.
     """
 
     def __init__(self, core: ActorCore) -> None:
         self._core = core
-        self._seconds = core.config.deadlines.slow
+        slow = core.config.deadlines.slow
+        self.seconds = math.inf if slow is None else slow
         # The call that was warned of last.
         self._reported: Turn | None = None
-
-    @property
-    def seconds(self) -> float:
-        """After how many seconds a call is slow; infinity for never."""
-        return float("inf") if self._seconds is None else self._seconds
 
     def check(self, turn: Turn, now: float) -> None:
         """Warn of what the worker runs, if it is slow and that was not told; under the actor's lock."""

@@ -26,8 +26,9 @@ from envactors.actor.requests import CallRequest, Entry, Request, shortest_deadl
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Slots
-from envactors.actor.slow_calls import Turn, next_look
+from envactors.actor.slow_calls import SlowCalls
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
+from envactors.actor.timers import Turn, next_look
 from envactors.errors import ActorClosedError
 from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.messages import Attach, Kind
@@ -71,6 +72,7 @@ class Supervisor:
         self._has_deadlines = shortest_deadline(self.config.deadlines) != float("inf")
         self.config.backend.retain(self.config.env_vars, engine.reactor)
         self.core = ActorCore(self.config, engine.reactor)
+        self._slow_calls = SlowCalls(self.core)
         self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
         self.calls = self.lifecycle.calls
 
@@ -404,6 +406,6 @@ class Supervisor:
         """Look at what the worker runs, and set when to do so again."""
         core = self.core
         turn = self.calls.turn(page)
-        core.slow_calls.check(turn, now)
-        core.timers.set("call", next_look(turn, now, core.slow_calls.seconds, core.first_look))
+        self._slow_calls.check(turn, now)
+        core.timers.set("call", next_look(turn, now, self._slow_calls.seconds, core.first_look))
         return turn

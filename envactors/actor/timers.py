@@ -1,10 +1,10 @@
-"""The deadlines of one actor."""
+"""The deadlines of one actor, and when to look at what its worker runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # What happens when a timer is due.
 # start: the worker is ended, since its start takes too long. call: what the worker runs is looked at, since it may take
@@ -51,3 +51,34 @@ class Timers:
         due = [timer for timer, when in self.when.items() if when <= now]
         self.cancel(*due)
         return due
+
+
+class Turn(NamedTuple):
+    """What a worker runs, or begins next.
+
+    Attributes:
+        env_id: The index of the env.
+        method: What the env does.
+        since: When that began, or was sent (`time.monotonic`).
+        limit: Its deadline, in seconds; None for none.
+    """
+
+    env_id: int
+    method: str
+    since: float
+    limit: float | None
+
+
+def next_look(turn: Turn, now: float, slow: float, shortest: float) -> float:
+    """Return when to look at a worker again whose deadline has not passed.
+
+    Args:
+        turn: What the worker runs.
+        now: The present time (`time.monotonic`).
+        slow: After how many seconds a call is slow.
+        shortest: The shortest deadline of whatever may follow, ``slow`` included, in seconds.
+    """
+    marks = [turn.since + slow, now + shortest]
+    if turn.limit is not None:
+        marks.append(turn.since + turn.limit)
+    return min(mark for mark in marks if mark > now)

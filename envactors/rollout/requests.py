@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors.actor.requests import Answer, CallRequest
-from envactors.actor.slow_calls import Turn
 from envactors.actor.supervisor import Supervisor
+from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_POLICY, ControlPage
 from envactors.mailbox.messages import Extend, Kind
 from envactors.mailbox.pickling import dumps, loads

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import CallRequest, Group, RequestTable
-from envactors.actor.slow_calls import Turn
+from envactors.actor.timers import Turn
 from envactors.mailbox.control_page import METHOD_CALL, METHOD_RESET, METHOD_STEP, PAGE, SINCE, ControlPage
 from envactors.mailbox.messages import Kind
 from envactors.system.polling import Doorbell
