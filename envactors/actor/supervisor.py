@@ -26,11 +26,9 @@ from envactors.actor.requests import CallRequest, Entry, Request, shortest_deadl
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Slots
-from envactors.actor.slow_calls import SlowCalls
-from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, ActorState, EndReason
-from envactors.actor.timers import Turn, next_look
+from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, EndReason
+from envactors.actor.watch import Watch
 from envactors.errors import ActorClosedError
-from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.messages import Attach, Kind
 from envactors.mailbox.pickling import dumps
 from envactors.system.polling import LONGEST_WAIT, READABLE
@@ -72,9 +70,9 @@ class Supervisor:
         self._has_deadlines = shortest_deadline(self.config.deadlines) != float("inf")
         self.config.backend.retain(self.config.env_vars, engine.reactor)
         self.core = ActorCore(self.config, engine.reactor)
-        self._slow_calls = SlowCalls(self.core)
         self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
         self.calls = self.lifecycle.calls
+        self._watch = Watch(self.core, self.calls)
 
     # State -----------------------------------------------------------------------------------------------
 
@@ -353,7 +351,7 @@ class Supervisor:
         """Act on the deadlines that have passed."""
         core, lifecycle = self.core, self.lifecycle
         if not self.config.backend.kills:
-            self._look_at_local_worker(now)
+            self._watch.look_unread(now)
             if core.timers.next() > now:
                 return
         with core.change, core.lock:
@@ -368,44 +366,10 @@ class Supervisor:
                     lifecycle.end(EndReason.CLOSE)
                 elif timer == "kill" and core.process is not None:
                     core.process.worker.kill()
-                elif (timer == "start" and core.phase is LAUNCHING) or (timer == "call" and self._is_overdue(now)):
+                elif (timer == "start" and core.phase is LAUNCHING) or (
+                    timer == "call" and self._watch.is_overdue(now)
+                ):
                     core.phase, core.reason = ENDING, EndReason.TIMEOUT
                     if core.process is not None:
                         core.process.ask_stacks()
                         core.timers.set("kill", now + _STACKS_GRACE)
-
-    def _is_overdue(self, now: float) -> bool:
-        """Return whether what the worker runs has passed its deadline; if not, set when to look at it again."""
-        core, process = self.core, self.core.process
-        if core.phase is not LIVE or process is None or not self._is_busy():
-            return False
-        if untrue := process.page.find_untrue(len(self.config.start.factories)):
-            process.distrust(f"{untrue} on its control page cannot be true")
-        if process.untrue:
-            return False
-        turn = self._look(process.page, now)
-        if turn.limit is None or now < turn.since + turn.limit:
-            return False
-        self.calls.on_overdue(turn, process.page)
-        return True
-
-    def _look_at_local_worker(self, now: float) -> None:
-        """Warn of a slow call of a worker that no deadline ends.
-
-        Nothing is read, and no change is entered: at the end of one, this thread would run what an in-line worker was
-        asked.
-        """
-        core = self.core
-        with core.lock:
-            if core.timers.when.get("call", now + 1) <= now:
-                core.timers.cancel("call")
-                if core.phase is LIVE and core.process is not None and self.calls.is_busy:
-                    self._look(core.process.page, now)
-
-    def _look(self, page: ControlPage, now: float) -> Turn:
-        """Look at what the worker runs, and set when to do so again."""
-        core = self.core
-        turn = self.calls.turn(page)
-        self._slow_calls.check(turn, now)
-        core.timers.set("call", next_look(turn, now, self._slow_calls.seconds, core.first_look))
-        return turn

@@ -125,7 +125,7 @@ MUTANTS = [
     Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
     Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
-    Mutant("actor.supervisor:Supervisor._look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
+    Mutant("actor.watch:Watch._look", 'self._core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
     Mutant("actor.core:ActorCore.is_free", "and table.running is None", "", "no call runs beside rows"),
     Mutant(ROWS + "post_all", "or not core.is_free()", "", "no call runs beside rows"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.actor.slow_calls import order_stacks
 from envactors.actor.timers import Turn, next_look
+from envactors.actor.watch import order_stacks
 
 seconds = st.floats(0.01, 100.0) | st.just(math.inf)
 

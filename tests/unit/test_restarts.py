@@ -155,7 +155,7 @@ def test_a_deadline_of_zero_is_a_deadline():
 
 
 def test_defaults_are_those_of_the_api():
-    assert dataclasses.astuple(ea.Deadlines()) == (60.0, None, None, None, 5.0, None)
+    assert dataclasses.astuple(ea.Deadlines()) == (60.0, None, None, None, 5.0, None, 30.0)
     assert dataclasses.astuple(ea.RestartPolicy()) == (3, 600.0, 0.1, 30.0, math.inf)
 
 
