@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from envactors.tuning.tuner import Tuning as Tuning
     from envactors.tuning.tuner import tune as tune
     from envactors.vector.facade import VectorEnv as VectorEnv
+    from envactors.vector.making import make_vec as make_vec
+    from envactors.vector.options import VectorOptions as VectorOptions
     from envactors.vector.results import Batch as Batch
     from envactors.vector.results import EnvStep as EnvStep
     from envactors.vector.statistics import VectorStats as VectorStats
@@ -90,6 +92,8 @@ _HOMES = {
     "envactors.sessions.statistics": "SessionStats",
     "envactors.tuning.tuner": "Tuning tune",
     "envactors.vector.facade": "VectorEnv",
+    "envactors.vector.making": "make_vec",
+    "envactors.vector.options": "VectorOptions",
     "envactors.vector.results": "Batch EnvStep",
     "envactors.vector.statistics": "VectorStats",
     "envactors.worker.context": "ActorContext current_actor",

@@ -39,6 +39,13 @@ def import_factory(module: str, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return] # just checked
 
 
+def make_gymnasium(env_id: str) -> Any:
+    """Make an env of Gymnasium."""
+    import gymnasium
+
+    return gymnasium.make(env_id)
+
+
 def as_callable(factory: Callable[..., Any] | str, whose: str) -> Callable[..., Any]:
     """Check a factory, and return one that pickles.
 
@@ -55,7 +62,7 @@ def as_callable(factory: Callable[..., Any] | str, whose: str) -> Callable[..., 
     text = f"the factory of {whose} is {reprlib.repr(factory)}: expected a callable without arguments, or "
     if not isinstance(factory, str):
         raise TypeError(f"{text}a string 'module:callable'")
-    if not _names_callable(factory):
+    if not names_callable(factory):
         raise ValueError(f"{text}a string 'module:callable'. For an id of Gymnasium write {_maker_of(factory)}")
     return NamedFactory(factory)
 
@@ -74,14 +81,15 @@ def as_factories(factories: Iterable[Factory], what: str = "factories") -> list[
         return list(factories)
     example = "make"
     if isinstance(factories, str):
-        example = repr(factories) if _names_callable(factories) else _maker_of(factories)
+        example = repr(factories) if names_callable(factories) else _maker_of(factories)
     raise TypeError(
         f"{what} is {reprlib.repr(factories)}: expected a list with one callable (or string 'module:callable') per "
         f"env. For 8 envs write [{example}] * 8"
     )
 
 
-def _names_callable(text: str) -> bool:
+def names_callable(text: str) -> bool:
+    """Return whether a string has the form ``"module:callable"``."""
     module, _, name = text.partition(":")
     return all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 

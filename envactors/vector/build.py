@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView, close_all
+from envactors.actor.launch import launch
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
 from envactors.actor.slots import Autoreset, OnFailure, Slot, Slots
-from envactors.backends.base import RowMemory
+from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.messages import Attach, Describe, Description, Kind
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import OBJECT, ArraySpec, batches_alike, leaves
-from envactors.options import RecyclePolicy, SnapshotPolicy
 from envactors.vector.env_handles import EnvHandle
+from envactors.vector.options import Choices
 from envactors.vector.pending import Pending
-
-
-class Choices(NamedTuple):
-    """What a vector was made with, as far as it does not concern its actors; see `VectorEnv`."""
-
-    autoreset: Autoreset
-    on_failure: OnFailure
-    recycle: RecyclePolicy | None
-    copy: bool
-    seed_episodes: bool
-    snapshot: SnapshotPolicy | None
-    checkpoint_every: int | None
 
 
 @dataclasses.dataclass
@@ -51,6 +41,24 @@ class VectorActors:
     actors: list[ActorHandle] = dataclasses.field(default_factory=list)
     handles: list[ActorView] = dataclasses.field(default_factory=list)
     standbys: list[ActorHandle] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, choices: Choices, backend: Backend) -> VectorActors:
+        """Return the actors of a vector, before any is launched."""
+        memory = backend.make_memory()
+        # Without a process of its own, no actor can be lost.
+        journal = choices.max_journal if choices.on_failure == "replay" and backend.kills else None
+        launch_alike = functools.partial(
+            launch,
+            backend=backend,
+            deadlines=choices.deadlines,
+            restart=choices.restart,
+            memory=memory,
+            max_journal=journal,
+            seed_episodes=choices.seed_episodes,
+            snapshot=choices.snapshot,
+        )
+        return cls(launch_alike, memory)
 
     def launch(
         self,

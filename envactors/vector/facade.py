@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from envactors import backends
 from envactors.actor import engine
-from envactors.actor.launch import launch
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import Autoreset, OnFailure
-from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.specs import Spec
-from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy, check_timeout, deadline_after
+from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
 from envactors.rollout.rollouts import Rollouts
 from envactors.vector import inputs
 from envactors.vector.asking import Asker, EnvFuture, Selection, make_future
-from envactors.vector.build import Choices, VectorActors, describe_envs, share_rows
+from envactors.vector.build import VectorActors, describe_envs, share_rows
 from envactors.vector.checkpoints import Checkpoints
 from envactors.vector.collector import Collector
 from envactors.vector.env_snapshots import EnvSnapshots
 from envactors.vector.episodes import Episodes
 from envactors.vector.interrupts import notes_interrupts
+from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.outcomes import Outcomes
 from envactors.vector.results import Batch, Batcher, RowReader, StepResults
 from envactors.vector.rollout_books import RolloutBooks
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.stepper import Stepper
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
@@ -43,55 +44,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
     Args:
         factories: One per env, as for `spawn`; run in the workers. The envs have Gymnasium's
             ``reset(seed=, options=) -> (obs, info)``, ``step(action) -> (obs, reward, terminated, truncated, info)``.
-        envs_per_actor: How many envs share a process. Their steps run one after the other there, and a death takes
-            all of them; for envs whose steps cost next to nothing it saves most of the way to another process.
-            ``"auto"``: as many actors as there are cores for, by affinity and the quotas of containers, with the envs
-            spread evenly.
-        autoreset: What happens at the end of an episode. ``"next_step"``: the next step resets, ignores its
-            action, and has reward 0. ``"same_step"``: the ending step resets, and carries the last observation,
-            as the env gave it, and info as ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: nothing,
-            the env must be reset by hand. (Gymnasium's ``AutoresetMode``.)
-        on_failure: ``"raise"``: an env's failure is raised as `VectorStepError`. ``"renew"``: its process is
-            replaced, and its result says so: the last complete observation, reward 0, ``truncated``, and the
-            exception as ``info["failure"]``. Under ``"next_step"`` that comes at once and the next step waits for the
-            new process and resets; under ``"same_step"`` it comes after the new reset, the last observation in
-            ``info["final_obs"]``. A reset that fails is done again on the new process, with its seed (once) and its
-            options, and has the exception in its info. Only an actor whose allowance is spent raises.
-            ``"replay"``: the new process is asked again everything since the env's last seeded reset (actions,
-            autoresets, attributes, calls) and then what was lost, whose true result comes as if nothing had happened.
-            Where the observations (by checksum) are not the same, the env was never seeded, there were more than
-            ``max_journal`` steps, or the same inputs fail twice, it is as with ``"renew"``.
-        max_journal: How many steps since the last seeded reset are kept of each env to be replayed; beyond that they
-            are given up until the next one. Each takes the bytes of an action and one more in the caller; calls and
-            attributes count as steps, and so does each further KiB of either. For ``on_failure="replay"`` alone.
-        deadlines: How long things may take; a number of seconds stands for ``Deadlines(call=seconds)``.
-        restart: When a lost process is replaced.
-        recycle: When the process of an env that leaks is replaced between two episodes; not counted as a restart. The
-            next episode's seed follows from the env's own, as after a loss. Only with one env per actor.
-        standbys: How many processes are kept started, with envs made, for actors that lose theirs: by a crash, a
-            deadline, a renewal. An actor that takes one does not wait for ``restart.backoff``; the standby does, before
-            it starts another. The factories must be one and the same object. While it runs for a standby,
-            `current_actor` has a name like ``"standby-0"`` and a negative index, then those of its new place. A
-            standby that cannot be made as often as ``restart`` allows is given up, with a warning in the log.
-        env_vars: Environment variables of all workers, or a sequence of such mappings, one per actor.
-        backend: Where the actors live.
-        shared_memory: Deprecated. It has no effect, and False emits a `DeprecationWarning`.
-        copy: Whether batches of observations are copies. False hands out views of the shared memory where that is
-            possible, valid until that env's next step.
-        max_running: How many envs may step or reset at once, also in resets and replays that the vector does by itself;
-            None: all. The requests of the others wait in the caller, in the order in which they were made, and their
-            deadlines count from their start. Other calls go on meanwhile.
-        seed_episodes: Whether each reset without a seed gets one of its own, so that an episode depends on nothing
-            before it: that of episode ``e`` since the env was last reset with a seed ``s`` (episode 0) is
-            ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])``; an env that never was counts from a random
-            ``s``. That holds for resets by the vector, after failures too, and for those of the user.
-            ``info["episode_seed"]`` of each reset is the seed, and ``on_failure="replay"`` never repeats more than
-            the current episode.
-        snapshot: How the state of an env is read and written, for `snapshot` and `restore`; with
-            ``on_failure="replay"`` each env's is saved every ``snapshot.every`` steps, and a new process is brought
-            from there to where the old one was lost.
-        checkpoint_every: After how many steps of an env the file of the last `checkpoint` is written again, at the
-            beginning of a step, if no result is pending.
+        **options: See `VectorOptions`.
 
     Attributes:
         num_envs: How many envs there are.
@@ -107,43 +60,18 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         VectorEnvError: There is not enough memory to share.
     """
 
-    def __init__(
-        self,
-        factories: Iterable[Factory],
-        *,
-        envs_per_actor: int | Literal["auto"] = 1,
-        autoreset: Autoreset = "next_step",
-        on_failure: OnFailure = "raise",
-        max_journal: int = 100_000,
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=10),  # noqa: B008 # frozen
-        recycle: RecyclePolicy | None = None,
-        standbys: int = 0,
-        env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
-        backend: str | Backend = "process",
-        shared_memory: bool = True,
-        copy: bool = True,
-        max_running: int | None = None,
-        seed_episodes: bool = False,
-        snapshot: SnapshotPolicy | None = None,
-        checkpoint_every: int | None = None,
-    ) -> None:
-        factories, backend = as_factories(factories), backends.resolve(backend)
-        inputs.check_policies(autoreset, on_failure, max_journal, checkpoint_every)
-        inputs.check_flags(shared_memory=shared_memory, copy=copy, seed_episodes=seed_episodes)
-        groups, variables = inputs.group_envs(factories, envs_per_actor, env_vars, backend)
-        inputs.check_recycling(recycle, groups, backend)
-        inputs.check_standbys(standbys, factories, variables, backend)
+    def __init__(self, factories: Iterable[Factory], **options: Unpack[VectorOptions]) -> None:
+        check_names("VectorEnv", options)
+        choices, factories = Choices(**options), as_factories(factories)
+        backend = backends.resolve(choices.backend)
+        groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
-        memory = backend.make_memory()
-        kept = max_journal if on_failure == "replay" and backend.kills else None  # nothing else can be lost
-        alike = functools.partial(launch, backend=backend, deadlines=deadlines, restart=restart, memory=memory)
-        alike = functools.partial(alike, max_journal=kept, seed_episodes=seed_episodes, snapshot=snapshot)
-        self._built = VectorActors(alike, memory)
+        self._built = VectorActors.of(choices, backend)
         self.actors, self._handles = self._built.actors, self._built.handles
         try:
-            self._built.launch(groups, variables, standbys, inputs.limit_running(max_running, len(groups), backend))
-            self._assemble(Choices(autoreset, on_failure, recycle, copy, seed_episodes, snapshot, checkpoint_every))
+            permits = inputs.limit_running(choices.max_running, len(groups), backend)
+            self._built.launch(groups, variables, choices.standbys, permits)
+            self._assemble(choices)
         except BaseException:
             self.close(0)
             raise
@@ -151,7 +79,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
     def _assemble(self, choices: Choices) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
         handles, self.num_envs = self._handles, len(self._handles)
-        autoreset, on_failure, recycle, copy, seed_episodes, snapshot, every = choices
+        autoreset, on_failure = choices.autoreset, choices.on_failure
         self._started: Selection | None = None  # by `step_async`
         self._check_made()
         described = describe_envs(handles)
@@ -160,13 +88,13 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         self._slots, self._pending, use_rows = share_rows(self._built, described, autoreset, on_failure)
         slots, pending = self._slots, self._pending
         supervisors = [handle._supervisor for handle in handles]
-        self._episodes = episodes = Episodes(slots, supervisors, recycle)
+        self._episodes = episodes = Episodes(slots, supervisors, choices.recycle)
         self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
         self._batcher = batcher = Batcher(described.observation, described.reward)
-        self._reader = reader = RowReader(slots, described.reward, copy=copy)
+        self._reader = reader = RowReader(slots, described.reward, copy=choices.copy)
         outcomes = Outcomes(slots, supervisors, reader, pending, episodes)
         use_rows(outcomes.read_for_future)
-        if seed_episodes:
+        if choices.seed_episodes:
             episodes.seed_episodes()
         self._asker = asker = Asker(slots, supervisors, pending)
         self._all_ids = asker.all.env_ids
@@ -174,9 +102,9 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
             slots, supervisors, asker, reader, pending, episodes, described.action, learns=batcher.learns
         )
         self._collector = Collector(handles, slots, pending, batcher, reader, outcomes, stepper, asker)
-        same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": seed_episodes}
+        same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": choices.seed_episodes}
         parts = handles, pending, episodes, reader, same, described.action
-        self._checkpoints = Checkpoints(*parts, saves=snapshot is not None, every=every)
+        self._checkpoints = Checkpoints(*parts, saves=choices.snapshot is not None, every=choices.checkpoint_every)
 
     def _make_rollouts(self) -> Rollouts:
         parts = self._handles, self._slots, self._asker, self._pending, self._episodes, self._reader, self._batcher

@@ -16,6 +16,7 @@ from envactors.deprecations import warn_deprecated
 from envactors.errors import VectorInputError
 from envactors.mailbox.factory import Factory
 from envactors.options import RecyclePolicy, is_int
+from envactors.vector.options import Choices
 
 EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
@@ -60,6 +61,23 @@ def check_policies(autoreset: object, on_failure: object, max_journal: object, c
         raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
     if checkpoint_every is not None:
         check_counts(1, checkpoint_every=checkpoint_every)
+
+
+def check_choices(
+    choices: Choices, factories: list[Factory], backend: Backend
+) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
+    """Refuse options that a vector of these envs cannot have.
+
+    Returns:
+        The factories of each actor, and its environment variables (or None).
+    """
+    check_policies(choices.autoreset, choices.on_failure, choices.max_journal, choices.checkpoint_every)
+    flags = {"copy": choices.copy, "seed_episodes": choices.seed_episodes}
+    check_flags(shared_memory=choices.shared_memory, **flags)
+    groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)
+    check_recycling(choices.recycle, groups, backend)
+    check_standbys(choices.standbys, factories, variables, backend)
+    return groups, variables
 
 
 def group_envs(

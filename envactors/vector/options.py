@@ -1,0 +1,123 @@
+"""The options of a vector: their names, types, and defaults.
+
+`envactors.vector.inputs` checks their values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypedDict
+
+from envactors.actor.slots import Autoreset, OnFailure
+from envactors.backends.base import Backend
+from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy
+
+
+class VectorOptions(TypedDict, total=False):
+    """The keyword arguments of `VectorEnv`, which every drop-in takes too.
+
+    A drop-in refuses an option that has no place in its library, with the reason.
+
+    Attributes:
+        envs_per_actor: Number of envs that share a process; 1 by default. They step one after the other, and a crash
+            ends all of them. Several light envs per process save most of the IPC cost. ``"auto"`` starts as many
+            processes as there are cores, by affinity and the quotas of containers, and spreads the envs evenly.
+        autoreset: Controls what happens at the end of an episode, like Gymnasium's ``AutoresetMode``.
+            ``"next_step"`` (default): the next step resets the env, ignores its action, and has reward 0.
+            ``"same_step"``: the step that ends the episode also resets; the last observation and info are in
+            ``info["final_obs"]`` and ``info["final_info"]``. ``"disabled"``: the caller resets the env.
+        on_failure: Controls how the vector responds to a crash, a missed deadline, or an exception. ``"raise"``
+            (default): `VectorStepError`. ``"renew"``: the process is replaced, and the result of the env is its last
+            complete observation, reward 0, ``truncated``, and the exception as ``info["failure"]``. Under
+            ``"next_step"`` that result comes at once, and the next step resets on the new process; under
+            ``"same_step"`` it comes after that reset, with the last observation in ``info["final_obs"]``. A failed
+            reset is repeated on the new process, with its seed (once) and its options. ``"replay"``: the new process
+            repeats everything since the env's last seeded reset (actions, autoresets, attributes, calls), and returns
+            the true result of the lost step. If the observations differ (by checksum), the env was never seeded, the
+            journal is full, or the same inputs fail twice, it acts like ``"renew"``.
+        max_journal: Number of steps since the last seeded reset that are kept per env for a replay; 100,000 by default.
+            Beyond it the env is not replayed until its next seeded reset. Calls and attributes count as steps, and so
+            does each further KiB of either.
+        deadlines: Time limits in seconds; a number stands for ``Deadlines(call=number)``.
+        restart: Limits of restarts; ``RestartPolicy(max_restarts=10)`` by default.
+        recycle: Limits of a process's steps and memory, after which it is replaced between two episodes. Not counted
+            as a restart. Needs ``envs_per_actor=1``.
+        standbys: Number of started processes that replace lost ones; 0 by default. All factories must be the same
+            object. An actor that takes a standby does not wait for ``restart.backoff``. While it waits, `current_actor`
+            has a name such as ``"standby-0"`` and a negative index.
+        env_vars: Environment variables of all workers, or a sequence with one mapping per actor.
+        backend: Where the actors run: ``"process"`` (default), ``"thread"``, ``"inline"``, or a backend.
+        shared_memory: Deprecated: it has no effect, and False emits a `DeprecationWarning`.
+        copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
+            that env's next step.
+        max_running: Largest number of envs that step or reset at once; None (default) for all. The other requests wait
+            in the caller, in order, and their deadlines count from their start.
+        seed_episodes: True to give each reset without a seed a seed of its own, so that an episode depends on nothing
+            before it: ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])`` for episode ``e`` since the
+            reset with the seed ``s`` (a random ``s`` if there was none). ``info["episode_seed"]`` of each reset is the
+            seed, and a replay never reaches back beyond the current episode.
+        snapshot: Functions that read and write the state of an env, for `snapshot` and `restore`. With
+            ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
+        checkpoint_every: Number of steps after which the file of the last `checkpoint` is written again; None
+            (default) for never.
+    """
+
+    envs_per_actor: int | Literal["auto"]
+    autoreset: Autoreset
+    on_failure: OnFailure
+    max_journal: int
+    deadlines: Deadlines | float
+    restart: RestartPolicy
+    recycle: RecyclePolicy | None
+    standbys: int
+    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None
+    backend: str | Backend
+    shared_memory: bool
+    copy: bool
+    max_running: int | None
+    seed_episodes: bool
+    snapshot: SnapshotPolicy | None
+    checkpoint_every: int | None
+
+
+class Choices(NamedTuple):
+    """A value for each of `VectorOptions`."""
+
+    envs_per_actor: int | Literal["auto"] = 1
+    autoreset: Autoreset = "next_step"
+    on_failure: OnFailure = "raise"
+    max_journal: int = 100_000
+    deadlines: Deadlines | float = Deadlines()
+    restart: RestartPolicy = RestartPolicy(max_restarts=10)
+    recycle: RecyclePolicy | None = None
+    standbys: int = 0
+    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
+    backend: str | Backend = "process"
+    shared_memory: bool = True
+    copy: bool = True
+    max_running: int | None = None
+    seed_episodes: bool = False
+    snapshot: SnapshotPolicy | None = None
+    checkpoint_every: int | None = None
+
+
+OPTIONS = Choices._fields
+
+
+def check_names(whose: str, given: Iterable[str], own: Iterable[str] = ()) -> None:
+    """Refuse an option that does not exist.
+
+    Args:
+        whose: The class that takes the options, for the error.
+        given: Names of the given options.
+        own: Names of further arguments of the class, which the error may suggest.
+
+    Raises:
+        TypeError: Naming the option that is spelled most like it.
+    """
+    for name in given:
+        if name not in OPTIONS:
+            nearest = difflib.get_close_matches(name, [*OPTIONS, *own], n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"expected some of {', '.join(OPTIONS)}"
+            raise TypeError(f"{whose} got the unknown option {name!r}: {hint}")
