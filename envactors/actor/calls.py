@@ -53,7 +53,7 @@ class Calls:
         self._core = core
         self.rows: ActorRows | None = None
         self._on_start_reply = on_start_reply
-        self.tuner = WaitTuner(core.config.spin)
+        self.tuner: WaitTuner = WaitTuner(core.config.spin)
         core.send_waiting = self.dispatch
         # When the last reply came (`time.monotonic`).
         self._answered = 0.0

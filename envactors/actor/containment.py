@@ -82,8 +82,8 @@ class Logs:
     """
 
     def __init__(self, run: Callable[[Callable[[], None]], None]) -> None:
-        self.records = LogQueue(run, "log records of workers")
-        self.notices = LogQueue(run, "log records about actors")
+        self.records: LogQueue = LogQueue(run, "log records of workers")
+        self.notices: LogQueue = LogQueue(run, "log records about actors")
         # Until when the deadlines of objects that have failed are put off (`time.monotonic`), by id.
         self._put_off: dict[int, float] = {}
         # How many errors there were, and when the next one may be logged (`time.monotonic`).

@@ -18,6 +18,7 @@ from envactors.actor.config import ActorConfig
 from envactors.actor.containment import LogQueue
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
+from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, shortest_deadline
@@ -51,21 +52,23 @@ class ActorCore:
     def __init__(self, config: ActorConfig, reactor: Reactor) -> None:
         self.config = config
         self.reactor = reactor
-        self.permits = config.permits
-        self.lock = threading.RLock() if self.permits is None else self.permits.lock
+        self.permits: Permits | None = config.permits
+        self.lock: threading.RLock = threading.RLock() if self.permits is None else self.permits.lock
         # Runs what an in-line worker was asked, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
-        self.deferred = DeferredCalls(reactor, reactor.logs.report)
-        self.change = StateChange(self)
-        self.timers = Timers(reactor.note_timer)
-        self.errors = ErrorFactory(config)
-        self.table = RequestTable()
+        self.deferred: DeferredCalls = DeferredCalls(reactor, reactor.logs.report)
+        self.change: StateChange = StateChange(self)
+        self.timers: Timers = Timers(reactor.note_timer)
+        self.errors: ErrorFactory = ErrorFactory(config)
+        self.table: RequestTable = RequestTable()
         # Sends what heads the queue, as far as the worker is free for it; set by `envactors.actor.calls`.
         self.send_waiting: Callable[[], None] = lambda: None
         # Ends the process of an env that is not fit to be used any more; set by `envactors.actor.lifecycle`.
         self.discard: Callable[[int, Request, BaseException], None] = lambda _incarnation, _request, _error: None
         count = len(config.start.factories)
-        self.recovery = Journals(config.first_index, count, config.max_journal, config.save_every, self._save_state)
+        self.recovery: Journals = Journals(
+            config.first_index, count, config.max_journal, config.save_every, self._save_state
+        )
         self.phase: Phase = LAUNCHING
         # The number of the present process, or of the one that is being started.
         self.incarnation = 0
@@ -74,7 +77,7 @@ class ActorCore:
         # Whether the present process has made its envs.
         self.started = False
         # Whether an exception has fallen into the middle of a change, and the process is to be replaced.
-        self.is_inconsistent = False
+        self.is_inconsistent: bool = False
         # Why the parent is ending the present process, if it is.
         self.reason: EndReason | None = None
         # Whether the actor is being closed, or is.
@@ -83,12 +86,12 @@ class ActorCore:
         self.loss: ActorError | None = None
         # How long after its start whatever the worker runs may be slow, or have passed its deadline, in seconds at the
         # least; infinity for never.
-        self.first_look = float("inf") if config.deadlines.slow is None else config.deadlines.slow
+        self.first_look: float = float("inf") if config.deadlines.slow is None else config.deadlines.slow
         if config.backend.kills:
             self.first_look = min(self.first_look, shortest_deadline(config.deadlines))
         self.completed = self.failed = self.restarts = self.stale = self.replays = 0
         # How long the longest replay of an env took, in seconds.
-        self.longest_replay = 0.0
+        self.longest_replay: float = 0.0
         # How long the last start took, in seconds; None before the first.
         self.started_in: float | None = None
         # What the envs took in the processes before this one; None until that is asked for.
@@ -301,7 +304,7 @@ class StateChange:
     def __init__(self, core: ActorCore) -> None:
         self._core = core
 
-    __enter__ = staticmethod(defer_signals.__enter__)
+    __enter__: staticmethod[[], None] = staticmethod(defer_signals.__enter__)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         core = self._core

@@ -106,9 +106,9 @@ class Engine:
 
     def __init__(self) -> None:
         self.members: set[Member] = set()
-        self.reactor = Reactor(lambda: tuple(self.members))
-        self.launcher = Launcher()
-        self.ended = False
+        self.reactor: Reactor = Reactor(lambda: tuple(self.members))
+        self.launcher: Launcher = Launcher()
+        self.ended: bool = False
         # The socket of `envactors top` and `envactors stacks`; None where there is none.
         self._listener = importlib.import_module(_MONITOR).listen(self.reactor)
 

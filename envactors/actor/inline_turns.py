@@ -28,7 +28,7 @@ class InlineTurns:
         self._core = core
         self._launch = launch
         self._on_channel = on_channel
-        self.launch_due = False
+        self.launch_due: bool = False
         # The threads in `run`. They come and go in any order: each takes out what it has put in, and nothing else.
         self._threads: dict[int, FrameType] = {}
 

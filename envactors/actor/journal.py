@@ -64,8 +64,8 @@ class Journal:
     """
 
     def __init__(self, limit: int, save_every: int | None) -> None:
-        self.whole = False
-        self.length = 0
+        self.whole: bool = False
+        self.length: int = 0
         self._limit = limit
         self._save_every = save_every
         # The checksum over all observations so far, as the worker computed it.
@@ -308,11 +308,11 @@ class Journals:
     def __init__(
         self, first_index: int, count: int, limit: int | None, save_every: int | None, save: Callable[[int], None]
     ) -> None:
-        self.replays = limit is not None
+        self.replays: bool = limit is not None
         self.attach: Attach | None = None
         self._first_index = first_index
         self._save = None if save_every is None else save
-        self.journals = [Journal(limit or 0, save_every) for _ in range(count)]
+        self.journals: list[Journal] = [Journal(limit or 0, save_every) for _ in range(count)]
 
     def journal(self, index: int) -> Journal:
         """Return the journal of an env, from its index."""

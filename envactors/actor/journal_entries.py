@@ -21,10 +21,10 @@ class Message:
     steps = 1
 
     def __init__(self, kind: int, payload: bytes) -> None:
-        self.recorded = kind, payload
-        self.size = len(payload)
-        self.attribute = payload if kind == Kind.SET else None
-        self.resets = kind == Kind.RESET
+        self.recorded: tuple[int, bytes] = kind, payload
+        self.size: int = len(payload)
+        self.attribute: bytes | None = payload if kind == Kind.SET else None
+        self.resets: bool = kind == Kind.RESET
 
     def inputs(self, _action: Spec | None) -> Iterator[tuple[Any, ...]]:
         kind, payload = self.recorded
@@ -40,7 +40,7 @@ class StepColumns:
     def __init__(self, columns: list[npt.NDArray[Any]], ops: bytes = b"") -> None:
         self._columns = columns
         self._ops = bytearray(ops)
-        self.size = sum(column[:1].nbytes for column in columns)
+        self.size: int = sum(column[:1].nbytes for column in columns)
 
     @property
     def columns(self) -> StepColumns:

@@ -49,13 +49,13 @@ class Lifecycle:
     """
 
     def __init__(self, core: ActorCore, launcher: Launcher, on_closed: Callable[[], None]) -> None:
-        self.calls = Calls(core, self._on_start_reply)
+        self.calls: Calls = Calls(core, self._on_start_reply)
         core.discard = self._discard
-        self.tracker = RestartTracker(core.config.restart)
+        self.tracker: RestartTracker = RestartTracker(core.config.restart)
         self._core = core
         self._launcher = launcher
         self._on_closed = on_closed
-        self.inline = InlineTurns(core, self.launch, self.on_channel)
+        self.inline: InlineTurns = InlineTurns(core, self.launch, self.on_channel)
         # Of the present start: whether a standby is becoming this actor's, when it began (`time.monotonic`), how many
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0

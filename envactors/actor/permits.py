@@ -35,7 +35,7 @@ class Permits:
     """
 
     def __init__(self, count: int) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._count = count
         self._holders: set[Holder] = set()
         # The age of what heads the queue of each actor that waits. Empty while there is a permit left, except in

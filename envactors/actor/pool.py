@@ -118,7 +118,9 @@ class ActorPool(Generic[T_co]):
         # Calls that no actor was assigned yet, oldest first.
         self._waiting: deque[PoolFuture] = deque()
         self._is_closed = False
-        self.actors = [launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)]
+        self.actors: list[ActorHandle[Any]] = [
+            launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)
+        ]
         # The actors without a call, the one that has been so for longest first; and what the others run.
         self._idle: dict[ActorHandle, None] = dict.fromkeys(self.actors)
         self._running: dict[ActorHandle, PoolFuture] = {}

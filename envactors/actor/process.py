@@ -72,10 +72,10 @@ class ActorProcess:
     def __init__(self, worker: Worker, name: str, reactor: Reactor, owner: ProcessOwner) -> None:
         self.worker = worker
         self.page = worker.page
-        self.at_end = False
+        self.at_end: bool = False
         self.on_ring: Callable[[], None] | None = None
         self.overflows = 0
-        self.untrue = ""
+        self.untrue: str = ""
         # The stacks that were asked for because of a deadline.
         self._stacks: Stacks | None = None
         self._owner = owner

@@ -104,9 +104,9 @@ class Reactor:
         self._outer.add(self._replies.fileno())
         self._outer.add(self._bell.fileno())
         self._replies.add(self._nudge.fileno())
-        self.callbacks = CallbackExecutor("envactors-callbacks", self.note_timer)
-        self.printing = CallbackExecutor("envactors-printing")
-        self.logs = Logs(self.printing.submit)
+        self.callbacks: CallbackExecutor = CallbackExecutor("envactors-callbacks", self.note_timer)
+        self.printing: CallbackExecutor = CallbackExecutor("envactors-printing")
+        self.logs: Logs = Logs(self.printing.submit)
         self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
         self._thread.start()
 

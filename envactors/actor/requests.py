@@ -113,7 +113,7 @@ class CallRequest(Request):
     def on_overdue(self, turn: Turn, page: ControlPage) -> None:
         """Note that what runs in it has passed its deadline; under the lock."""
         del page
-        self.timeout = turn.limit
+        self.timeout: float | None = turn.limit
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -167,7 +167,7 @@ class RequestTable:
     def __init__(self) -> None:
         self.running: CallRequest | None = None
         self.queue: deque[Entry] = deque()
-        self.last_id = 0
+        self.last_id: int = 0
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue an entry; a call gets its number."""

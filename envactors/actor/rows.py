@@ -57,8 +57,8 @@ class ActorRows:
         self._read = read
         self.first = first = core.config.first_index
         self.stop = stop = first + len(core.config.start.factories)
-        self.posted_at = 0.0
-        self.last = 0
+        self.posted_at: float = 0.0
+        self.last: int = 0
         # The env that has passed its deadline: from then on no result of it counts.
         self.overdue: int | None = None
         slab = slots.slab
@@ -69,7 +69,7 @@ class ActorRows:
         self._range_numbers = slots.numbers.data[first:stop]
         self._range_completed = slab.completed.data[first:stop]
         self._ops = slots.posted_ops
-        self.indices = range(first, stop)
+        self.indices: range = range(first, stop)
         self._all_posted = bytes([POSTED]) * (stop - first)
         self._all_arrived = bytes([ARRIVED]) * (stop - first)
         self._halves = bytes(stop - first), bytes([HALF]) * (stop - first)

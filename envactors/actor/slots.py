@@ -173,25 +173,25 @@ class Slots:
         self.of = slots
         self.slab = slab
         # The shared column of what `ops` has, in whole batches written at once.
-        self.posted_ops = slab.ops.data
+        self.posted_ops: memoryview[int] = slab.ops.data
         self.infos = infos
         self.pickles = pickles
         self.autoreset: Autoreset = autoreset
         self.on_failure: OnFailure = on_failure
-        self.states = bytearray(count)
+        self.states: bytearray = bytearray(count)
         self.numbers: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         # The same, of which a single one is read in a third of the time.
-        self.numbers_of = self.numbers.data
-        self.ops = bytearray(count)
-        self.halves = bytearray(count)
-        self.in_half = bytes(count), bytes([HALF]) * count
+        self.numbers_of: memoryview[int] = self.numbers.data
+        self.ops: bytearray = bytearray(count)
+        self.halves: bytearray = bytearray(count)
+        self.in_half: tuple[bytes, bytes] = bytes(count), bytes([HALF]) * count
         self.ended: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
-        self.streams = bytearray(count)
-        self.has_last = bytearray(count)
-        self.unusual = set(range(count))
+        self.streams: bytearray = bytearray(count)
+        self.has_last: bytearray = bytearray(count)
+        self.unusual: set[int] = set(range(count))
         self.outcomes: dict[int, Outcome] = {}
         self.overflow: dict[int, memoryview] = {}
-        self.at_rest = bytearray(count)
+        self.at_rest: bytearray = bytearray(count)
 
     def plan(self, index: int, incarnation: int) -> Any:
         """Decide what an env is posted, and write it into its row; return its payload, None without any."""

@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envactors.actor import engine as engines
+from envactors.actor.calls import Calls
 from envactors.actor.config import ActorConfig
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
 from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
+from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Request, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
@@ -55,7 +57,7 @@ class Supervisor:
 
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
-        self.closed = threading.Event()
+        self.closed: threading.Event = threading.Event()
         self._owner_pid, self._forks = os.getpid(), engines.forks
         self._has_warned = False
         engines.join(self, self._assemble)
@@ -66,12 +68,12 @@ class Supervisor:
 
     def _assemble(self, engine: engines.Engine) -> None:
         self._engine = engine
-        self.reactor = engine.reactor
+        self.reactor: Reactor = engine.reactor
         self._has_deadlines = shortest_deadline(self.config.deadlines) != float("inf")
         self.config.backend.retain(self.config.env_vars, engine.reactor)
-        self.core = ActorCore(self.config, engine.reactor)
-        self.lifecycle = Lifecycle(self.core, engine.launcher, self._release)
-        self.calls = self.lifecycle.calls
+        self.core: ActorCore = ActorCore(self.config, engine.reactor)
+        self.lifecycle: Lifecycle = Lifecycle(self.core, engine.launcher, self._release)
+        self.calls: Calls = self.lifecycle.calls
         self._watch = Watch(self.core, self.calls)
 
     # State -----------------------------------------------------------------------------------------------

@@ -73,8 +73,8 @@ class WaitTuner:
         self._sum, self._calls = 0.0, 0
         # When, and after how many calls, the next trials begin.
         self._next_trials, self._period, self._enough_calls = 0.0, _FIRST_PERIOD, _TRIAL_CALLS
-        self.strategy = self._short[-1]
-        self.recorded = 0.0
+        self.strategy: WaitStrategy = self._short[-1]
+        self.recorded: float = 0.0
 
     def record(self, seconds: float, now: float) -> None:
         """Record how long a call took, and when it ended (`time.monotonic`)."""

@@ -16,6 +16,7 @@ import itertools
 import os
 import pickle
 import socket
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -95,7 +96,9 @@ class ForkServer(HelperProcess):
             self._exits.settimeout(_REPORT_PATIENCE)
             boot = {"requests": requests, "exits": exits, "parent_pid": os.getpid(), "preload": list(preload)}
             fds = requests, exits
-            self.process = start_python("envactors.worker.fork_server", "serve_forks", boot, fds, environment, python)
+            self.process: subprocess.Popen[bytes] = start_python(
+                "envactors.worker.fork_server", "serve_forks", boot, fds, environment, python
+            )
 
     def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:
         """Fork a worker with these descriptors, the page at this place, and this environment.

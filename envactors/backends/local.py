@@ -66,7 +66,7 @@ class LocalBackend(Backend):
     """The base of `ThreadBackend` and `InlineBackend`."""
 
     kills = spin = pickles = False
-    max_starting = None
+    max_starting: int | None = None
     _worker: type[ThreadWorker | InlineWorker]
 
     def make_memory(self) -> LocalMemory:
@@ -149,19 +149,21 @@ class LocalWorker(Worker):
     """
 
     def __init__(self, memory: LocalMemory | None, envs: int, *, rings: bool) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         # The id of the thread that runs requests.
         self.thread: int | None = None
         self.outputs: list[tuple[Stream, int]] = []
         to_worker, to_parent, self._replied = Doorbell(), Doorbell(), Doorbell()
         to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the doorbell
-        self.page = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
+        self.page: ControlPage = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
         # Rung when the worker has ended.
         self._ended = Doorbell()
-        self.sentinel = self._ended.fileno()
+        self.sentinel: int = self._ended.fileno()
         self._requests: deque[Frame] = deque()
         self._replies: deque[Frame] = deque()
-        self.channel = LocalChannel(self._replies, self._requests, self._replied, to_worker.ring if rings else None)
+        self.channel: LocalChannel = LocalChannel(
+            self._replies, self._requests, self._replied, to_worker.ring if rings else None
+        )
         end = LocalChannel(self._requests, self._replies, to_worker, self._replied.ring if rings else None)
         self._guard = WriteGuard()
         self._server = Server(end, self.page, memory, self._guard)
@@ -192,7 +194,7 @@ class ThreadWorker(LocalWorker):
         threading.Thread(target=self._run, name=f"envactors-worker-{name}", daemon=True).start()
 
     def _run(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread: int = threading.get_ident()
         server = self._server
         counters = self.page.counters
         context.of_thread.set(server.host.running)

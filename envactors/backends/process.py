@@ -18,7 +18,7 @@ from envactors.backends.pages import PAGES
 from envactors.backends.reaping import REAPER
 from envactors.backends.stacks import ProcessStacks
 from envactors.mailbox.channel import Channel
-from envactors.mailbox.control_page import PagePlace
+from envactors.mailbox.control_page import ControlPage, PagePlace
 from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
@@ -113,7 +113,7 @@ class ProcessBackend(Backend):
         if preload and start_method != "forkserver":
             raise ValueError(f"preload is {preload!r} with start_method={start_method!r}: expected 'forkserver'")
         self._preload = tuple(preload)
-        self.python = None if python is None else os.fspath(python)
+        self.python: str | None = None if python is None else os.fspath(python)
         if self.python is not None:
             if start_method not in ("forkserver", "spawn"):
                 raise ValueError(
@@ -121,7 +121,7 @@ class ProcessBackend(Backend):
                     "on Linux"
                 )
             read_other_numpy()
-            self.import_advice = (
+            self.import_advice: str = (
                 f"it has to be where workers run. Install it there ({self.python} -m pip install ...), or name its "
                 "directory in env_vars={'PYTHONPATH': ...}"
             )
@@ -211,7 +211,7 @@ class ProcessWorker(Worker):
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
             self._slot = slot = PAGES.take(envs)
             ours.callback(PAGES.give_back, slot)
-            self.page = slot.page
+            self.page: ControlPage = slot.page
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
             to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.ringer()
@@ -220,7 +220,7 @@ class ProcessWorker(Worker):
             REAPER.watch(number, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
-            self.channel = Channel(sock)
+            self.channel: Channel = Channel(sock)
             self.pid, self.sentinel = self._process.pid, self._process.fileno()
             self._descriptors = ours.pop_all()
 

@@ -42,7 +42,7 @@ class Guard(HelperProcess):
         with contextlib.ExitStack() as theirs:
             self.sock, reports = open_pair(self._sockets, theirs)
             prevent_sigpipe(self.sock)
-            self.process = subprocess.Popen(  # noqa: S603 # its own code
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 # its own code
                 [sys.executable, "-I", "-S", program, str(os.getpid()), caller_id, SYSTEM, str(lease)],
                 stdin=reports,
                 stdout=subprocess.DEVNULL,

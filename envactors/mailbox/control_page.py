@@ -170,14 +170,14 @@ class ControlPage:
     """
 
     def __init__(self, memory: mmap.mmap | bytearray | memoryview, to_worker: Doorbell, to_parent: Doorbell) -> None:
-        self.counters = memoryview(memory).cast("q")
-        self.times = memoryview(memory).cast("d")
+        self.counters: memoryview[int] = memoryview(memory).cast("q")
+        self.times: memoryview[float] = memoryview(memory).cast("d")
         self.to_worker = to_worker
         self.to_parent = to_parent
-        self.spans = SpanRing(memoryview(memory)[PAGE:])
+        self.spans: SpanRing = SpanRing(memoryview(memory)[PAGE:])
         self.is_timing = self.is_streaming = False
-        self.clock_lead = 0.0
-        self.last_call = 0
+        self.clock_lead: float = 0.0
+        self.last_call: int = 0
         # The parent's own copies of `POSTED` and `FRAMES`: env code may overwrite the page.
         self._posted = self._frames = 0
         # Acquired for its memory barrier only: what was written before is seen by who reads after an acquire of theirs.

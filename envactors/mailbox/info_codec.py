@@ -58,7 +58,7 @@ class InfoWriter:
     """
 
     def __init__(self, slab: InfoRooms, contents: list[Any] | None = None) -> None:
-        self.passes_objects = contents is not None
+        self.passes_objects: bool = contents is not None
         self._rooms = slab.inline_info_rooms
         # Writing a number through a memoryview takes a third of the time that an array takes.
         self._encodings, self._sizes = slab.info_encoding.data, slab.inline_info_sizes.data

@@ -44,7 +44,7 @@ class Places:
     """
 
     def __init__(self, memory: mmap.mmap | bytearray | memoryview | None) -> None:
-        self.size = 0
+        self.size: int = 0
         self._memory = memory
 
     def __call__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -128,7 +128,7 @@ class Slab:
         self.observations: list[npt.NDArray[Any] | None] = [
             place((2, n, *leaf.shape), leaf.dtype) if leaf.batchable else None for leaf in leaves(layout.observation)
         ]
-        self.size = place.size
+        self.size: int = place.size
         # Indexing an array takes four times as long as indexing this list.
         self.inline_info_rooms: list[memoryview] = [row.data for row in self.inline_infos]
         self._inline_info_sizes = self.inline_info_sizes.data

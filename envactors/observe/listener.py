@@ -40,9 +40,9 @@ class Listener:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()  # the program may change its directory
-        self.socket = _listen(self.path)
-        self.closing = threading.Event()
+        self.path: Path = path.absolute()  # the program may change its directory
+        self.socket: socket.socket = _listen(self.path)
+        self.closing: threading.Event = threading.Event()
         self.thread: threading.Thread | None = None
         self._inode = self.path.lstat().st_ino
         self._uses = 0

@@ -43,7 +43,7 @@ class RemoteBackend(Backend):
     inline = False
     pickles = True
     spin = False
-    max_starting = None
+    max_starting: int | None = None
 
     def __init__(
         self,

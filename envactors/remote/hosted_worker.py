@@ -68,8 +68,8 @@ class HostedWorker:
         on_exit: Callable[[HostedWorker], None],
     ) -> None:
         self.number = number
-        self.memory = order.memory
-        self.starting = True
+        self.memory: int = order.memory
+        self.starting: bool = True
         self._worker = worker
         self._page, self._channel = worker.page, worker.channel
         self._envs = order.envs

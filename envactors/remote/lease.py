@@ -27,7 +27,7 @@ class WorkerLease:
 
     def __init__(self, lease: float, now: float) -> None:
         self._lease = lease
-        self.until = now + lease
+        self.until: float = now + lease
 
     def renew(self, stamp: float) -> None:
         """Prolong it: the caller has echoed a stamp."""

@@ -51,7 +51,7 @@ class Link:
         self._outbox: deque[memoryview] = deque()
         self._ready = 0
         # Whether the system takes no more at the moment.
-        self.is_full = False
+        self.is_full: bool = False
         # How many threads are collecting records for one write.
         self._corks = 0
 

@@ -99,7 +99,7 @@ class RecordWriter:
     """
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size: int = 0
         self._number = 0
         # By lane: the records to be sent, each with the part of its payload that was taken already, in bytes.
         self._lanes: tuple[deque[tuple[Record, int]], deque[tuple[Record, int]]] = (deque(), deque())

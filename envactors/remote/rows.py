@@ -68,9 +68,9 @@ class MirroredRows:
         self._runs: dict[tuple[int, int], Run] = {}
         run = self._make_run(slice(0, 1))
         # How many bytes one env's request takes, and its result at most.
-        self.request_size = _HEAD.size + _size(run.request)
+        self.request_size: int = _HEAD.size + _size(run.request)
         inline = len(slab.inline_info_rooms[0])
-        self.result_size = _HEAD.size + _size([run.numbers, *run.result, *run.halves[0]]) + inline
+        self.result_size: int = _HEAD.size + _size([run.numbers, *run.result, *run.halves[0]]) + inline
 
     def _run(self, first: int, count: int) -> Run:
         run = self._runs.get((first, count))
@@ -197,7 +197,7 @@ class MirroredMemory:
         self.number = number
         self.layout: Layout | None = None
         self.rows: MirroredRows | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
         self._announce = announce
         self._contents = itertools.count()
         self._end = 0

@@ -76,7 +76,7 @@ class MirroredPage(ControlPage):
     def __init__(self, envs: int, post: Callable[[int, bool, Sequence[int]], None]) -> None:
         # The worker is reached through the link.
         super().__init__(bytearray(page_size(envs)), Doorbell(-1), Doorbell())
-        self.clock_lead = float("inf")
+        self.clock_lead: float = float("inf")
         self._histograms = Histograms(envs)
         self._post = post
         self._report = ProgressReport(0, 0, ended=True, position=0, method=0, age=0.0, rss=0)
@@ -201,11 +201,11 @@ class RemoteWorker(Worker):
         self.number = number
         self.envs = envs
         self.memory = memory
-        self.order = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.number, envs)
-        self.pid = 0
-        self.is_over = False
+        self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.number, envs)
+        self.pid: int = 0
+        self.is_over: bool = False
         self.page: MirroredPage = MirroredPage(envs, self._send_rows)
-        self.channel = RemoteChannel(self._send_frame)
+        self.channel: RemoteChannel = RemoteChannel(self._send_frame)
         self._lock = threading.RLock()
         self._host = queue
         # What was sent before it was placed.
@@ -215,7 +215,7 @@ class RemoteWorker(Worker):
         # Whether its node sends when steps and resets ran, besides how long they took.
         self._sends_spans = False
         self._ended = Doorbell()
-        self.sentinel = self._ended.fileno()
+        self.sentinel: int = self._ended.fileno()
         self._status = ExitStatus(None, None)
         # The requests whose callers may still wait, by number.
         self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
@@ -351,7 +351,9 @@ class RemoteWorker(Worker):
             self.page.report(ProgressReport(*notice.progress))
         if notice.refusal:
             where = f"{notice.refusal} (node {self.node!r})"
-            self.refusal = LaunchRefusedError(where) if notice.for_good else OSError(where)
+            self.refusal: LaunchRefusedError | OSError = (
+                LaunchRefusedError(where) if notice.for_good else OSError(where)
+            )
         self._status = ExitStatus(notice.exitcode, notice.signal)
         self.end()
         self.set_over()
@@ -377,7 +379,7 @@ class RemoteWorker(Worker):
 
     def on_node_lost(self, loss: NodeLoss) -> None:
         """Count it as ended, since its node is lost; it is over when the node's lease is."""
-        self.loss = loss
+        self.loss: NodeLoss = loss
         self.page.suspect(self._last_call, self._sent)
         self.end()
 

@@ -35,9 +35,9 @@ class Column:
         self, hosted: HostedEnv, ended: bool, repeats: bool, seed: int | None, root_seed: int | None, episode: int
     ) -> None:
         self.hosted = hosted
-        self.env_step = hosted.env.step
-        self.is_special = ended or repeats
-        self.repeats = repeats
+        self.env_step: Any = hosted.env.step
+        self.is_special: bool = ended or repeats
+        self.repeats: bool = repeats
         self.seed = seed
         self._root_seed = root_seed
         self._episode = episode
@@ -90,7 +90,7 @@ class Columns:
         self._copies_action = is_action_array and trajectory.actions[0].ndim > 2
         self._mine = slice(first, first + count)
         self._my_action = trajectory.actions[0][:, self._mine] if is_action_array else None
-        self.chosen = trajectory.chosen.data
+        self.chosen: memoryview[int] = trajectory.chosen.data
         # What the policy sees: also the record of what the actions were chosen for, so that it is not to change it.
         self._seen = trajectory.columns(trajectory.observations, first, first + count)
         self._starts_seen: npt.NDArray[np.bool_] = trajectory.starts[:, first : first + count]

@@ -32,9 +32,9 @@ class PolicyContext:
         step: int,
         rng: np.random.Generator | Callable[[], np.random.Generator],
     ) -> None:
-        self.env_ids = env_ids
-        self.starts = starts
-        self.step = step
+        self.env_ids: npt.NDArray[np.int64] = env_ids
+        self.starts: npt.NDArray[np.bool_] = starts
+        self.step: int = step
         self._rng = rng
 
     @property

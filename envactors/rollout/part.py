@@ -84,15 +84,15 @@ class ActorPart:
         on_end: Callable[[ActorPart], None],
     ) -> None:
         self.supervisor = supervisor
-        self.first = supervisor.config.first_index
-        self.stop = self.first + len(supervisor.config.start.factories)
+        self.first: int = supervisor.config.first_index
+        self.stop: int = self.first + len(supervisor.config.start.factories)
         self.place: tuple[int, int]
         self.infos: list[tuple[int, int, dict[str, Any]]] = []
         self.failures: list[tuple[int, int, BaseException]] = []
         self.errors: dict[int, BaseException] = {}
         self.error: BaseException | None = None
         self.objects: dict[tuple[int, int], list[Any]] = {}
-        self.version = 0 if parameters is None else parameters.version
+        self.version: int = 0 if parameters is None else parameters.version
         self._slots = slots
         self._books = books
         self._policy = policy
@@ -104,7 +104,7 @@ class ActorPart:
         self._on_learnt = on_learnt
         self._on_end = on_end
         self._envs = range(self.first, self.stop)
-        self.progress = PartProgress(supervisor, slots, books, steps)
+        self.progress: PartProgress = PartProgress(supervisor, slots, books, steps)
         # The futures of steps in rows, by env; guarded by the lock.
         self._in_rows: dict[int, ActorFuture] = {}
         self._lock = threading.Lock()

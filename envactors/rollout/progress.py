@@ -59,7 +59,7 @@ class PartProgress:
         self._stop = self._first + len(supervisor.config.start.factories)
         self._envs = range(self._first, self._stop)
         self.trajectory: Trajectory
-        self.counted = dict.fromkeys(self._envs, 0)
+        self.counted: dict[int, int] = dict.fromkeys(self._envs, 0)
         self.large_infos: dict[int, memoryview] = {}
         self.late: Late | None = None
 

@@ -51,7 +51,7 @@ class PolicyRequest(CallRequest):
         config = supervisor.config
         super().__init__("set_policy", config.first_index, config.deadlines.start, kind=Kind.EXTEND)
         message = Extend(runner.set_policy, (policy.number, policy.pickled, policy.seed))
-        self.payload = dumps(tuple(message))
+        self.payload: bytes | bytearray = dumps(tuple(message))
         self._then = then
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
@@ -114,8 +114,8 @@ class OrderRequest(CallRequest):
         return True
 
     def prepare(self, incarnation: int) -> None:
-        self.timeout = None
-        self.payload = dumps((runner.run_rollout, tuple(self._part.order(incarnation))))
+        self.timeout: None = None
+        self.payload: bytes | bytearray = dumps((runner.run_rollout, tuple(self._part.order(incarnation))))
 
     def turn(self, page: ControlPage, deadlines: Deadlines) -> Turn:
         turn, progress = super().turn(page, deadlines), page.progress()

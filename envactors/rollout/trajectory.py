@@ -107,7 +107,7 @@ class Trajectory:
 
     def __init__(self, layout: TrajectoryLayout, memory: mmap.mmap | memoryview | None) -> None:
         self.layout = layout
-        self.pickled_layout = pickle.dumps(layout, 5)
+        self.pickled_layout: bytes = pickle.dumps(layout, 5)
         n, t = layout.envs, layout.steps
         place = Places(memory)
         self.done: npt.NDArray[np.int64] = place((n,), np.int64)
@@ -120,16 +120,16 @@ class Trajectory:
         reward = layout.reward or PLAIN_REWARD
         self.rewards: npt.NDArray[np.float64] = place((t, n, *reward.shape), reward.dtype)
         actions = () if layout.action is None else leaves(layout.action)
-        self.actions = [place((t, n, *leaf.shape), leaf.dtype) for leaf in actions]
-        self.extras = [place((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
-        self.observations = [
+        self.actions: list[npt.NDArray[Any]] = [place((t, n, *leaf.shape), leaf.dtype) for leaf in actions]
+        self.extras: list[npt.NDArray[Any]] = [place((t, n, *spec.shape), spec.dtype) for _, spec in layout.extras]
+        self.observations: list[npt.NDArray[Any] | None] = [
             place((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None
             for leaf in leaves(layout.observation)
         ]
         self.info_encoding: npt.NDArray[np.uint8] = place((t * n,), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
-        self.inline_info_rooms = _Rooms(place((t * n, _INFO_ROOM), np.uint8))
-        self.size = place.size
+        self.inline_info_rooms: _Rooms = _Rooms(place((t * n, _INFO_ROOM), np.uint8))
+        self.size: int = place.size
 
     def inline_info(self, row: int) -> memoryview:
         """Return the used part of the room of a row."""

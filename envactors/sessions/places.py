@@ -67,7 +67,7 @@ class Places:
     """
 
     def __init__(self, actors: Sequence[ActorHandle[Any]], size: int) -> None:
-        self.all = [Place(actor) for actor in actors]
+        self.all: list[Place] = [Place(actor) for actor in actors]
         self.waiting: deque[Waiter] = deque()
         self._size = size
 

@@ -49,7 +49,7 @@ class Session(Caller[T_co]):
 
     def __init__(self, actor: ActorHandle[T_co], name: Any) -> None:
         super().__init__(actor._supervisor, actor._lifeline)
-        self.name = name
+        self.name: Any = name
         self.outcome: Completed | Failed | None = None
         self._incarnation = actor.incarnation
         # Makes sending a call and ending the session exclude each other; reentrant, since signal handlers may do both.

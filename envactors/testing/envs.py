@@ -32,7 +32,7 @@ class Space:
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         self.shape = shape
-        self.dtype = np.dtype(dtype)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
 
     def sample(self) -> npt.NDArray[Any]:
         """Return a value of this space, always zeros."""
@@ -58,16 +58,16 @@ class EchoEnv:
         episode_length: Number of steps after which an episode terminates.
     """
 
-    observation_space = Space((4,), np.int64)
-    action_space = Space((), np.int64)
+    observation_space: Space = Space((4,), np.int64)
+    action_space: Space = Space((), np.int64)
 
     def __init__(self, env_id: int = 0, episode_length: int = 1_000_000) -> None:
         self.env_id = env_id
         self.episode_length = episode_length
-        self.steps = 0
-        self.last_action = -1
-        self.checksum = 0
-        self.closed = False
+        self.steps: int = 0
+        self.last_action: int = -1
+        self.checksum: int = 0
+        self.closed: bool = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -167,7 +167,7 @@ class FaultyEnv:
     """
 
     def __init__(self, env: Any = None) -> None:
-        self.env = EchoEnv() if env is None else env
+        self.env: EchoEnv | Any = EchoEnv() if env is None else env
         self._armed: dict[str, str] = {}
 
     def arm(self, fault: str, where: str = "step") -> None:

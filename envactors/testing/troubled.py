@@ -17,7 +17,7 @@ class UnpicklableEnv(EchoEnv):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lock = threading.Lock()
+        self.lock: object = threading.Lock()
 
 
 class NondeterministicEnv(EchoEnv):

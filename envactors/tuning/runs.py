@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors.mailbox.specs import spec_of_space, stack
+from envactors.mailbox.specs import Spec, spec_of_space, stack
 from envactors.tuning.actions import sample_actions
 from envactors.tuning.candidates import Candidate
 from envactors.tuning.playback import PlaybackRollouts
@@ -39,14 +39,14 @@ class Actions:
         env = factory()
         try:
             sampled = sample_actions(env, getattr(factory, "__name__", repr(factory)), self._COUNT, _SEED)
-            self.spec = spec_of_space(env.action_space)
+            self.spec: Spec = spec_of_space(env.action_space)
         finally:
             if hasattr(env, "close"):
                 env.close()
         # Batches of any number of envs, since `recv` hands out some at a time.
         counts = range(1, num_envs + 1)
         self._batches = [[stack(self.spec, [action] * count) for action in sampled] for count in counts]
-        self.rows = [[action] * num_envs for action in sampled]
+        self.rows: list[list[Any]] = [[action] * num_envs for action in sampled]
         self._next = 0
 
     def take(self, count: int) -> Any:
@@ -84,7 +84,7 @@ class Run:
         except BaseException:
             self.close()
             raise
-        self.started_in = time.monotonic() - begun
+        self.started_in: float = time.monotonic() - begun
 
     @property
     def rate(self) -> float:

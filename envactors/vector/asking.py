@@ -70,12 +70,14 @@ class Selection:
 
     def __init__(self, env_ids: list[int], supervisors: Sequence[Supervisor], numbers: dict[Supervisor, int]) -> None:
         self.env_ids = env_ids
-        self.is_all = env_ids == list(range(len(supervisors)))
+        self.is_all: bool = env_ids == list(range(len(supervisors)))
         self.index: slice | npt.NDArray[np.int64] = slice(None) if self.is_all else np.array(env_ids, np.int64)
         by_actor: dict[Supervisor, list[int]] = {}
         for env_id in env_ids:
             by_actor.setdefault(supervisors[env_id], []).append(env_id)
-        self.parts = [(supervisor, sorted(envs), numbers[supervisor]) for supervisor, envs in by_actor.items()]
+        self.parts: list[tuple[Supervisor, list[int], int]] = [
+            (supervisor, sorted(envs), numbers[supervisor]) for supervisor, envs in by_actor.items()
+        ]
 
 
 class Asker:
@@ -99,17 +101,19 @@ class Asker:
         self._pending = pending
         self._numbers = {one: number for number, one in enumerate(dict.fromkeys(supervisors))}
         self._selections: dict[tuple[int, ...], Selection] = {}
-        self.all = Selection(list(range(len(supervisors))), supervisors, self._numbers)
+        self.all: Selection = Selection(list(range(len(supervisors))), supervisors, self._numbers)
         layout = slots.slab.layout
         self._action_spec = layout.action
-        self.only_action = slots.slab.actions[0] if isinstance(layout.action, ArraySpec) else None
+        self.only_action: npt.NDArray[Any] | None = (
+            slots.slab.actions[0] if isinstance(layout.action, ArraySpec) else None
+        )
         config = supervisors[0].config
         self._corked = config.backend.corked if config.backend.is_far else contextlib.nullcontext
         # In process the envs run in the thread that starts them, and Ctrl-C shall reach them.
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
         limits = {} if config.backend.kills else {method: config.deadlines.of(method) for method in ("step", "reset")}
-        self.unenforced = {method: limit for method, limit in limits.items() if limit is not None}
-        self.posting = 0.0
+        self.unenforced: dict[str, float] = {method: limit for method, limit in limits.items() if limit is not None}
+        self.posting: float = 0.0
 
     def select(self, env_ids: Iterable[int]) -> Selection:
         """Return some envs, divided among their actors."""

@@ -29,7 +29,7 @@ class Episodes:
     def __init__(self, slots: Slots, supervisors: Sequence[Supervisor], recycle: RecyclePolicy | None) -> None:
         count = len(supervisors)
         self.autoreset: Autoreset = slots.autoreset
-        self.episodes = np.zeros(count, np.int64)
+        self.episodes: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         # Not the slots themselves, which hold the memory that is freed when the vector is closed.
         self._of = slots.of
         self._ended = slots.ended

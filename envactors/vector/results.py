@@ -95,7 +95,7 @@ class RowReader:
         # The last complete result of each env that stands in no row, for those that were brought to where they are.
         self._restored: dict[int, EnvStep] = {}
         self._copies: dict[int, list[Any]] = {}
-        self.copies_objects = slots.on_failure != "raise" and any(array is None for array in rows.observations)
+        self.copies_objects: bool = slots.on_failure != "raise" and any(array is None for array in rows.observations)
 
     def observations(self, env_ids: Sequence[int], contents: Sequence[Content] | None, *, all_envs: bool) -> Any:
         """Return the observations of some envs, batched per leaf.
@@ -223,7 +223,7 @@ class Batcher:
 
     def __init__(self, observation: Spec | None, reward: Spec) -> None:
         self.observation_spec = observation
-        self.learns = observation is None
+        self.learns: bool = observation is None
         self.reward_spec = reward
 
     def conform_all(self, steps: Sequence[EnvStep]) -> tuple[list[EnvStep], dict[int, BaseException]]:

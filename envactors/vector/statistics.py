@@ -75,7 +75,7 @@ class CallerClock:
     """
 
     def __init__(self) -> None:
-        self.batches = 0
+        self.batches: int = 0
         self.wait_seconds = self.caller_seconds = 0.0
         self.spans: deque[tuple[str, float, float]] | None = None
         # When it began to wait or stopped last; 0 before it did.

@@ -73,7 +73,7 @@ class Stepper:
         backend = config.backend
         may_pin = backend.kills and not backend.is_far and 1 < len(self._actors) <= cores()
         self._tuner = WaitTuner(config.spin, may_pin)
-        self.stream_tuner = WaitTuner(config.spin, may_pin)
+        self.stream_tuner: WaitTuner = WaitTuner(config.spin, may_pin)
         self._inline = backend.inline
         # Whether what a step waits for may come with replies: rings of far workers, the ends of requests before it.
         self._reads_replies = backend.is_far or config.permits is not None

@@ -53,8 +53,8 @@ class HostedEnv:
         self.journal = journal
         self.identify(context)
         self._set_spec(_space_spec(env, "observation_space"))
-        self.reward_spec = _space_spec(env, "reward_space") or PLAIN_REWARD
-        self.check = 0
+        self.reward_spec: Spec = _space_spec(env, "reward_space") or PLAIN_REWARD
+        self.check: int = 0
         self._page = page
         self._reports_seeds = reports_seeds
         # Whether rewards are plain floats.
@@ -65,7 +65,7 @@ class HostedEnv:
     def identify(self, context: ActorContext) -> None:
         """Assign the env to an actor."""
         self.context = context
-        self.index = context.index
+        self.index: int = context.index
         # For error messages; made once rather than in every step.
         self._observation_name = f"the observation of env {self.index}"
 

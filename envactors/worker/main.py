@@ -79,8 +79,8 @@ class Server:
         guard: WriteGuard | None = None,
         send: Callable[[Frame], None] | None = None,
     ) -> None:
-        self.handled = 0
-        self.closed = False
+        self.handled: int = 0
+        self.closed: bool = False
         self.host = host = Host(page)
         self._channel = channel
         self._send = channel.send if send is None else send
@@ -90,7 +90,7 @@ class Server:
         self.memory = memory
         self.guard = guard
         self.extension: Any = None
-        self.runner = StepRunner(host, page, self._reply, guard)
+        self.runner: StepRunner = StepRunner(host, page, self._reply, guard)
         self._forks = context.forks
         # How many frames were read, to compare with `FRAMES`.
         self._frames_read = 0
@@ -98,7 +98,7 @@ class Server:
         self._last_step = 0
         # Those of the current request.
         self._incarnation = 0
-        self.call_id = 0
+        self.call_id: int = 0
         # By kind of request, whose names they have.
         handlers = host.call, host.get, host.set, host.describe, host.replay, host.save, host.restore, host.close
         self._handlers: dict[int, Callable[[Any], Any]] = {

@@ -129,10 +129,10 @@ class ProcessSnapshot:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         fields = _read(pid, "stat").rpartition(b")")[2].split()
-        self.has_ended = fields[0] in b"ZX"
+        self.has_ended: bool = fields[0] in b"ZX"
         self.parent, self.group = int(fields[1]), int(fields[2])
-        self.identity = pid, int(fields[19])
-        self.tag = 0
+        self.identity: tuple[int, int] = pid, int(fields[19])
+        self.tag: int = 0
         self.environment: bytes | None = None
         if int(fields[6]) & _KERNEL_THREAD:
             return
@@ -155,7 +155,7 @@ class Reports:
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
-        self.is_open = True
+        self.is_open: bool = True
         # The beginning of a line whose end has not come yet.
         self._rest = b""
 

@@ -69,7 +69,7 @@ class WriteGuard:
 
     def __init__(self) -> None:
         self.writer: int | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
 
     def begin_write(self) -> None:
         """Begin to write a result in the calling thread; to end, set ``writer`` to None.

@@ -6,7 +6,7 @@ import abc
 import multiprocessing
 import multiprocessing.connection
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class SteppedEnv:
 
     def __init__(self, source: EnvSource) -> None:
         self._env = source()
-        self.ended = False
+        self.ended: bool = False
 
     def reset(self, seed: int) -> tuple[Any, Any]:
         self.ended = False
@@ -73,7 +73,7 @@ class PlainLoop(EnvByEnv):
     """Loop in the caller's process."""
 
     name = "loop"
-    label = "loop (Python)"
+    label: ClassVar[str] = "loop (Python)"
 
     def start(self) -> None:
         self._envs = [SteppedEnv(self._job.source) for _ in range(self._job.num_envs)]

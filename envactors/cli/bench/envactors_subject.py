@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class EnvactorsRecv(EnvactorsSubject):
     """`VectorEnv` with `send` and `recv`, waiting for half of the envs at most."""
 
     name = "envactors-recv"
-    label = "envactors, recv"
+    label: ClassVar[str] = "envactors, recv"
 
     def __init__(self, job: Job, scratch: str) -> None:
         super().__init__(job, scratch)
@@ -94,7 +94,7 @@ class EnvactorsRollout(EnvactorsSubject):
     """`VectorEnv.rollout` in one process per core, whose policy plays back the actions."""
 
     name = "envactors-rollout"
-    label = "envactors, rollout"
+    label: ClassVar[str] = "envactors, rollout"
 
     def start(self) -> None:
         self._envs = ea.VectorEnv([self._job.source] * self._job.num_envs, envs_per_actor="auto")

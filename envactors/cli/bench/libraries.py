@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class GymnasiumLoop(VectorSubject):
     """Gymnasium's loop in the caller's process."""
 
     name = "loop"
-    label = "loop (SyncVectorEnv)"
+    label: ClassVar[str] = "loop (SyncVectorEnv)"
     package = module = "gymnasium"
     only_gymnasium = True
 
@@ -46,7 +46,7 @@ class StableBaselines(Subject):
     """Stable-Baselines3's processes, which reset within the step that ends an episode."""
 
     name = package = "stable-baselines3"
-    module = "stable_baselines3"
+    module: ClassVar[str] = "stable_baselines3"
     only_gymnasium = True
 
     def start(self) -> None:

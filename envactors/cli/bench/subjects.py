@@ -61,8 +61,8 @@ class SubjectProcess:
 
     def __init__(self, subject_type: type[Subject], job: Job, directory: Path) -> None:
         self.subject_type = subject_type
-        self.name = subject_type.name
-        self.title = subject_type.title(job)
+        self.name: str = subject_type.name
+        self.title: str = subject_type.title(job)
         self.rounds: list[Round] = []
         self.start_seconds: float | None = None
         self.failure: SubjectFailedError | None = None

@@ -111,7 +111,7 @@ class Examination:
         self.findings: list[Finding] = []
         self.times: dict[str, float] = {}
         self.settings: dict[str, Any] | None = None
-        self.line = ""
+        self.line: str = ""
         self._source = source
         self._seconds = seconds
         self._deadline = deadline

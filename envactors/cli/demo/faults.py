@@ -114,8 +114,8 @@ class Injector:
     """
 
     def __init__(self, envs: ea.VectorEnv, lose_node: Callable[[], None] | None = None) -> None:
-        self.injected = {kind.value: 0 for kind in FaultKind}
-        self.nodes_lost = 0
+        self.injected: dict[str, int] = {kind.value: 0 for kind in FaultKind}
+        self.nodes_lost: int = 0
         self._envs = envs
         self._lose_node = lose_node
 

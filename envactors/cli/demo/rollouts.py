@@ -54,9 +54,9 @@ class Rollouts:
     """
 
     def __init__(self, envs: ea.VectorEnv, injector: Injector, watch: Callable[[int, int], None]) -> None:
-        self.steps = 0
-        self.busy_seconds = 0.0
-        self.lost = 0
+        self.steps: int = 0
+        self.busy_seconds: float = 0.0
+        self.lost: int = 0
         self._envs = envs
         self._injector = injector
         self._watch = watch

@@ -72,7 +72,7 @@ class Watch:
 
     def __init__(self, program: Program, changed: Callable[[], None], trouble: str | None = None) -> None:
         self.program = program
-        self.view = View(None, trouble, is_lost=False)
+        self.view: View = View(None, trouble, is_lost=False)
         self._changed = changed
         self._over = threading.Event()
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envactors.actor.handle import ActorHandle
 from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
@@ -147,8 +148,8 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         self._seeds: list[Any] | None = None
         self._current_time_step: Any = None
         self._each = [ActorEnvironment(self._all[i], described) for i in range(self._all.num_envs)]
-        self.envs = self._each[:slots]
-        self.actors = self._all.actors
+        self.envs: list[ActorEnvironment] = self._each[:slots]
+        self.actors: list[ActorHandle[Any]] = self._all.actors
         self.failures: dict[int, BaseException] = {}
         self.episode_seeds: dict[int, int] = {}
 

@@ -49,7 +49,7 @@ class Rotation:
             raise VectorInputError(
                 f"autoreset is {self._access.autoreset!r}: expected 'next_step', whose resets are steps"
             )
-        self.env_ids = list(range(_check_places(places, envs.num_envs)))
+        self.env_ids: list[int] = list(range(_check_places(places, envs.num_envs)))
         # The envs that have no place, the one that is ready longest first.
         self._queue: deque[int] = deque()
         # The places whose episodes have ended.

@@ -39,7 +39,7 @@ class Records:
     """
 
     def __init__(self, described: Described, slots: int) -> None:
-        self.batch_size = slots * described.batch_size
+        self.batch_size: int = slots * described.batch_size
         self._nests_actions = described.nests_actions
         self._action_leaves, self._outer = described.action_leaves(), described.outer
         leaves = described.leaves()

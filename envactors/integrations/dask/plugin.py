@@ -23,7 +23,7 @@ class NodeAgentPlugin(WorkerPlugin):  # type: ignore[misc] # its module is check
 
     def __init__(self, terms: dict[str, Any]) -> None:
         self.terms = terms
-        self.name = terms["topic"]
+        self.name: Any = terms["topic"]
         self._host: Any = None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

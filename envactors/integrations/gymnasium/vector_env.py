@@ -106,7 +106,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seed_episodes: bool = False,
         backend: str | Backend | None = None,
     ) -> None:
-        self.closed = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
+        self.closed: bool = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
         if worker is not None:
             raise ValueError(
                 "A custom `worker` must accept 8 arguments, among them the pipes and the queue of Gymnasium's own "
@@ -115,8 +115,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             )
         if context is not None and backend is not None:
             raise ValueError(f"context={context!r} and backend={backend!r}: expected one of them")
-        self.env_fns = as_factories(env_fns, "env_fns")
-        self.shared_memory = shared_memory is None or shared_memory
+        self.env_fns: list[Factory] = as_factories(env_fns, "env_fns")
+        self.shared_memory: bool = shared_memory is None or shared_memory
         self.copy = copy
         self.context = context
         self.daemon = daemon
@@ -124,7 +124,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.max_concurrency = max_concurrency
-        self.num_envs = len(self.env_fns)
+        self.num_envs: int = len(self.env_fns)
         check_mode(observation_mode)
         failure: BaseException | None = None
         try:
@@ -151,8 +151,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             self._access = VectorAccess(self._envs)
             self._access.let_envs_judge()
-            self.metadata = {**self._envs.metadata, "autoreset_mode": self.autoreset_mode}
-            self.render_mode = self._envs.render_mode
+            self.metadata: dict[str, Any] = {**self._envs.metadata, "autoreset_mode": self.autoreset_mode}
+            self.render_mode: str | None = self._envs.render_mode
             self._take_spaces(strictly=shared_memory is True)
         except BaseException:
             self._envs.close(0)

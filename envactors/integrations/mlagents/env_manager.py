@@ -75,7 +75,7 @@ class Worker:
     def __init__(self, worker_id: int, actor: ActorHandle) -> None:
         self.worker_id = worker_id
         self.actor = actor
-        self.previous_step = EnvironmentStep.empty(worker_id)
+        self.previous_step: EnvironmentStep = EnvironmentStep.empty(worker_id)
         self.previous_all_action_info: dict[str, Any] = {}
         self.future: ActorFuture | None = None
         self.incarnation: int | None = None

@@ -42,9 +42,12 @@ class ParallelEnvAdapter(EnvAdapter):
         self._numbers = {name: number for number, name in enumerate(names)}
         self._observations = AgentLayout([spec_of_space(observation_spaces[name]) for name in names])
         self._actions = AgentLayout([spec_of_space(action_spaces[name]) for name in names])
-        self.observation_space = (*self._observations.arrays, ArraySpec((FLAGS, len(names)), np.dtype(np.bool_)))
+        self.observation_space: tuple[ArraySpec, ...] = (
+            *self._observations.arrays,
+            ArraySpec((FLAGS, len(names)), np.dtype(np.bool_)),
+        )
         self.action_space: Spec = action_spec(self._actions)
-        self.reward_space = ArraySpec((len(names),), np.dtype(np.float64))
+        self.reward_space: ArraySpec = ArraySpec((len(names),), np.dtype(np.float64))
         self._labels = [f"the observation of agent {name!r}" for name in names]
         self._arrays = self._observations.make_empty()
         self._rows: list[list[bool]] = [[], [], [], []]  # the flags of the last result

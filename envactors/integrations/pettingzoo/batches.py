@@ -68,7 +68,7 @@ class AgentBatches:
     """
 
     def __init__(self, agents: Agents, num_envs: int) -> None:
-        self.names = agents.names
+        self.names: list[Hashable] = agents.names
         self.live: Flags = np.zeros((num_envs, len(self.names)), np.bool_)
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self._observations = AgentLayout([spec_of_space(agents.observation_spaces[name]) for name in self.names])

@@ -35,11 +35,11 @@ class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is c
         self._batches = batches
         self._env_id = env_id
         self._autoreset = VectorAccess(envs).autoreset
-        self.possible_agents = list(agents.names)
-        self.observation_spaces = agents.observation_spaces
-        self.action_spaces = agents.action_spaces
-        self.metadata = envs.metadata
-        self.render_mode = envs.render_mode
+        self.possible_agents: list[Hashable] = list(agents.names)
+        self.observation_spaces: dict[Hashable, Any] = agents.observation_spaces
+        self.action_spaces: dict[Hashable, Any] = agents.action_spaces
+        self.metadata: dict[str, Any] = envs.metadata
+        self.render_mode: str | None = envs.render_mode
 
     @property
     def agents(self) -> list[Hashable]:

@@ -31,7 +31,7 @@ class AgentLayout:
     """
 
     def __init__(self, specs: Sequence[Spec]) -> None:
-        self.specs = tuple(specs)
+        self.specs: tuple[Spec, ...] = tuple(specs)
         numbers: dict[tuple[tuple[int, ...], str], int] = {}
         shared: list[list[ArraySpec]] = []  # the leaves in each array
         self._places: list[list[tuple[int, int]]] = []  # (array, position) of each agent's leaves
@@ -51,7 +51,7 @@ class AgentLayout:
             for spec, places in zip(self.specs, self._places, strict=True)
         ]
         self._sizes = [len(group) for group in shared]
-        self.arrays = tuple(
+        self.arrays: tuple[ArraySpec, ...] = tuple(
             ArraySpec((len(group), *group[0].shape), group[0].dtype) if group[0].batchable else OBJECT
             for group in shared
         )

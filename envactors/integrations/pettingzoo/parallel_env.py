@@ -113,14 +113,14 @@ class ActorParallelEnv:
                         f"{what} of copy {env_id} are {theirs}: expected those of copy 0, {ours}; the copies of one "
                         "vector have the same agents and spaces"
                     )
-        self.num_envs = len(each)
-        self.possible_agents = list(first.names)
-        self.agents = list(first.names)
+        self.num_envs: int = len(each)
+        self.possible_agents: list[Hashable] = list(first.names)
+        self.agents: list[Hashable] = list(first.names)
         self.metadata, self.render_mode = self.actors.metadata, self.actors.render_mode
         self._access = VectorAccess(self.actors)
         self._batches = AgentBatches(first, self.num_envs)
         self._all_ids = list(range(self.num_envs))
-        self.copies = [
+        self.copies: list[ActorParallelEnvCopy] = [
             ActorParallelEnvCopy(self.actors, self._batches, env_id, agents) for env_id, agents in enumerate(each)
         ]
 

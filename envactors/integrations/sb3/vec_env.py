@@ -18,7 +18,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorView
+from envactors.actor.handle import ActorHandle, ActorView
 from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
@@ -81,8 +81,8 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
     ) -> None:
         if start_method is not None and backend is not None:
             raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
-        self.waiting = False
-        self.closed = False
+        self.waiting: bool = False
+        self.closed: bool = False
         env_fns = as_factories(env_fns, "env_fns")
         self._envs = VectorEnv(
             adapter_factories(StableBaselinesEnvAdapter, env_fns),
@@ -103,7 +103,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         except BaseException:
             self._envs.close(0)
             raise
-        self.actors = self._envs.actors
+        self.actors: list[ActorHandle[Any]] = self._envs.actors
         self.metadata: dict[str, Any] = {**self._envs.metadata, **self.metadata}
 
     # Stepping --------------------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         actor: ActorHandle | None = None,
     ) -> None:
         check_flags(seed_episodes=seed_episodes)
-        self.actor = self.start(env_fn, deadlines, restart, backend, seed_episodes) if actor is None else actor
+        self.actor: ActorHandle[Any] = (
+            self.start(env_fn, deadlines, restart, backend, seed_episodes) if actor is None else actor
+        )
         self.future: ActorFuture | None = None
         self._seeds_episodes = seed_episodes
         # The seed of episode 0, and the number of the next one.

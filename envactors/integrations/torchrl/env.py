@@ -19,6 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
+from envactors.actor.handle import ActorHandle
 from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.errors import SpaceMismatchError
@@ -100,10 +101,10 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         except BaseException:
             envs.close(0)
             raise
-        self.actors = envs.actors
+        self.actors: list[ActorHandle[Any]] = envs.actors
         self.infos: list[dict[str, Any]] = [{} for _ in range(envs.num_envs)]
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(envs.num_envs)]
-        self.is_closed = False
+        self.is_closed: bool = False
 
     def _make_specs(self, categorical: bool, info_spec: Mapping[str, TensorSpec] | None) -> None:
         envs, first = self._envs, self._envs[0]
@@ -114,9 +115,9 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         assert envs.action_spec is not None, "there is a space"
         self._observations = Values("observation", observation_space, envs.observation_spec, specs.observation)
         self._actions = Values("action", action_space, envs.action_spec, specs.action)
-        self.observation_spec = specs.observation
-        self.full_action_spec = specs.action
-        self.done_spec = specs.done
+        self.observation_spec: Any = specs.observation
+        self.full_action_spec: Any = specs.action
+        self.done_spec: Any = specs.done
         self._reward_shape = (envs.num_envs, *(getattr(envs.reward_spec, "shape", ()) or (1,)))
         self.reward_spec = Unbounded(self._reward_shape)
         self._info_reader = None
