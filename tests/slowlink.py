@@ -12,10 +12,11 @@ import time
 
 from proxy import Proxy
 
+from envactors.backends.starting import python_command
 from envactors.remote import LocalNodes
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import NodeAddress
-from envactors.remote.starting import AgentOrders, module_command, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, read_port, start_agent
 from envactors.remote.tls import Certificates
 from envactors.system.memory import file_of_text
 
@@ -96,7 +97,7 @@ class SlowNodes(LocalNodes):
         name, host, secret = f"slow-{number}", "127.0.0.1", new_secret()
         certificates = CERTIFICATES if self.tls else None
         lease, heartbeat, process = options
-        orders = AgentOrders(name, host, secret, "0", lease, heartbeat, process, module_path(), certificates)
+        orders = AgentOrders(name, host, secret, "0", lease, heartbeat, process, certificates)
         agent = self.agents[name] = self.start_agent(orders)
 
         def join():
@@ -133,7 +134,7 @@ class ChangedNodes(SlowNodes):
         self.code = code
 
     def start_agent(self, orders):
-        command = module_command("envactors.remote.agent", orders.path)
+        command = python_command("envactors.remote.agent", "main", {}, None)
         line = command.index("-c") + 1
         command[line] = command[line].replace("from envactors", f"{self.code}; from envactors")
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import Launcher, NodeAddress
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 _CLONE_NEWNET = 0x40000000
@@ -109,9 +109,7 @@ class WiredNodes(Launcher):
     def start(self, options, nodes):
         nodes.expect_nodes(2)
         for name, host in (("far", FAR), ("near", "127.0.0.2")):
-            orders = AgentOrders(
-                name, host, new_secret(), "epoch", options.lease, options.heartbeat, options.process, module_path()
-            )
+            orders = AgentOrders(name, host, new_secret(), "epoch", *options)
             agent = self.wire.far.submit(start_agent, orders).result() if name == "far" else start_agent(orders)
             self.agents[name] = agent
             nodes.add_node(NodeAddress(name, host, read_port(agent), orders.secret, orders.epoch))

@@ -18,7 +18,7 @@ from envactors.remote import greeting
 from envactors.remote.greeting import GreetingError
 from envactors.remote.link import Link
 from envactors.remote.starting import AgentOrders
-from envactors.remote.streams import Stream, TlsStream
+from envactors.remote.streams import Stream, make_stream
 from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 
@@ -183,8 +183,7 @@ class _Stranger:
         """
         if self._stream is None:
             self.has_spoken = True
-            sock, tls = self.sock, self._tls
-            self._stream = Stream(sock) if tls is None else TlsStream(sock, tls, server_side=True)
+            self._stream = make_stream(self.sock, self._tls, server_side=True)
             next(self._conversation)
         stream = self._stream
         if not self._has_shaken_hands:

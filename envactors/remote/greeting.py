@@ -17,10 +17,13 @@ import json
 import platform
 import re
 import secrets
+import socket
 import struct
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from envactors.remote.streams import Stream
 
 PROTOCOL: Final = 2
 # How long each message may take, in seconds, and how long it may be, in bytes.
@@ -35,22 +38,12 @@ class GreetingError(Exception):
     """The other side is not the right one, or says that this one is not."""
 
 
-class Connection(Protocol):
-    """What a greeting needs of a connection: a socket, or an `envactors.remote.streams.Stream`."""
-
-    def settimeout(self, seconds: float | None, /) -> None: ...
-
-    def sendall(self, data: bytes, /) -> None: ...
-
-    def recv(self, most: int, /) -> bytes: ...
-
-
 def new_secret() -> str:
     """Return a new secret: 32 random bytes, in hexadecimal digits."""
     return secrets.token_hex(32)
 
 
-def greet(sock: Connection, secret: str, epoch: str) -> dict[str, Any]:
+def greet(sock: Stream | socket.socket, secret: str, epoch: str) -> dict[str, Any]:
     """Greet an agent as its caller, and return what it says of its node.
 
     Raises:
@@ -69,30 +62,6 @@ def greet(sock: Connection, secret: str, epoch: str) -> dict[str, Any]:
     if not isinstance(node, dict):
         raise GreetingError(_RUBBISH)
     return node
-
-
-def answer_greeting(
-    sock: Connection, secret: str, epoch: str, node: dict[str, Any], claim: Callable[[], bool] = lambda: True
-) -> None:
-    """Answer a caller as an agent, on a connection that blocks; for the other arguments see `answer`.
-
-    Raises:
-        GreetingError: It is not the right one, and was told so if there is no harm in that.
-        OSError: The connection is lost, or the caller takes too long.
-    """
-    sock.settimeout(PATIENCE)
-    said: dict[str, Any] | None = None
-    conversation = answer(secret, epoch, node, claim)
-    while True:
-        try:
-            to_say = conversation.send(said)
-        except StopIteration:
-            return
-        said = None
-        if to_say is None:
-            said = _receive(sock)
-        else:
-            sock.sendall(frame(to_say))
 
 
 def answer(
@@ -184,7 +153,7 @@ def parse(data: bytes) -> tuple[dict[str, Any] | None, bytes]:
     return message, data[end:]
 
 
-def _receive(sock: Connection) -> dict[str, Any]:
+def _receive(sock: Stream | socket.socket) -> dict[str, Any]:
     # Of the whole message: a peer that sends a byte now and then takes no longer than one that is silent.
     deadline = time.monotonic() + PATIENCE
     data = _read(sock, b"", _LENGTH.size, deadline)
@@ -204,7 +173,7 @@ def _text(message: dict[str, Any], field: str) -> str:
     return value
 
 
-def _read(sock: Connection, data: bytes, length: int, deadline: float) -> bytes:
+def _read(sock: Stream | socket.socket, data: bytes, length: int, deadline: float) -> bytes:
     """Read until there are so many bytes; no more, since records follow."""
     while len(data) < length:
         if (left := deadline - time.monotonic()) <= 0:

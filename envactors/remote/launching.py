@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from envactors.remote.greeting import PATIENCE, greet
 from envactors.remote.link import Link
-from envactors.remote.streams import connect_tls
+from envactors.remote.streams import make_stream
 
 
 class AgentOptions(NamedTuple):
@@ -84,7 +84,8 @@ def connect(address: NodeAddress) -> Link:
     """
     sock = socket.create_connection((address.host, address.port), PATIENCE)
     try:
-        stream = connect_tls(sock, address.tls)
+        stream = make_stream(sock, address.tls, server_side=False)
+        stream.handshake()
         greet(stream, address.secret, address.epoch)
         return Link(stream)
     except BaseException:

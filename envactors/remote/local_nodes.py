@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from envactors.remote.greeting import new_secret
 from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, NodeRegistry
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 from envactors.system.cpus import usable_cores
 
 # How many loopback addresses are used.
@@ -61,9 +61,7 @@ class LocalNodes(Launcher):
     def _start(self, number: int, options: AgentOptions, nodes: NodeRegistry) -> None:
         name, host = f"local-{number}", f"127.0.0.{2 + number % _ADDRESSES}"
         secret, epoch = new_secret(), new_secret()[:16]
-        orders = AgentOrders(
-            name, host, secret, epoch, options.lease, options.heartbeat, options.process, module_path()
-        )
+        orders = AgentOrders(name, host, secret, epoch, *options)
         agent = self.agents[name] = start_agent(orders)
 
         def wait_for_port() -> None:

@@ -6,15 +6,12 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from envactors.backends.starting import working_directory
+from envactors.backends.starting import python_command
 from envactors.remote.tls import Certificates
-from envactors.system.processes import interpreter_options
 from envactors.system.sockets import sigpipe_blocked
 
 # How long agents may take to end by themselves, in seconds.
@@ -32,7 +29,6 @@ class AgentOrders(NamedTuple):
         lease: The length of the lease, in seconds.
         heartbeat: How often to send a heartbeat, in seconds.
         options: Arguments for `envactors.ProcessBackend`.
-        path: Directories in which agent and workers also find modules.
         certificates: The node's certificates; None for a link that is not encrypted.
     """
 
@@ -43,7 +39,6 @@ class AgentOrders(NamedTuple):
     lease: float
     heartbeat: float
     options: dict[str, Any]
-    path: list[str]
     certificates: Certificates | None = None
 
     @classmethod
@@ -54,30 +49,6 @@ class AgentOrders(NamedTuple):
         return orders if tls is None else orders._replace(certificates=Certificates(*tls))
 
 
-def module_path() -> list[str]:
-    """Return the directories in which this process finds modules, for another process."""
-    return [str(Path(place).absolute()) for entry in sys.path if (place := entry or working_directory())]
-
-
-def module_command(module: str, path: list[str], *args: str) -> list[str]:
-    """Return the command that runs the ``main`` of a module which is found as this process finds it.
-
-    Args:
-        module: The module.
-        path: Directories in which modules are also found.
-        args: Its arguments.
-    """
-    return [sys.executable, *interpreter_options(), "-c", _CODE.format(module=module), json.dumps(path), *args]
-
-
-# The working directory, which `-c` puts on the path, may have modules that the caller does not import.
-_CODE = (
-    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; import json; "
-    "sys.path.extend(entry for entry in json.loads(sys.argv.pop(1)) if entry not in sys.path); "
-    "from {module} import main; main()"
-)
-
-
 def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
     """Start an agent, which ends with this process, or when its standard input is closed.
 
@@ -85,7 +56,7 @@ def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
         OSError: The process cannot be started.
     """
     # The secret goes through the pipe: everyone on the machine can read command lines.
-    command = module_command("envactors.remote.agent", orders.path)
+    command = python_command("envactors.remote.agent", "main", {}, None)
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
     with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` finds out

@@ -147,14 +147,6 @@ class TlsStream(Stream):
                     return 0
 
 
-def connect_tls(sock: socket.socket, context: ssl.SSLContext | None) -> Stream:
-    """Return the stream of a socket that this side has connected; the handshake is done.
-
-    Raises:
-        OSError: The other side is not one that is accepted, or takes too long.
-    """
-    if context is None:
-        return Stream(sock)
-    stream = TlsStream(sock, context, server_side=False)
-    stream.handshake()
-    return stream
+def make_stream(sock: socket.socket, context: ssl.SSLContext | None, *, server_side: bool) -> Stream:
+    """Return the stream of a socket before the handshake, with TLS if there are certificates."""
+    return Stream(sock) if context is None else TlsStream(sock, context, server_side=server_side)

@@ -19,12 +19,27 @@ from hypothesis import strategies as st
 
 import envactors as ea
 from envactors.remote import LocalNodes, greeting
-from envactors.remote.greeting import GreetingError, answer_greeting, greet, new_secret
+from envactors.remote.greeting import GreetingError, greet, new_secret
 from envactors.remote.launching import NodeAddress, connect
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 
 SECRET, EPOCH = new_secret(), "epoch-1"
 NODE = {"pid": 1}
+
+
+def answer_greeting(sock, secret, epoch, node, claim=lambda: True):
+    """Answer a caller as an agent, on a socket that blocks."""
+    sock.settimeout(greeting.PATIENCE)
+    said = None
+    conversation = greeting.answer(secret, epoch, node, claim)
+    with contextlib.suppress(StopIteration):
+        while True:
+            to_say = conversation.send(said)
+            said = None
+            if to_say is None:
+                said = greeting._receive(sock)
+            else:
+                sock.sendall(greeting.frame(to_say))
 
 
 @contextlib.contextmanager
@@ -257,7 +272,7 @@ def test_a_stranger_at_the_agents_address_is_found_out():
 @contextlib.contextmanager
 def waiting_agent():
     """An agent, as a process, that waits for its caller; yields the process, and its address."""
-    process = start_agent(AgentOrders("a node", "127.0.0.1", SECRET, EPOCH, 10.0, 1.0, {}, module_path()))
+    process = start_agent(AgentOrders("a node", "127.0.0.1", SECRET, EPOCH, 10.0, 1.0, {}))
     try:
         address = NodeAddress("a node", "127.0.0.1", read_port(process), SECRET, EPOCH)
         yield process, address

@@ -25,7 +25,7 @@ from witness import Witness, assert_one_at_a_time
 import envactors as ea
 from envactors.remote import LocalNodes
 from envactors.remote.greeting import new_secret
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 from envactors.testing import EchoEnv
 
 pytestmark = pytest.mark.timeout(120)
@@ -475,7 +475,7 @@ def test_when_the_caller_dies_behind_a_silent_link_the_lease_ends_everything(tmp
     secret, agents, proxies, addresses = new_secret(), [], [], []
     try:
         for number in range(2):
-            orders = AgentOrders(f"node-{number}", "127.0.0.1", secret, "0", LEASE, 0.3, {}, module_path())
+            orders = AgentOrders(f"node-{number}", "127.0.0.1", secret, "0", LEASE, 0.3, {})
             agents.append(start_agent(orders))
             proxies.append(TamperingProxy("127.0.0.1", read_port(agents[-1])))
             addresses.append([orders.name, "127.0.0.1", proxies[-1].port, secret, "0"])

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from helpers import SOON
 
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 
 
 def orders(**changes):
-    return AgentOrders("a node", "127.0.0.1", "00" * 32, "0", 10.0, 1.0, {}, module_path())._replace(**changes)
+    return AgentOrders("a node", "127.0.0.1", "00" * 32, "0", 10.0, 1.0, {})._replace(**changes)
 
 
 def test_an_agent_without_a_caller_ends_when_its_pipe_is_closed():

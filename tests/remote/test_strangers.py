@@ -15,7 +15,7 @@ import envactors as ea
 from envactors.remote import LocalNodes
 from envactors.remote.greeting import GreetingError, new_secret
 from envactors.remote.launching import NodeAddress, connect
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 from envactors.system.choice import PORTABLE
 
 pytestmark = pytest.mark.timeout(120)
@@ -28,7 +28,7 @@ SECRET = new_secret()
 @pytest.fixture
 def waiting():
     """An agent that waits for its caller, and its address."""
-    process = start_agent(AgentOrders("a node", "127.0.0.1", SECRET, "0", 10.0, 1.0, {}, module_path()))
+    process = start_agent(AgentOrders("a node", "127.0.0.1", SECRET, "0", 10.0, 1.0, {}))
     try:
         yield psutil.Process(process.pid), NodeAddress("a node", "127.0.0.1", read_port(process), SECRET, "0")
     finally:

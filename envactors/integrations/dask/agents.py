@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from distributed.comm import get_address_host
 
-from envactors.remote.starting import AgentOrders, end_agents, module_path, read_port, start_agent
+from envactors.remote.starting import AgentOrders, end_agents, read_port, start_agent
 from envactors.remote.tls import Certificates
 
 
@@ -81,10 +81,9 @@ class AgentHost:
                 f"without TLS its agent would listen at {self._host} for everyone: start the cluster with "
                 "security=..., or pass insecure=True in a network that you trust"
             )
-        name, path = str(self._worker.name), module_path()
-        return AgentOrders(
-            name, self._host, terms.secret, terms.epoch, terms.lease, terms.heartbeat, terms.options, path, certificates
-        )
+        limits = terms.lease, terms.heartbeat
+        name = str(self._worker.name)
+        return AgentOrders(name, self._host, terms.secret, terms.epoch, *limits, terms.options, certificates)
 
     def _await_port(self, agent: subprocess.Popen[str]) -> None:
         try:
