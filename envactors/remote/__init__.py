@@ -6,7 +6,7 @@
                                                     │      └─ worker
                                       reaper and keeper (end the agent when its lease is over)
 
-`envactors.remote.backend` starts here; `envactors.remote.lease` says why two processes of one actor never run at once.
+The entry is `envactors.remote.backend`. `envactors.remote.lease` says why two processes of one actor never run at once.
 """
 
 from __future__ import annotations

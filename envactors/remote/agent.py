@@ -1,8 +1,8 @@
 """The node agent: hosts the workers of one caller on this machine, and relays their frames over one link.
 
-It is started with one line of JSON on its standard input, a pipe (`AgentOrders`), and answers with one line, the port
-on which it waits for its caller. It ends with the link, when the caller says so, when its lease is over, or when the
-pipe is closed: the process that started it has ended. Its workers end with it, as those of any caller do.
+It reads one line of JSON from its standard input, a pipe (`AgentOrders`), and prints one line with the port on which it
+waits for its caller. It ends with the link, on the caller's request, when its lease is over, or when the pipe is
+closed, because the process that started it has ended. Its workers end with it, like those of any caller.
 
 usage: python -m envactors.remote.agent
 """
@@ -36,10 +36,10 @@ from envactors.worker.reaper import LEASE_FORMAT
 
 # How long to wait for the caller, in seconds.
 _PATIENCE = 60.0
-# How often to say what busy workers are at, in seconds.
+# The interval between progress reports of busy workers, in seconds.
 _TICK = 0.05
 _STDIN, _CHUNK = 0, 1 << 16
-# How many connections the system keeps until the agent accepts them; it may have a lower limit.
+# How many connections the system queues until the agent accepts them; the system may have a lower limit.
 _WAITING = 1024
 
 
@@ -48,14 +48,14 @@ class Agent:
 
     Args:
         link: The link to the caller.
-        orders: What the agent was told.
-        stamp: When the caller was admitted, which the lease begins with.
-        lease_file: Where the reaper and the keeper read until when workers may run.
+        orders: The agent's orders.
+        stamp: When the caller was admitted, which is the beginning of the lease.
+        lease_file: The memory from which the reaper and the keeper read the end of the lease.
         watches: Watches all descriptors.
-        door: Refuses others who connect.
+        door: Refuses other connections.
 
     Attributes:
-        watches: The descriptors that it waits for.
+        watches: Watches all descriptors.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Agent:
         self._lease_file = lease_file
         self._hosting = Hosting(link, self.watches, orders.options, self._lease.until)
         self._ending = False
-        # Whether the link is watched for room to write.
+        # Whether the link is watched for being writable.
         self._writing = False
         self.watches.add(link.fileno(), self._on_link)
         self.watches.add(_STDIN, self._on_stdin)
@@ -97,7 +97,7 @@ class Agent:
                 self._door.on_timer(now)
                 left = min(self._lease.until - boot_clock(), self._door.next_timer() - now)
                 call_handlers = self.watches.handle(min(next_beat - now, left, _TICK if busy else left))
-                self._link.cork()  # one write per round, whatever it is made of
+                self._link.cork()  # one write per round
                 call_handlers()
                 self._link.uncork()
         except (LinkLostError, LinkCorruptError) as error:
@@ -123,7 +123,7 @@ class Agent:
 
     def _report(self, workers: Sequence[HostedWorker]) -> None:
         if self._link.backlog > MOST_OUTPUT:
-            return  # the link is slow: reports would pile up, and be old when they arrive
+            return  # the link is slow: reports would pile up, and be outdated when they arrive
         reports = []
         for worker in workers:
             with worker.serving():
@@ -145,7 +145,7 @@ class Agent:
                 self._hosting.set_lease(self._lease.until)
             elif record.kind == RecordKind.END:
                 self._ending = True
-            elif boot_clock() < self._lease.until:  # after a freeze this may be long over
+            elif boot_clock() < self._lease.until:  # after a freeze the lease may be long over
                 self._hosting.on_record(record)
 
     def _on_stdin(self, _mask: int) -> None:
@@ -153,15 +153,15 @@ class Agent:
 
 
 def main() -> None:
-    """Run an agent: see the module."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's
+    """Run an agent; see the module."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller
     orders = AgentOrders.from_json(sys.stdin.readline())
     tls = None if orders.certificates is None else make_server_context(orders.certificates)
     family = socket.AF_INET6 if ":" in orders.host else socket.AF_INET
     listener = socket.create_server((orders.host, 0), family=family, backlog=_WAITING)
     print(json.dumps({"port": listener.getsockname()[1], "pid": os.getpid()}), flush=True)
     with open(os.devnull, "wb") as null:  # noqa: PTH123
-        os.dup2(null.fileno(), 1)  # what reads the line above may be gone
+        os.dup2(null.fileno(), 1)  # nothing may be reading the pipe any more
     watches = Watches()
     door = Door(listener, orders, tls, watches)
     link, stamp = _wait_for_caller(door, watches)
@@ -188,7 +188,7 @@ def _wait_for_caller(door: Door, watches: Watches) -> tuple[Link, float]:
 
 def _exit_at_end(_mask: int) -> None:
     if not os.read(_STDIN, _CHUNK):
-        sys.exit()  # the process that started this one has ended, or needs no agent any more
+        sys.exit()  # the process that started the agent has ended, or no longer needs it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The backend whose workers run on other machines."""
+"""The backend for workers on other machines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from envactors.remote.worker import RemoteWorker
 
 
 class RemoteBackend(Backend):
-    """A backend with one process per actor on other machines, the nodes; each has an agent, which a launcher starts.
+    """A backend with one process per actor on other machines, the nodes, each with an agent that a launcher starts.
 
-    Actors are spread evenly. A lost node costs each of its actors one restart, on the nodes that are left, once it is
-    certain that the old process does not run any more: its end was acknowledged, or 1.1 leases are over.
+    Actors are spread evenly. A lost node costs each of its actors one restart on the remaining nodes. They restart when
+    their old processes have certainly ended: the end was acknowledged, or 1.1 leases have passed.
 
     Args:
         launcher: Starts the agents, such as `envactors.remote.LocalNodes`.
         envs_per_node: How many envs a node may have; None sets no limit.
-        lease: How long a node may be silent before it counts as lost, in seconds. A caller that does not run for so
-            long loses its nodes.
-        heartbeat: How often each node tells that it is there, in seconds.
+        lease: How long a node may be silent before it counts as lost, in seconds. A caller that is stopped for longer
+            loses its nodes.
+        heartbeat: The interval between the heartbeats of a node, in seconds.
         process_options: Arguments for the `envactors.ProcessBackend` of each node.
 
     Raises:
-        ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is no int >= 1.
+        ValueError: ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a positive int.
     """
 
     is_far = True
@@ -58,7 +58,7 @@ class RemoteBackend(Backend):
             raise ValueError(f"lease is {lease!r} with heartbeat={heartbeat!r}: expected at least two heartbeats")
         if envs_per_node is not None and (type(envs_per_node) is not int or envs_per_node < 1):
             raise ValueError(f"envs_per_node is {envs_per_node!r}: expected an int >= 1, or None")
-        ProcessBackend(**process_options)  # refuses what the nodes would refuse
+        ProcessBackend(**process_options)  # raises what it would raise on the nodes
         self.launcher = launcher
         self.envs_per_node = envs_per_node
         self._options = AgentOptions(lease, heartbeat, process_options)
@@ -72,23 +72,23 @@ class RemoteBackend(Backend):
 
     @property
     def nodes(self) -> list[str]:
-        """The names of the nodes that can be used now."""
+        """The names of the nodes that are not lost."""
         session = self._session
         return [] if session is None else [node.name for node in session.nodes if not node.is_lost]
 
     def drain(self, node: str) -> None:
-        """Place nothing more on a node, and have its envs leave it, at no cost in restarts.
+        """Place no more actors on a node, and move its actors elsewhere, which does not count as a restart.
 
-        An env that has its actor for itself moves at the next end of an episode, envs that share one when all of them
-        are reset together.
+        An actor with one env moves when its next episode ends, one with several envs when all of them are reset
+        together.
 
         Args:
-            node: Its name.
+            node: The name of the node.
 
         Raises:
-            ValueError: There is no such node.
+            ValueError: No node has this name.
         """
-        # A lost node may have had the same name: Dask's nannies start workers again under theirs.
+        # A lost node may have had the same name: Dask's nannies restart workers under the same name.
         found = [one for one in (self._session.nodes if self._session else []) if one.name == node and not one.is_lost]
         if not found:
             raise ValueError(f"node {node!r}: expected one of {self.nodes}")
@@ -97,7 +97,7 @@ class RemoteBackend(Backend):
     # As a backend ----------------------------------------------------------------------------------------
 
     def make_memory(self) -> MirroredMemory:
-        """Return memory of which the nodes have copies; see `envactors.backends.base.Backend.make_memory`."""
+        """Return memory that the nodes mirror; see `envactors.backends.base.Backend.make_memory`."""
         return MirroredMemory(next(self._numbers), self._announce)
 
     def _announce(self, memory: MirroredMemory) -> None:
@@ -142,7 +142,7 @@ class RemoteBackend(Backend):
 
     @contextlib.contextmanager
     def corked(self) -> Iterator[None]:
-        """Return a context at whose end everything is written that was sent in it: one write per node."""
+        """Return a context that collects what is sent in it, and writes it at the end, once per node."""
         nodes = () if self._session is None else tuple(self._session.nodes)
         for node in nodes:
             node.cork()

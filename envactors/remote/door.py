@@ -1,7 +1,7 @@
-"""Those who connect to an agent, until one of them has proved that it is the caller.
+"""The connections to an agent, until one of them has proved that it is the caller.
 
-All of them are served in the agent's one thread, and take little of it: an agent must serve its caller, and let it in,
-whoever else connects and says nothing.
+The agent's only thread serves all of them. Each costs little, since the agent must admit and serve its caller however
+many others connect and stay silent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from envactors.remote.streams import Stream, make_stream
 from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 
-# How many connections may be in the middle of a greeting. Each one more closes the oldest, silent ones first.
+# How many connections may be in the middle of a greeting. A further one closes the oldest, preferably a silent one.
 _MOST = 64
-# How many are accepted before others get a turn.
+# How many connections are accepted before other handlers get a turn.
 _TURN = 64
-# How long to accept no more connections after an error, such as too many open files, in seconds.
+# How long to accept no connections after an error, such as too many open files, in seconds.
 _PAUSE = 0.2
 # How many refusals are printed.
 _MOST_PRINTED = 100
@@ -38,13 +38,13 @@ class Door:
     """Greets those who connect, and admits one of them.
 
     Args:
-        listener: Where they connect.
-        orders: What the agent was told.
-        tls: Its certificates; None for links that are not encrypted.
+        listener: The listening socket.
+        orders: The agent's orders.
+        tls: The agent's certificates; None for links without encryption.
         watches: Watches the listener and the connections.
 
     Attributes:
-        admitted: The link to the one that was admitted, and when that was; None before.
+        admitted: The link to the caller, and when it was admitted; None before.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Door:
         self._listener = listener
         self._orders, self._tls = orders, tls
         self._watches = watches
-        # In the order of their coming, by descriptor.
+        # By descriptor, oldest first.
         self._strangers: dict[int, _Stranger] = {}
-        # When connections are accepted again (`time.monotonic`); None while they are.
+        # When connections will be accepted again (`time.monotonic`); None while they are accepted.
         self._paused_until: float | None = None
         self._refusals = 0
         listener.setblocking(False)
@@ -82,7 +82,7 @@ class Door:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except ConnectionError:  # it has gone again
+            except ConnectionError:  # it was closed again
                 continue
             except OSError as error:
                 self._pause(error)
@@ -90,11 +90,11 @@ class Door:
             self._let_in(sock)
 
     def _pause(self, error: OSError) -> None:
-        """Accept nothing for a moment: the listener stays readable, and trying again at once would change nothing."""
+        """Accept nothing for a moment: the listener stays readable, and an immediate retry would fail again."""
         self._say(f"no connection can be accepted: {error}")
         self._watches.remove(self._listener.fileno())
         self._paused_until = time.monotonic() + _PAUSE
-        self._drop_oldest()  # it may be what uses up the descriptors
+        self._drop_oldest()  # such connections may be what uses up the descriptors
 
     def _let_in(self, sock: socket.socket) -> None:
         if len(self._strangers) >= _MOST:
@@ -137,19 +137,19 @@ class Door:
 
 
 class _Stranger:
-    """One that has connected: how far its greeting has come.
+    """A connection that has not proved that it is the caller, and the state of its greeting.
 
     Args:
-        sock: Its connection.
-        tls: The agent's certificates; None for a link that is not encrypted.
-        orders: What the agent was told.
+        sock: The connection.
+        tls: The agent's certificates; None for a link without encryption.
+        orders: The agent's orders.
         may_come: Returns False if there is a caller already.
 
     Attributes:
-        sock: Its connection.
-        deadline: When it must have proved that (`time.monotonic`).
-        has_spoken: Whether anything has come from it.
-        admitted_at: When it was admitted, 0 before.
+        sock: The connection.
+        deadline: When the greeting must be complete (`time.monotonic`).
+        has_spoken: Whether anything was received.
+        admitted_at: When it was admitted; 0 before.
     """
 
     def __init__(
@@ -162,23 +162,23 @@ class _Stranger:
         self.admitted_at = 0.0
         self._tls = tls
         self._may_come = may_come
-        # Made when it speaks: those that never do shall cost little.
+        # None while the connection is silent, so that such a connection costs little.
         self._stream: Stream | None = None
         self._has_shaken_hands = False
         self._conversation = greeting.answer(orders.secret, orders.epoch, {"pid": os.getpid()}, self._claim)
-        # What has come and is not a whole message.
+        # What was received after the last complete message.
         self._heard = b""
 
     def _claim(self) -> bool:
-        self.admitted_at = boot_clock()  # before it knows: its own reckoning of the lease begins no sooner
+        self.admitted_at = boot_clock()  # not later than the caller's own lease begins
         return self._may_come()
 
     def advance(self) -> Stream:
-        """Go on with the greeting; return the connection once it is admitted.
+        """Continue the greeting; return the stream once the connection is admitted.
 
         Raises:
-            BlockingIOError: More has to come first.
-            GreetingError: It is not the right one, and was told so.
+            BlockingIOError: The next message is not complete.
+            GreetingError: The connection was refused.
             OSError: The connection is lost.
         """
         if self._stream is None:
@@ -196,7 +196,7 @@ class _Stranger:
                 if not part:
                     raise ConnectionError(greeting.CLOSED)
                 message, self._heard = greeting.parse(self._heard + part)
-            if not self._may_come():  # whoever it is
+            if not self._may_come():  # also if it knows the secret
                 stream.sendall(greeting.frame({"refused": _TAKEN}))
                 raise GreetingError(_TAKEN)
             try:
@@ -205,20 +205,20 @@ class _Stranger:
                 return stream
 
     def _reply(self, stream: Stream, message: dict[str, Any]) -> None:
-        """Say what follows from a message.
+        """Reply to a message.
 
         Raises:
-            StopIteration: Everything was said: it is admitted.
+            StopIteration: The greeting is complete, and the connection admitted.
         """
         to_say = self._conversation.send(message)
         while to_say is not None:
             try:
                 stream.sendall(greeting.frame(to_say))
             except BlockingIOError:
-                raise ConnectionError("it does not read what it is told")
+                raise ConnectionError("it does not read the replies")
             to_say = next(self._conversation)
 
     def close(self) -> None:
-        """Close its connection."""
+        """Close the connection."""
         self._conversation.close()
         self.sock.close()

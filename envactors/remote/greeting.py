@@ -1,12 +1,12 @@
-"""How a caller and an agent get to know each other: both prove that they know the secret, before anything is unpickled.
+"""The mutual authentication of a caller and an agent, before anything is unpickled.
 
     caller ── versions, epoch, a random number ───────────▶ agent
-    caller ◀── another one, proof over both ──────────────── agent, or a line that says why not
+    caller ◀── another one, proof over both ──────────────── agent, or the reason of a refusal
     caller ── proof over both ────────────────────────────▶ agent
-    caller ◀── what the node is ──────────────────────────── agent, or a line that says why not
+    caller ◀── facts about the node ──────────────────────── agent, or the reason of a refusal
 
-The messages are JSON of limited length. Both sides must have the same release of envactors and the same minor version
-of Python: what they exchange later has no stable format.
+Both sides prove that they know the secret. The messages are JSON of limited length. Both sides must have the same
+release of envactors and the same minor version of Python, since the format of later messages is not stable.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ PROTOCOL: Final = 2
 PATIENCE: Final = 10.0
 _LONGEST = 1 << 14
 _LENGTH = struct.Struct("<I")
-_RUBBISH = "what came is no greeting of envactors"
-CLOSED: Final = "the other side has closed the connection in the middle of the greeting"
+_RUBBISH = "the peer did not send a greeting of envactors"
+CLOSED: Final = "the peer has closed the connection in the middle of the greeting"
 
 
 class GreetingError(Exception):
-    """The other side is not the right one, or says that this one is not."""
+    """The peer is not the right one, or has refused this side."""
 
 
 def new_secret() -> str:
@@ -44,10 +44,10 @@ def new_secret() -> str:
 
 
 def greet(sock: Stream | socket.socket, secret: str, epoch: str) -> dict[str, Any]:
-    """Greet an agent as its caller, and return what it says of its node.
+    """Greet an agent as its caller, and return its facts about the node.
 
     Raises:
-        GreetingError: It does not know the secret, or refuses.
+        GreetingError: The agent does not know the secret, or refuses the caller.
         OSError: The connection is lost, or the agent takes too long.
     """
     sock.settimeout(PATIENCE)
@@ -67,16 +67,16 @@ def greet(sock: Stream | socket.socket, secret: str, epoch: str) -> dict[str, An
 def answer(
     secret: str, epoch: str, node: dict[str, Any], claim: Callable[[], bool]
 ) -> Generator[dict[str, Any] | None, dict[str, Any] | None, None]:
-    """Answer a caller as an agent: yield messages to send, and None to be sent the next one that has come.
+    """Answer a caller as an agent: yield the messages to send, and None to receive the next message.
 
     Args:
-        secret: What both are to know.
-        epoch: What both are to belong to.
-        node: What the caller is told of the node.
-        claim: Called once it is the right one; returns False if there is another caller already.
+        secret: The secret that both sides must know.
+        epoch: The epoch that both sides must belong to.
+        node: The facts about the node that the caller gets.
+        claim: Called once the caller has proved itself; returns False if there is another caller already.
 
     Raises:
-        GreetingError: It is not the right one, and was told so if there is no harm in that.
+        GreetingError: The caller was refused. It gets the reason.
     """
     greeting, mine = (yield None) or {}, secrets.token_hex(16)
     theirs = _text(greeting, "nonce")
@@ -95,7 +95,7 @@ def answer(
 
 
 def _describe_difference(greeting: dict[str, Any], epoch: str) -> str:
-    """Return in what a caller differs from this agent; empty if in nothing that matters."""
+    """Return how a caller differs from this agent; an empty string if nothing relevant differs."""
     for what, mine in {**_versions(), "epoch": epoch}.items():
         theirs = greeting.get(what)
         if what == "envactors" and isinstance(theirs, str) and _release(theirs) == _release(mine):
@@ -108,13 +108,13 @@ def _describe_difference(greeting: dict[str, Any], epoch: str) -> str:
 
 def _versions() -> dict[str, Any]:
     python = ".".join(platform.python_version_tuple()[:2])
-    # By name: parts of the package import nothing from its root, which imports them.
+    # By name, since no module imports the package's root, which imports the modules.
     version = importlib.import_module("envactors").__version__
     return {"envactors": version, "protocol": PROTOCOL, "python": python}
 
 
 def _release(version: str) -> list[str]:
-    """Return the numbers major, minor and patch: builds of one release may talk to each other."""
+    """Return major, minor, and patch number: different builds of one release are compatible."""
     return re.findall(r"\d+", version, re.ASCII)[:3]
 
 
@@ -123,16 +123,16 @@ def _proof(secret: str, who: str, callers: str, agents: str) -> str:
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """Return a message as it travels."""
+    """Return the bytes of a message."""
     text = json.dumps(message).encode()
     return _LENGTH.pack(len(text)) + text
 
 
 def parse(data: bytes) -> tuple[dict[str, Any] | None, bytes]:
-    """Return the message that some bytes begin with, None if it is not complete, and the bytes after it.
+    """Return the first message in some bytes, None if it is not complete, and the bytes after it.
 
     Raises:
-        GreetingError: It is no message, or says that this side is refused.
+        GreetingError: The bytes are not a message, or it says that this side was refused.
     """
     if len(data) < _LENGTH.size:
         return None, data
@@ -144,17 +144,17 @@ def parse(data: bytes) -> tuple[dict[str, Any] | None, bytes]:
         return None, data
     try:
         message = json.loads(data[_LENGTH.size : end])
-    except (ValueError, RecursionError) as error:  # brackets without end nest too deeply
+    except (ValueError, RecursionError) as error:  # too many nested brackets
         raise GreetingError(_RUBBISH) from error
     if not isinstance(message, dict):
         raise GreetingError(_RUBBISH)
     if "refused" in message:
-        raise GreetingError(" ".join(str(message["refused"]).split())[:500])  # a stranger may say anything
+        raise GreetingError(" ".join(str(message["refused"]).split())[:500])  # it may be anything
     return message, data[end:]
 
 
 def _receive(sock: Stream | socket.socket) -> dict[str, Any]:
-    # Of the whole message: a peer that sends a byte now and then takes no longer than one that is silent.
+    # For the whole message, so that a peer that sends single bytes takes no longer than a silent one.
     deadline = time.monotonic() + PATIENCE
     data = _read(sock, b"", _LENGTH.size, deadline)
     (length,) = _LENGTH.unpack(data)
@@ -166,7 +166,7 @@ def _receive(sock: Stream | socket.socket) -> dict[str, Any]:
 
 
 def _text(message: dict[str, Any], field: str) -> str:
-    """Return a field in plain ASCII, all that can be compared or encoded without an error of another kind."""
+    """Return an ASCII field, which can be compared and encoded without another kind of error."""
     value = message.get(field)
     if not isinstance(value, str) or not value.isascii():
         raise GreetingError(_RUBBISH)
@@ -174,7 +174,7 @@ def _text(message: dict[str, Any], field: str) -> str:
 
 
 def _read(sock: Stream | socket.socket, data: bytes, length: int, deadline: float) -> bytes:
-    """Read until there are so many bytes; no more, since records follow."""
+    """Read until ``data`` has this length, and nothing beyond, since records follow."""
     while len(data) < length:
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError("timed out")

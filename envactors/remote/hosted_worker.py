@@ -1,4 +1,4 @@
-"""One worker of a node: what the caller asks of it, and what comes of it, over the link."""
+"""One worker of a node: passes requests from the link to it, and its replies back."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from envactors.rollout.trajectory import ColumnsNote, Trajectory
 from envactors.system.polling import WRITABLE
 from envactors.system.processes import resident_memory
 
-# How much may wait to be sent before no more output of workers is read, in bytes.
+# The backlog of the link, in bytes, above which no output of workers is read.
 MOST_OUTPUT = 1 << 20
 _OUTPUT_CHUNK = 1 << 16
-# How long a worker may take to write its stacks, in seconds: less than the second that callers wait by default.
+# How long a worker may take to write its stacks, in seconds; callers wait a second by default.
 _STACKS_PATIENCE = 0.8
 STREAM_CODES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
@@ -42,17 +42,17 @@ class HostedWorker:
     """One worker of this node.
 
     Args:
-        number: Its number on the link.
+        number: Its id on the link.
         worker: The worker.
-        order: What has started it.
-        rows: Returns the rows that its steps may go through; None without any.
-        part: Returns the part of the memory at a place.
+        order: The order that has started it.
+        rows: Returns the rows of its memory; None without any.
+        part: Returns the part of its memory at a place.
         link: The link to the caller.
         watches: Watches its descriptors.
-        on_exit: Called after its end was told.
+        on_exit: Called after its end was reported.
 
     Attributes:
-        memory: The number of the memory that its steps may go through, 0 for none.
+        memory: The id of its memory; 0 without one.
         starting: Whether its envs are still being made.
     """
 
@@ -75,25 +75,27 @@ class HostedWorker:
         self._envs = order.envs
         self._rows = rows
         self._part = part
-        # The columns of a trajectory that the last request writes, until it ends.
+        # The columns of a trajectory that the current request writes.
         self._columns: tuple[ColumnsNote, Trajectory] | None = None
         self._link = link
         self._watches = watches
         self._on_exit = on_exit
-        # Whether nothing more comes through its channel, and whether it was ended for an error of this process.
-        self._at_end = self._was_ended = False
-        # Whether the caller wants to know when steps and resets ran, and how many spans it knows of.
-        self._sends_spans, self._spans_seen = False, 0
-        # The call id of the last request that it was sent, and how many parts of `Kind.OVERFLOW` frames were passed on.
-        self._last_call = self._overflows = 0
-        # The incarnation that the last one was meant for.
-        self._incarnation = 0
-        # The steps that it was posted through shared memory: the call id, whether results stream, the rows that are
-        # to be sent.
+        # Whether its channel has ended.
+        self._at_end = False
+        # Whether it was killed because of an error in this process.
+        self._was_ended = False
+        # Whether the caller wants the spans of steps and resets, and how many it has.
+        self._sends_spans = False
+        self._spans_seen = 0
+        # The call id of the last request, and the incarnation that it was for.
+        self._last_call = self._incarnation = 0
+        # How many parts of `Kind.OVERFLOW` frames were passed on.
+        self._overflows = 0
+        # The posted steps: the call id, whether results stream, and the rows whose results were not sent yet.
         self._steps: deque[tuple[int, bool, list[int]]] = deque()
 
     def introduce(self) -> None:
-        """Tell the caller of it, and watch it."""
+        """Report its start to the caller, and watch its descriptors."""
         worker, watches = self._worker, self._watches
         self._link.send(Record(RecordKind.LAUNCHED, self.number, call_id=worker.pid))
         watches.add(self._channel.fileno(), self._on_channel)
@@ -103,7 +105,7 @@ class HostedWorker:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Return a context in which an error of this process, such as too little memory, ends this worker alone."""
+        """Return a context in which an error of this process, such as too little memory, ends only this worker."""
         try:
             yield
         except LinkLostError:
@@ -112,7 +114,7 @@ class HostedWorker:
             self.end_because(f"{error!r} in its node's agent")
 
     def end_because(self, why: str) -> None:
-        """End it, and say why as the last line of its stderr, which the errors of its calls contain."""
+        """Kill it, and add the reason to its stderr, which the errors of its calls contain."""
         if not self._was_ended:
             self._was_ended = True
             self._worker.kill()
@@ -121,16 +123,16 @@ class HostedWorker:
 
     @property
     def bell(self) -> int:
-        """The descriptor of the doorbell that it rings; other workers may share it."""
+        """The descriptor of the doorbell that it rings, which other workers may share."""
         return self._page.to_parent.fileno()
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has not finished what it was sent."""
+        """Whether it has unfinished requests."""
         return self._page.counters[FINISHED] < self._last_call
 
     def progress(self) -> ProgressReport:
-        """Return what it is at; kill it if its page says what cannot be true."""
+        """Return its progress; kill it if its page contains impossible values."""
         if untrue := self._page.find_untrue(self._envs):
             text = f"envactors: {untrue} on the control page of this worker cannot be true, so it is killed\n"
             self._link.send(Record(RecordKind.OUTPUT, self.number, text.encode(), STREAM_CODES["stderr"]))
@@ -140,22 +142,22 @@ class HostedWorker:
         return ProgressReport(self.number, call_id, ended, position, method, time.monotonic() - since, rss)
 
     def set_lease(self, until: float) -> None:
-        """Say until when it may begin requests."""
+        """Set the time until which it may begin requests."""
         self._page.times[LEASE] = until
 
     def end(self) -> None:
-        """End it without telling anybody."""
+        """Kill it without a report to the caller."""
         self._worker.kill()
 
     def reap(self) -> None:
-        """Wait for its end."""
+        """Wait for its end, and reap it."""
         with contextlib.suppress(OSError):
             self._worker.reap()
 
     # From the caller -------------------------------------------------------------------------------------
 
     def on_record(self, record: Record) -> None:
-        """Do what the caller asks."""
+        """Handle a record from the caller."""
         with self.serving():
             if record.lost:
                 raise MemoryError(f"there is no memory for a request of {record.lost} bytes")
@@ -170,14 +172,14 @@ class HostedWorker:
             elif record.kind == RecordKind.ASK_STACKS:
                 self._ask_stacks(record.call_id)
             elif record.kind == RecordKind.BEGIN_TIMING:
-                with contextlib.suppress(OSError):  # without memory it is not timed
+                with contextlib.suppress(OSError):  # without memory there is no timing
                     self._begin_timing(bool(record.frame_kind))
 
     def _ask_stacks(self, number: int) -> None:
         answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), number)
         try:
             threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
-        except RuntimeError as error:  # there may be no more threads
+        except RuntimeError as error:  # the system has no more threads
             text = f"its node cannot read its stacks: {error}\n".encode()
             self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
 
@@ -187,7 +189,7 @@ class HostedWorker:
 
     def _send_stacks(self, stacks: Stacks, number: int) -> None:
         text = stacks.wait(_STACKS_PATIENCE).encode(errors="replace")
-        with contextlib.suppress(OSError):  # the caller has gone
+        with contextlib.suppress(OSError):  # the caller has ended
             self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
 
     def _open_columns(self, payload: bytes | bytearray | memoryview) -> None:
@@ -198,7 +200,7 @@ class HostedWorker:
         self._columns = note, trajectory
 
     def _send_columns(self) -> None:
-        """Send what the last request has written, if it writes columns."""
+        """Send the columns that the last request has written, if any."""
         if self._columns is not None:
             note, trajectory = self._columns
             self._columns = None
@@ -210,7 +212,7 @@ class HostedWorker:
     def _forward(self, frame: Frame) -> None:
         self._last_call, self._incarnation = frame.call_id, frame.incarnation
         self._page.set_wait(ASLEEP, frame.call_id)
-        with contextlib.suppress(OSError):  # it has ended, which its sentinel tells
+        with contextlib.suppress(OSError):  # it has ended, which its sentinel reports
             self._channel.send(frame)
             self._page.post_frame()
             if self._channel.backlog:
@@ -228,7 +230,7 @@ class HostedWorker:
         self._page.post_step(record.call_id, ASLEEP, stream, rows)
 
     def send_measured(self) -> None:
-        """Send how long its steps and resets took, and when they ran, if that is measured."""
+        """Send the durations and spans of its steps and resets, if they are measured."""
         page = self._page
         if not page.counters[TIMED]:
             return
@@ -247,11 +249,11 @@ class HostedWorker:
     # To the caller ---------------------------------------------------------------------------------------
 
     def send_results(self, *, all_complete: bool = False) -> None:
-        """Send the results that are of use: those of finished steps, and single ones of those that stream."""
+        """Send the results of finished steps, and single results of steps that stream."""
         mirrored, counters = self._rows(), self._page.counters
         if mirrored is None or not self._steps:
             return
-        # Env code may have written any number there; the caller finds out which results are missing.
+        # Env code may have written any value there; the caller finds out which results are missing.
         finished, ready = min(max(0, counters[FINISHED]), self._last_call), []
         for call_id, stream, rows in self._steps:
             if finished >= call_id or stream or all_complete:
@@ -263,7 +265,7 @@ class HostedWorker:
             self._steps.popleft()
         if ready or over:  # the end of a step that streams comes after its results
             while counters[OVERFLOWS] > self._overflows and self._read_frames():
-                pass  # what belongs to the rows comes before them
+                pass  # overflows come before their rows
             groups = mirrored.split_results(ready)
             for rows in groups:
                 payload = mirrored.pack_results(rows) if rows else b""
@@ -281,7 +283,7 @@ class HostedWorker:
             self._read_frames()
 
     def _read_frames(self) -> bool:
-        """Pass on what has come; return whether anything had."""
+        """Pass on the frames that have arrived; return whether there were any."""
         frames: list[Frame] | None = None
         try:
             frames = self._channel.receive()
@@ -311,7 +313,7 @@ class HostedWorker:
     def _on_output(self, stream: Stream, fd: int) -> None:
         with self.serving():
             if self._link.backlog > MOST_OUTPUT:
-                self._watches.pause(fd)  # the worker waits, as it would for any reader
+                self._watches.pause(fd)  # when the pipe is full, the worker waits
             elif not self._read_output(stream, fd):
                 self._watches.remove(fd)
 
@@ -325,7 +327,7 @@ class HostedWorker:
         return bool(data)
 
     def _finish(self) -> None:
-        """Pass on all that it has left, and how it has ended."""
+        """Pass on everything that it has left, and report how it has ended."""
         with self.serving():
             while not self._at_end and self._read_frames():
                 pass
@@ -335,7 +337,7 @@ class HostedWorker:
         with self.serving():
             for _, _, rows in self._steps:
                 if (mirrored := self._rows()) is not None:
-                    mirrored.take_back(rows)  # the next worker must not take it for its own
+                    mirrored.take_back(rows)  # the next worker must not run these requests
         watches.remove(self._channel.fileno())
         watches.remove(worker.sentinel)
         progress = None
@@ -350,6 +352,6 @@ class HostedWorker:
 
 
 def send_exit(link: Link, number: int, notice: ExitNotice) -> None:
-    """Tell the caller how a worker has ended, or why it never began."""
+    """Report to the caller how a worker has ended, or why it could not be started."""
     progress = None if notice.progress is None else tuple(notice.progress)
     link.send(Record(RecordKind.EXIT, number, pickle.dumps((progress, *notice[1:]))))

@@ -1,4 +1,4 @@
-"""The workers of a node: how they start, and the memory that they share with the agent."""
+"""The workers of a node: starts them, and keeps the memory that they share with the agent."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from envactors.remote.watches import Watches
 from envactors.system.memory import Part
 from envactors.system.polling import Doorbell
 
-# How many parts of a memory are kept: two trajectories and the parameters of two versions are in use, the others were.
+# How many parts of a memory are kept: two trajectories and two versions of the parameters are in use.
 _MOST_PARTS = 8
 
 
 class Hosting:
     """All workers of this node.
 
-    A thread of its own starts them, so that the agent goes on meanwhile; it lasts as long as the agent.
+    A separate thread starts them, so that the agent is not blocked. It lasts as long as the agent.
 
     Args:
         link: The link to the caller.
         watches: Watches their descriptors.
         options: Arguments for `envactors.ProcessBackend`.
-        lease: Until when workers may begin requests.
+        lease: The time until which workers may begin requests.
 
     Attributes:
-        workers: Those that have not ended, by number.
+        workers: The workers that have not ended, by id.
     """
 
     def __init__(self, link: Link, watches: Watches, options: dict[str, Any], lease: float) -> None:
@@ -45,26 +45,30 @@ class Hosting:
         self._retained: list[dict[str, str]] = [{}]
         self._backend.retain({})
         self._lease = lease
-        # What is to be started, in order; what was sent for those that have not been; how many are being started.
+        # The workers to be started: their ids and their pickled orders.
         self._queue: deque[tuple[int, bytes | bytearray | memoryview]] = deque()
+        # The records for workers that are not started yet, by id.
         self._early: dict[int, list[Record]] = {}
+        # How many workers are being started.
         self._launching = 0
         self._launcher = CallbackExecutor("envactors-launcher")
-        # What the launcher has started, or why it could not; its bell.
+        # What the launcher has started, or the errors. It rings the doorbell.
         self._launched: deque[tuple[int, LaunchOrder, ProcessWorker | Exception]] = deque()
         self._bell = Doorbell()
         watches.add(self._bell.fileno(), lambda _mask: self._take_launched())
-        # By number: the memories of vectors, their rows once they are known, and why a memory cannot be used.
+        # The memories of vectors, by id.
         self._memories: dict[int, MappedMemory] = {}
+        # Their rows once the layout is known.
         self._rows: dict[int, MirroredRows] = {}
+        # Why a memory cannot be used.
         self._broken_memories: dict[int, str] = {}
-        # Their other parts, by place; the last ones that were asked for.
+        # The most recently used parts of each memory, by place.
         self._parts: dict[int, dict[tuple[int, int], Part]] = {}
 
     # From the caller -------------------------------------------------------------------------------------
 
     def on_record(self, record: Record) -> None:
-        """Do what the caller asks. An error ends the worker or the memory that it concerns."""
+        """Handle a record from the caller. An error ends only the worker or the memory that it concerns."""
         if record.kind == RecordKind.LAUNCH:
             self._queue.append((record.worker, record.payload))
             self._early[record.worker] = []
@@ -85,7 +89,7 @@ class Hosting:
             self._early[record.worker].append(record)
 
     def _on_memory(self, number: int, layout: bytes | bytearray | memoryview) -> None:
-        self._broken_memories.pop(number, None)  # it is tried again for each worker, or not needed any more
+        self._broken_memories.pop(number, None)  # it is retried for each worker, or no longer needed
         if not layout:
             self._rows.pop(number, None)
             self._parts.pop(number, None)
@@ -100,7 +104,7 @@ class Hosting:
             self._part(number, PLACE.unpack_from(content))[:] = content[PLACE.size :]
 
     def _part(self, number: int, place: tuple[int, int]) -> Part:
-        """Return a part of a memory, zeros unless something was written there."""
+        """Return a part of a memory, which is zeros until something is written there."""
         parts = self._parts.setdefault(number, {})
         found = parts.pop(place, None) or self._memory(number).add(*place)
         parts[place] = found
@@ -109,7 +113,7 @@ class Hosting:
         return found
 
     def _give_up_memory(self, number: int, error: Exception) -> None:
-        """End the workers of a memory that this node cannot have."""
+        """End the workers of a memory that could not be allocated."""
         self._broken_memories[number] = why = f"its node has no memory for the vector: {error!r}"
         for worker in self.workers.values():
             if worker.memory == number:
@@ -121,19 +125,19 @@ class Hosting:
         return self._memories[number]
 
     def set_lease(self, until: float) -> None:
-        """Say until when workers may begin requests."""
+        """Set the time until which workers may begin requests."""
         self._lease = until
         for worker in self.workers.values():
             worker.set_lease(until)
 
     def busy(self) -> list[HostedWorker]:
-        """Return the workers that have not finished what they were sent."""
+        """Return the workers with unfinished requests."""
         return [worker for worker in self.workers.values() if worker.is_busy]
 
     # Starting --------------------------------------------------------------------------------------------
 
     def launch_queued(self) -> None:
-        """Start what waits, as far as it may start now."""
+        """Start queued workers up to the limit of starting workers."""
         limit = self._backend.max_starting
         while self._queue:
             starting = self._launching + sum(worker.starting for worker in self.workers.values())
@@ -153,13 +157,13 @@ class Hosting:
             self._launcher.submit(functools.partial(self._launch, number, order, memory))
 
     def _refuse(self, number: int, error: Exception) -> None:
-        """Tell the caller why a worker cannot be started."""
+        """Report to the caller why a worker cannot be started."""
         self._early.pop(number, None)
         for_good = isinstance(error, LaunchRefusedError)
         send_exit(self._link, number, ExitNotice(None, refusal=str(error) or repr(error), for_good=for_good))
 
     def _launch(self, number: int, order: LaunchOrder, memory: MappedMemory | None) -> None:
-        """Start a worker; in the launcher's thread."""
+        """Start a worker; runs in the launcher's thread."""
         outcome: ProcessWorker | Exception
         try:
             outcome = self._backend.launch(order.name, order.env_vars, memory, order.envs)
@@ -180,7 +184,7 @@ class Hosting:
         self.launch_queued()
 
     def _take(self, number: int, order: LaunchOrder, started: ProcessWorker) -> None:
-        """Serve a worker that has started."""
+        """Begin to serve a worker that has started."""
         early = self._early.pop(number)
         rows = functools.partial(self._rows.get, order.memory)
         part = functools.partial(self._part, order.memory)

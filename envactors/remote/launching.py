@@ -1,4 +1,4 @@
-"""What is between a backend and what starts its agents: options, addresses, and the connection to an agent."""
+"""The interface between a backend and the launcher of its agents: options, addresses, connections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from envactors.remote.streams import make_stream
 
 
 class AgentOptions(NamedTuple):
-    """What a launcher tells its agents.
+    """The options that a launcher passes to its agents.
 
     Attributes:
         lease: The length of the lease, in seconds.
-        heartbeat: How often an agent sends a heartbeat, in seconds.
+        heartbeat: The interval between heartbeats, in seconds.
         process: Arguments for the `envactors.ProcessBackend` of each node.
     """
 
@@ -26,15 +26,15 @@ class AgentOptions(NamedTuple):
 
 
 class NodeAddress(NamedTuple):
-    """Where an agent waits for its caller.
+    """The address at which an agent waits for its caller.
 
     Attributes:
         name: The name of the node.
-        host: Its address.
+        host: The address of the node.
         port: The agent's port.
-        secret: What both prove to know.
-        epoch: Which start of agents it belongs to.
-        tls: The caller's certificates; None for a link that is not encrypted.
+        secret: The secret that both sides prove to know.
+        epoch: Identifies the start of agents that it belongs to.
+        tls: The caller's certificates; None for a link without encryption.
     """
 
     name: str
@@ -46,41 +46,41 @@ class NodeAddress(NamedTuple):
 
 
 class NodeRegistry(Protocol):
-    """What a launcher tells of nodes; its methods may be called in any thread."""
+    """Receives a launcher's news about nodes; its methods may be called in any thread."""
 
     def expect_nodes(self, count: int) -> None:
-        """Say that so many nodes are about to be added or refused, so that actors are spread over all of them."""
+        """Announce that this many nodes will be added or refused, so that actors are spread over all of them."""
 
     def add_node(self, address: NodeAddress) -> None:
         """Use a node whose agent waits at this address."""
 
     def refuse_node(self, name: str, reason: str) -> None:
-        """Say that there is no agent on a node, and why."""
+        """Report why a node has no agent."""
 
 
 class Launcher(Protocol):
     """Starts node agents."""
 
     def start(self, options: AgentOptions, nodes: NodeRegistry) -> None:
-        """Start the agents, and go on telling of nodes that join, until `stop`; must not block for long."""
+        """Start the agents, and report nodes that join until `stop`; must not block for long."""
 
     def count_cores(self) -> int:
         """Return how many cores the nodes have together.
 
         Raises:
-            ValueError: There are no nodes yet.
+            ValueError: No node has joined yet.
         """
 
     def stop(self) -> None:
-        """End what `start` has begun; agents that have a caller end by themselves."""
+        """End what `start` has begun; agents with a caller end by themselves."""
 
 
 def connect(address: NodeAddress) -> Link:
     """Return the link to an agent.
 
     Raises:
-        OSError: It cannot be reached.
-        GreetingError: It is not the right one, or refuses.
+        OSError: The agent cannot be reached.
+        GreetingError: The agent is not the right one, or refuses the caller.
     """
     sock = socket.create_connection((address.host, address.port), PATIENCE)
     try:

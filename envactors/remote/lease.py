@@ -1,16 +1,15 @@
-"""Until when workers of a node may run, as the node and as the caller know it.
+"""The lease of a node: until when its workers may run, as computed by the node and by the caller.
 
 The agent stamps each heartbeat with its own clock, and the caller echoes the newest stamp. Workers may run until
-(echoed stamp + lease) by the agent's clock, so a heartbeat that was long on its way prolongs nothing, and neither does
-a link that is cut in one direction. The stamp is older than the echo; so once 1.1 leases have passed since the caller
-sent its last echo, no worker runs, and another process may take its place. A tenth is for clocks that differ in speed,
-and for the time it takes to end processes. Times are those of `envactors.system.clocks.boot_clock`, or of any clock of
-a test.
+(echoed stamp + lease) by the agent's clock, so a delayed heartbeat does not extend the lease, nor does a link that is
+cut in one direction. The stamp is older than the echo, so no worker runs 1.1 leases after the caller's last echo, and
+another process may take its place. The additional tenth covers clocks that differ in speed, and the time that it takes
+to end processes. Times are those of `envactors.system.clocks.boot_clock`; tests use other clocks.
 """
 
 from __future__ import annotations
 
-# How much longer than a lease the caller waits after its last echo.
+# How many leases the caller waits after its last echo.
 _MARGIN = 1.1
 
 
@@ -19,10 +18,10 @@ class WorkerLease:
 
     Args:
         lease: Its length, in seconds.
-        now: The stamp that the caller has not echoed yet.
+        now: The time of the first stamp, in seconds of the agent's clock.
 
     Attributes:
-        until: When workers may no longer run, in seconds of the agent's clock.
+        until: When workers must stop running, in seconds of the agent's clock.
     """
 
     def __init__(self, lease: float, now: float) -> None:
@@ -30,7 +29,7 @@ class WorkerLease:
         self.until: float = now + lease
 
     def renew(self, stamp: float) -> None:
-        """Prolong it: the caller has echoed a stamp."""
+        """Extend the lease: the caller has echoed a stamp."""
         self.until = max(self.until, stamp + self._lease)
 
 
@@ -47,19 +46,19 @@ class NodeLease:
         self._heard = self._echoed = now
 
     def hear(self, now: float) -> None:
-        """Note that something has come from the node."""
+        """Record that the node has sent something."""
         self._heard = now
 
     def echo(self, now: float) -> None:
-        """Note that an echo is about to be sent."""
+        """Record that an echo is about to be sent."""
         self._echoed = now
 
     @property
     def silent_at(self) -> float:
-        """When the node counts as lost if nothing comes until then."""
+        """When the node counts as lost unless it sends something."""
         return self._heard + self._lease
 
     @property
     def over_at(self) -> float:
-        """When no worker of the node runs any more, if there is no further echo."""
+        """When no worker of the node can be running, unless another echo is sent."""
         return self._echoed + _MARGIN * self._lease

@@ -1,4 +1,4 @@
-"""One connection between the caller and a node: records of all its actors, over TCP, encrypted or not."""
+"""The connection between the caller and a node: carries the records of all its actors over TCP, with or without TLS."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from envactors.remote.records import Record, RecordReader, RecordWriter
 from envactors.remote.streams import Stream, TlsStream
 
-# How many bytes are made ready for one write. An urgent record waits for those that are, and for what the system has
-# taken and not sent: that much may be unsent before the system counts as full.
+# How many bytes are prepared for one write. An urgent record waits for prepared bytes, and for those that the system
+# has taken but not sent, whose limit is the second value.
 _BATCH = 1 << 17
 _UNSENT = 1 << 17
-# How many buffers one write takes at most; the system's limit is 1,024.
+# The most buffers in one write; the system's limit is 1,024.
 _BUFFERS = 512
-# How many bytes are received before others get a turn: a heartbeat may be due.
+# How many bytes are received before other handlers get a turn, since a heartbeat may be due.
 _TURN = 1 << 22
-# How many bytes the system may have taken of which the other side has not acknowledged any, where it has no limit for
-# what is unsent.
+# The size of the system's send buffer, in bytes, where unsent bytes have no separate limit.
 _BUFFERED = 1 << 18
-# How long what was sent may stay unacknowledged before the system gives the connection up, in milliseconds.
+# How long sent bytes may stay unacknowledged before the system closes the connection, in milliseconds.
 _UNACKNOWLEDGED = 20_000
 
 
@@ -47,10 +46,10 @@ class Link:
         self._read_lock = self._lock if isinstance(stream, TlsStream) else contextlib.nullcontext()
         self._writer = RecordWriter()
         self._reader = RecordReader()
-        # Frames that are ready to be written, encrypted where the connection is, and how many bytes that is.
+        # The prepared bytes, encrypted if the connection is, and their size.
         self._outbox: deque[memoryview] = deque()
         self._ready = 0
-        # Whether the system takes no more at the moment.
+        # Whether the system currently accepts no more bytes.
         self.is_full: bool = False
         # How many threads are collecting records for one write.
         self._corks = 0
@@ -60,11 +59,11 @@ class Link:
 
     @property
     def backlog(self) -> int:
-        """How many bytes are still to be written."""
+        """How many bytes are waiting to be written."""
         return self._writer.size + self._ready
 
     def send(self, record: Record) -> None:
-        """Write a record, or as much of it as fits, or nothing yet where records are being collected.
+        """Write as much of a record as fits, or nothing yet while records are being collected.
 
         Raises:
             LinkLostError: The connection is lost.
@@ -75,12 +74,12 @@ class Link:
                 self._flush()
 
     def cork(self) -> None:
-        """Collect what any thread sends, until as many calls of `uncork`."""
+        """Collect what any thread sends until `uncork` was called as often."""
         with self._lock:
             self._corks += 1
 
     def uncork(self) -> None:
-        """Write what was collected, at once.
+        """Write the collected records at once.
 
         Raises:
             LinkLostError: The connection is lost.
@@ -103,7 +102,7 @@ class Link:
         self.is_full, outbox = False, self._outbox
         while True:
             if not outbox:
-                # No sooner: whatever is ready goes before the urgent records that come next.
+                # Not earlier: later urgent records have to wait for prepared bytes.
                 parts = self._writer.take(_BATCH)
                 if not parts:
                     return
@@ -126,15 +125,15 @@ class Link:
     def _seal(self, parts: list[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         try:
             return self._stream.seal(parts)
-        except (OSError, MemoryError) as error:  # these frames have numbers, and are lost
+        except (OSError, MemoryError) as error:  # these frames are lost, and their numbers used
             raise LinkLostError(str(error)) from error
 
     def receive(self) -> list[Record] | None:
-        """Read what is there, and return the records that are complete now; None if the other end is closed.
+        """Read the available bytes, and return the records that are complete; None if the peer has closed.
 
         Raises:
             LinkLostError: The connection is lost.
-            LinkCorruptError: What came is not what was sent.
+            LinkCorruptError: The bytes were changed on the way.
         """
         records: list[Record] = []
         total = 0
@@ -155,7 +154,7 @@ class Link:
                 return records
 
     def close(self) -> None:
-        """Close the connection; what was not written yet is lost."""
+        """Close the connection, and drop what was not written yet."""
         with self._lock:
             self._outbox.clear()
             self._writer.clear()

@@ -1,4 +1,4 @@
-"""Node agents as processes of this machine, for tests and for trying out."""
+"""Node agents as processes of this machine, for tests and first experiments."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ADDRESSES = 250
 
 
 class LocalNodes(Launcher):
-    """A launcher of agents on this machine; each listens at a loopback address of its own.
+    """A launcher of agents on this machine, each at a different loopback address.
 
     Args:
-        count: How many nodes there are.
+        count: The number of nodes.
 
     Attributes:
         agents: The processes of the agents, by node.
 
     Raises:
-        ValueError: ``count`` is no int from 1 to 200.
+        ValueError: ``count`` is not an int from 1 to 200.
     """
 
     def __init__(self, count: int = 2) -> None:
@@ -34,7 +34,7 @@ class LocalNodes(Launcher):
             raise ValueError(f"count is {count!r}: expected an int from 1 to 200")
         self.count = count
         self.agents: dict[str, subprocess.Popen[str]] = {}
-        # Starts one more agent; None while no actor uses the nodes.
+        # Starts another agent; None while no actor uses the nodes.
         self._start_next: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -49,10 +49,10 @@ class LocalNodes(Launcher):
             self._start_next()
 
     def add(self) -> None:
-        """Start one more agent, which is used for what starts from then on.
+        """Start another agent, for actors that start from now on.
 
         Raises:
-            RuntimeError: No actor uses the nodes.
+            RuntimeError: No actor uses these nodes.
         """
         if self._start_next is None:
             raise RuntimeError(f"{self!r} has no nodes yet: make an actor first, or raise its count")
@@ -75,7 +75,7 @@ class LocalNodes(Launcher):
         threading.Thread(target=wait_for_port, name=f"envactors-{name}", daemon=True).start()
 
     def count_cores(self) -> int:
-        """Return how many cores this machine has for all nodes; see `envactors.remote.launching.Launcher`."""
+        """Return how many cores all nodes share; see `envactors.remote.launching.Launcher`."""
         return usable_cores()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""One node as the caller sees it: its link, its lease, and the workers on it."""
+"""The caller's side of a node: its link, its lease, and its workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from envactors.remote.worker import RemoteWorker
 from envactors.system.clocks import boot_clock
 from envactors.system.polling import WRITABLE
 
-# How long the agent may take to say that a killed worker has ended, in seconds; then the worker counts as ended.
+# How long the agent may take to report the end of a killed worker, in seconds. Then the worker counts as ended.
 _KILL_PATIENCE = 0.7
 
 
@@ -27,17 +27,17 @@ class Node(Timed):
     """A node with its agent.
 
     Args:
-        name: Its name.
+        name: The name of the node.
         link: The link to its agent.
         lease: The length of the lease, in seconds.
         loop: Watches the link and the deadlines.
         on_change: Called, in any thread, when there may be more room, or the node is lost or over.
 
     Attributes:
-        workers: Its workers that have not ended, by number.
+        workers: Its workers that have not ended, by id.
         is_lost: Whether it is lost.
-        is_over: Whether it is lost, and no worker of it runs any more.
-        draining: Whether no more workers are to be placed on it.
+        is_over: Whether it is lost and none of its workers can still be running.
+        draining: Whether no more workers are placed on it.
     """
 
     def __init__(self, name: str, link: Link, lease: float, loop: EventLoop, on_change: Callable[[Node], None]) -> None:
@@ -48,14 +48,14 @@ class Node(Timed):
         self._lease_seconds = lease
         self._lease = NodeLease(lease, boot_clock())
         self._loop = loop
-        # The parts of memories that the agent has: by the memory's number, the number of the content by place.
+        # The parts of memories that the agent has: for each memory, the id of the content by place.
         self._contents: dict[int, dict[tuple[int, int], int]] = {}
         self._on_change = on_change
-        # Guards whether the link is watched, and for what; `is_lost` changes under it.
+        # Guards `is_lost`, and what the link is watched for.
         self._watch_lock = threading.Lock()
-        # How it was lost; None before.
+        # How the node was lost; None before.
         self._loss: NodeLoss | None = None
-        # When a worker that was killed counts as ended (`time.monotonic`), by number.
+        # When a killed worker counts as ended (`time.monotonic`), by id.
         self._kills: dict[int, float] = {}
         loop.watch_channel(link.fileno(), self._on_link)
         loop.watch_timers(self)
@@ -68,7 +68,7 @@ class Node(Timed):
     # Sending ---------------------------------------------------------------------------------------------
 
     def announce(self, memory: MirroredMemory) -> None:
-        """Tell the agent what a memory looks like, or to forget it."""
+        """Send the agent the layout and content of a memory, or have it free the memory."""
         if memory.is_closed:
             self._contents.pop(memory.number, None)
             self.send(Record(RecordKind.MEMORY, call_id=memory.number))
@@ -86,15 +86,15 @@ class Node(Timed):
             self.announce(worker.memory)
         self.workers[worker.number] = worker
         worker.place(self)
-        if self.is_lost:  # since it was chosen, by another thread, which need not have seen the worker
+        if self.is_lost:  # another thread may have lost the node since it was chosen, without knowing of this worker
             self._loop.post(lambda: self._end_lost(worker))
 
     def send(self, record: Record) -> None:
-        """Send a record; if that fails the node is lost."""
+        """Send a record; if that fails, the node is lost."""
         self._write(functools.partial(self._link.send, record))
 
     def kill(self, worker: RemoteWorker) -> None:
-        """End a worker; if nothing is heard of that, it counts as ended soon."""
+        """Kill a worker; if its end is not reported soon, it counts as ended."""
         self.send(Record(RecordKind.KILL, worker.number))
         when = time.monotonic() + _KILL_PATIENCE
         self._kills.setdefault(worker.number, when)
@@ -115,13 +115,13 @@ class Node(Timed):
             write()
         except OSError as error:
             reason = f"whose link broke ({error})"
-            self._loop.post(lambda: self.give_up(reason))  # the caller may hold the lock of an actor
+            self._loop.post(lambda: self.give_up(reason))  # this thread may hold the lock of an actor
             return
         if self._link.is_full:
             self._follow_backlog()
 
     def _follow_backlog(self) -> None:
-        """Watch the link for room to write while it is full; any thread may have filled it since."""
+        """Watch the link for being writable while it is full; any thread may have filled it meanwhile."""
         with self._watch_lock:
             if not self.is_lost:
                 self._loop.want_write(self._link.fileno(), self._link.is_full)
@@ -168,7 +168,7 @@ class Node(Timed):
 
     def _forget(self, worker: RemoteWorker) -> None:
         self._kills.pop(worker.number, None)
-        self.workers.pop(worker.number, None)  # the lease may be over meanwhile, in the reactor's thread
+        self.workers.pop(worker.number, None)  # the reactor's thread may have removed it, when the lease was over
         self._on_change(self)
 
     # Losing it -------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Node(Timed):
     def on_timer(self, now: float) -> None:
         """Handle the deadlines that have passed."""
         for number in [number for number, when in tuple(self._kills.items()) if when <= now]:
-            self._kills.pop(number, None)  # the thread that reads replies may have done so
+            self._kills.pop(number, None)  # the thread that reads replies may have removed it
             if (worker := self.workers.get(number)) is not None:
                 worker.end()
         if not self.is_lost and boot_clock() >= self._lease.silent_at:
@@ -192,7 +192,7 @@ class Node(Timed):
             self._set_over()
 
     def give_up(self, reason: str) -> None:
-        """Give the node up: its workers count as ended, and are over when its lease is."""
+        """Count the node as lost, and its workers as ended; they are over when the lease is."""
         if not self._close_link(reason):
             return
         workers = tuple(self.workers.values())
@@ -204,7 +204,7 @@ class Node(Timed):
         self._loop.note_timer(time.monotonic())
 
     def _close_link(self, reason: str) -> bool:
-        """Count the node as lost; return False if it is already."""
+        """Count the node as lost; return False if it is lost already."""
         with self._watch_lock:
             if self.is_lost:
                 return False
@@ -229,7 +229,7 @@ class Node(Timed):
         self._on_change(self)
 
     def end(self) -> None:
-        """End its agent with all workers, and forget it."""
+        """End the agent with all its workers."""
         self.send(Record(RecordKind.END))
         self._close_link("which was ended")
         self._loop.unwatch_timers(self)

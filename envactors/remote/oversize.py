@@ -1,7 +1,7 @@
-"""Requests and replies that are too large for one record: refused by their sender, each by itself.
+"""Requests and replies that are too large for one record: their sender replaces them by failures.
 
-A record that is too long would be the end of the link, and so a lost node. Here it becomes the failure of its own call,
-or of its own env's step.
+The receiver of such a record would close the link, and the node would be lost. Instead, only the call or the step of
+the env fails.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from envactors.mailbox.messages import Failure, Fault, Frame, Kind
 from envactors.mailbox.pickling import dumps
 from envactors.remote import records
 
-# What a bundle needs besides its parts, in bytes: for itself, and at most for each part.
+# The overhead of a bundle, and at most of each of its parts, in bytes.
 _PER_BUNDLE, _PER_PART = 16, 32
 
 
 def fit_request(frame: Frame) -> tuple[Frame | None, Frame | None]:
-    """Return what can be sent of a request, and the reply to what cannot be; None where that is nothing."""
+    """Return the request as it can be sent, and the reply if it cannot; either may be None."""
     if len(frame.payload) <= records.LONGEST:
         return frame, None
     if frame.kind != Kind.PAYLOADS:
@@ -35,16 +35,16 @@ def fit_request(frame: Frame) -> tuple[Frame | None, Frame | None]:
 
 
 def fit_reply(frame: Frame, mark_failed: Callable[[int], None]) -> Iterator[Frame]:
-    """Yield the frames that can be sent of a reply.
+    """Yield the frames that can be sent for a reply.
 
     Args:
-        frame: What a worker has sent.
-        mark_failed: Called with the index of an env whose result in rows is a failure now.
+        frame: A frame from a worker.
+        mark_failed: Called with the index of an env whose result has become a failure.
     """
     if len(frame.payload) <= records.LONGEST:
         yield frame
     elif frame.kind == Kind.OVERFLOW:
-        for number, part in bundle.unpack(frame.payload):  # one by one: together they may be too much again
+        for number, part in bundle.unpack(frame.payload):  # one by one, since together they may be too large again
             piece: tuple[int, bytes | bytearray | memoryview] = number, part
             if len(part) + _PER_BUNDLE + _PER_PART > records.LONGEST:
                 piece = number, dumps(tuple(_failure("its result has", len(part))))

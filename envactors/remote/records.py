@@ -1,10 +1,10 @@
 """The protocol of a link: records, sent as numbered frames with checksums, in two lanes.
 
-A large payload is split into chunks, one per frame. Frames of the urgent lane go between those of the other one, so a
-heartbeat or a kill waits for no payload. Records of one lane keep their order.
+A large payload is split into chunks, one per frame. Frames of the urgent lane go between those of the other lane, so a
+heartbeat or a kill does not wait for payloads. Records of one lane keep their order.
 
-The code here does no input and output. Whatever a connection does to the bytes, the reader either yields the records
-that were sent or raises: a link that has garbled, lost or repeated anything is given up.
+This module performs no I/O. Whatever a connection does to the bytes, the reader either yields the records that were
+sent or raises: a link that has changed, lost, or repeated any bytes is closed.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import zlib
 from collections import deque
 from typing import Final, NamedTuple
 
-# Magic number, kind, kind of frame, number of the frame, worker, incarnation, call id, length of the chunk, how much of
-# the payload follows in later frames, checksum of the chunk, lane; then the checksum of the header so far, and padding.
+# Magic number, kind, kind of frame, number of the frame, worker, incarnation, call id, length of the chunk, rest of the
+# payload in later frames, checksum of the chunk, lane; then the checksum of this header, and padding.
 _FIELDS = struct.Struct("<HBBIIIQIQIB")
 _CHECK = struct.Struct("<I3x")
 HEADER_SIZE: Final = _FIELDS.size + _CHECK.size
 _MAGIC = 0xEA72
-# The longest part of a payload in one frame, in bytes: what an urgent record may have to wait for.
+# The longest chunk of a payload, in bytes, which an urgent record may have to wait for.
 CHUNK: Final = 1 << 16
 # The most to read at once, in bytes; several frames fit.
 _ROOM = 1 << 18
 # Small chunks are copied behind their header, so that fewer buffers are passed to the system.
 _SMALL = 1 << 12
-# The longest payload, in bytes, unless told otherwise. Senders refuse what is longer, call by call.
+# The longest payload, in bytes. Senders replace longer ones by failures; see `envactors.remote.oversize`.
 LONGEST = 1 << 32
 
 
-# The place of a part of a memory: where it begins, and its size.
+# The place of a part of a memory: its start and its size.
 PLACE: Final = struct.Struct("<QQ")
 
 
@@ -40,46 +40,47 @@ class LinkCorruptError(Exception):
 
 
 class RecordKind(enum.IntEnum):
-    """The kind of a record; requests of the caller first, then what the agent says."""
+    """The kind of a record: first those from the caller, then those from the agent."""
 
     LAUNCH = 1  # start a worker: `LaunchOrder`, pickled
     KILL = 2
-    ASK_STACKS = 3  # a number for the answer, as the call id
-    ECHO = 4  # the newest stamp that has come, as the call id
-    END = 5  # end all workers, and the agent
-    MEMORY = 6  # the layout of a memory, pickled, its number as the call id; without a payload it is forgotten
-    REQUESTS = 7  # rows of requests, the call id of their step; the kind of frame is 1 if results stream
-    BEGIN_TIMING = 8  # time steps and resets; the kind of frame is 1 if it is of interest when they ran
-    PART = 9  # what a part of a memory holds, behind its place, the number of the memory as the call id
-    # The columns of a trajectory that the next request of a worker begins with: a pickled `ColumnsNote` and them.
+    ASK_STACKS = 3  # the call id is an id for the answer
+    ECHO = 4  # the call id is the newest stamp
+    END = 5  # end all workers and the agent
+    MEMORY = 6  # the layout of a memory, pickled; the call id is that of the memory; no payload: free it
+    REQUESTS = 7  # rows of requests; the call id is that of their step; the kind of frame is 1 if results stream
+    BEGIN_TIMING = 8  # time steps and resets; the kind of frame is 1 if spans are to be sent
+    PART = 9  # the place and the content of a part of a memory; the call id is that of the memory
+    # A pickled `ColumnsNote` and the columns of a trajectory that the next request of the worker starts with.
     COLUMNS = 11
 
     FRAME = 10  # either way: a frame of a worker's channel
 
-    BEAT = 16  # a stamp, as the call id
-    LAUNCHED = 17  # the worker's process id, as the call id
-    OUTPUT = 18  # what a worker has printed; the kind of frame is 1 for stdout and 2 for stderr
-    PROGRESS = 19  # `ProgressReport` of several workers, pickled
-    EXIT = 20  # `ExitNotice`, pickled; nothing more comes of the worker
+    BEAT = 16  # the call id is a stamp
+    LAUNCHED = 17  # the call id is the worker's process id
+    OUTPUT = 18  # output of a worker; the kind of frame is 1 for stdout and 2 for stderr
+    PROGRESS = 19  # the `ProgressReport`s of several workers, pickled
+    EXIT = 20  # an `ExitNotice`, pickled; the last record of the worker
     # Rows of results, or none; the call id is that of the last finished step, the incarnation the count of overflows.
     RESULTS = 21
-    STACKS = 23  # the answer to `ASK_STACKS` of this number: text
-    # When the last steps and resets ran, if that is of interest, and how long all of them took, compressed; from
-    # `BEGIN_TIMING` on with each heartbeat. The incarnation is the number of spans, the call id the time of the node's
-    # clock, in nanoseconds.
+    STACKS = 23  # the text for the `ASK_STACKS` with this call id
+    # Spans, if they are to be sent, and the durations of all steps and resets, compressed; sent with each heartbeat
+    # after `BEGIN_TIMING`. The incarnation is the number of spans, the call id the time of the node's clock in
+    # nanoseconds.
     MEASURED = 22
 
 
-# What overtakes payloads. A LAUNCH does too, so that no KILL comes before the LAUNCH that it belongs to.
+# The kinds that overtake payloads. LAUNCH is one of them, so that no KILL overtakes the LAUNCH of its worker.
 URGENT: Final = frozenset(
     RecordKind[name].value for name in ("LAUNCH", "KILL", "ASK_STACKS", "ECHO", "END", "BEAT", "STACKS")
 )
 
 
 class Record(NamedTuple):
-    """One record. The fields after the payload are those of a frame; other kinds use them as `RecordKind` says.
+    """One record.
 
-    ``lost`` is the length of a payload for which the receiver had no memory, and which it dropped.
+    The fields after the payload are those of a frame; for other kinds, `RecordKind` says what they mean. ``lost`` is
+    the length of a payload that the receiver dropped because it had no memory for it.
     """
 
     kind: int
@@ -92,7 +93,7 @@ class Record(NamedTuple):
 
 
 class RecordWriter:
-    """Turns records into frames; urgent ones go first.
+    """Turns records into frames, urgent ones first.
 
     Attributes:
         size: How many bytes of records are waiting to be taken.
@@ -101,16 +102,16 @@ class RecordWriter:
     def __init__(self) -> None:
         self.size: int = 0
         self._number = 0
-        # By lane: the records to be sent, each with the part of its payload that was taken already, in bytes.
+        # The records of each lane, each with the size of the part of its payload that was already taken, in bytes.
         self._lanes: tuple[deque[tuple[Record, int]], deque[tuple[Record, int]]] = (deque(), deque())
 
     def add(self, record: Record) -> None:
-        """Queue a record; its payload must not change until it is sent."""
+        """Queue a record, whose payload must not change until it is sent."""
         self._lanes[0 if record.kind in URGENT else 1].append((record, 0))
         self.size += HEADER_SIZE + len(record.payload)
 
     def take(self, most: int) -> list[bytes | memoryview]:
-        """Return the next frames, as buffers: about ``most`` bytes of them, none if nothing is waiting."""
+        """Return about ``most`` bytes of the next frames, as buffers; none if nothing is waiting."""
         parts: list[bytes | memoryview] = []
         while most > 0:
             number = 0 if self._lanes[0] else 1
@@ -137,7 +138,7 @@ class RecordWriter:
         return parts
 
     def clear(self) -> None:
-        """Drop what was not taken yet."""
+        """Drop the records that were not taken yet."""
         self.size = 0
         for lane in self._lanes:
             lane.clear()
@@ -149,9 +150,9 @@ def frame_head(record: Record, number: int, lane: int, chunk: bytes | memoryview
     Args:
         record: The record that the frame is part of.
         number: The number of the frame.
-        lane: The lane: 0 is urgent.
+        lane: The lane; 0 is the urgent one.
         chunk: The part of the payload that follows the header.
-        rest: How many bytes of the payload come in later frames.
+        rest: The size of the rest of the payload, in later frames.
     """
     kind, worker, _, frame_kind, incarnation, call_id, _ = record
     check = zlib.crc32(chunk)
@@ -176,13 +177,13 @@ class _Frame(NamedTuple):
 
 
 class _Unfinished(NamedTuple):
-    """A record of which not all frames have come.
+    """A record whose frames have not all arrived.
 
     Attributes:
-        record: What its frames have in common.
-        payload: The payload so far; None if there is no memory for it, and it is dropped as it comes.
+        record: The fields that its frames share.
+        payload: The payload so far; None if there is no memory for it, so that it is dropped.
         size: The length of the payload.
-        left: How much of it has not come.
+        left: The length of the part that has not arrived.
     """
 
     record: Record
@@ -195,30 +196,30 @@ class RecordReader:
     """Turns bytes into records: read into `space`, then call `advance`.
 
     Args:
-        longest: The longest payload that is accepted, in bytes; None for `LONGEST`.
+        longest: The longest accepted payload, in bytes; None for `LONGEST`.
     """
 
     def __init__(self, longest: int | None = None) -> None:
         self._longest = LONGEST if longest is None else longest
         self._number = 0
         self._buffer = memoryview(bytearray(_ROOM))
-        # How many bytes of an incomplete frame are at its beginning.
+        # The size of the incomplete frame at the beginning of the buffer.
         self._filled = 0
-        # The header of the frame that comes, once it was checked.
+        # The checked header of that frame; None while it is incomplete.
         self._head: _Frame | None = None
-        # By lane.
+        # The unfinished record of each lane.
         self._unfinished: list[_Unfinished | None] = [None, None]
 
     @property
     def space(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """The buffer for the next bytes; never empty."""
         return self._buffer[self._filled :]
 
     def advance(self, count: int) -> list[Record]:
-        """Return the records that are complete with so many more bytes.
+        """Return the records that are complete after ``count`` more bytes.
 
         Raises:
-            LinkCorruptError: The bytes are not the next frame; nothing after this can be relied upon.
+            LinkCorruptError: The bytes are not the next frame. The link is not usable any more.
         """
         buffer, start, end = self._buffer, 0, self._filled + count
         records: list[Record] = []
@@ -245,7 +246,7 @@ class RecordReader:
             raise LinkCorruptError("the header of a frame does not match its checksum")
         head = _Frame._make(_FIELDS.unpack_from(raw))
         if head.magic != _MAGIC or head.number != self._number or head.lane > 1 or head.length > CHUNK:
-            raise LinkCorruptError(f"frame {head.number} came where frame {self._number} was to come")
+            raise LinkCorruptError(f"frame {head.number} came instead of frame {self._number}")
         unfinished = self._unfinished[head.lane]
         if unfinished is not None and (
             unfinished.record != _record_of(head, b"") or unfinished.left != head.length + head.rest
@@ -259,7 +260,7 @@ class RecordReader:
         return head
 
     def _add_chunk(self, head: _Frame, chunk: memoryview) -> Record | None:
-        """Return the record that is complete with this chunk, if one is."""
+        """Return the record that this chunk completes, if it does."""
         unfinished = self._unfinished[head.lane]
         if unfinished is None:
             if head.rest == 0:
@@ -289,12 +290,12 @@ def _allocate(size: int) -> bytearray | None:
 
 
 class LaunchOrder(NamedTuple):
-    """What starts a worker.
+    """The order to start a worker.
 
     Attributes:
         name: The actor's name.
         env_vars: Environment variables to set before anything is imported.
-        memory: The number of the memory that steps may go through, 0 for none.
+        memory: The id of the memory of its vector; 0 without one.
         envs: How many envs it will have.
     """
 
@@ -305,16 +306,16 @@ class LaunchOrder(NamedTuple):
 
 
 class ProgressReport(NamedTuple):
-    """What a worker is at.
+    """The progress of a worker.
 
     Attributes:
-        worker: The worker.
-        call_id: The request that it runs or ran last.
+        worker: The id of the worker.
+        call_id: The current or last request.
         ended: Whether that request has finished.
-        position: The position in its actor of the env that runs.
-        method: What that runs; see `envactors.mailbox.control_page`.
-        age: How long it has run, in seconds.
-        rss: Its resident memory, in bytes.
+        position: The position of the running env in its actor.
+        method: The running method; see `envactors.mailbox.control_page`.
+        age: How long it has been running, in seconds.
+        rss: The resident memory of the worker, in bytes.
     """
 
     worker: int
@@ -330,11 +331,11 @@ class ExitNotice(NamedTuple):
     """How a worker has ended.
 
     Attributes:
-        progress: What it was at; None if it never was.
-        exitcode: Its exit code.
-        signal: The signal that ended it; both None if that is not known.
+        progress: Its last progress; None if it was never started.
+        exitcode: Its exit code, if known.
+        signal: The number of the signal that ended it, if known.
         refusal: Why it could not be started; empty if it was.
-        for_good: Whether no other start can succeed either.
+        for_good: Whether another attempt to start it is useless.
     """
 
     progress: ProgressReport | None

@@ -1,7 +1,7 @@
-"""Rows of a slab on their way between the caller's copy and a node's: requests there, results back.
+"""Rows of a slab on their way between the caller's copy and that of a node.
 
-Caller and node have a slab of the same layout each. A request is copied from the one into the other and run there as
-any request through shared memory is; its result comes back the same way, numbers last.
+Caller and node each have a slab of the same layout. A request is copied from the caller's slab into the node's, and
+runs there like any request in shared memory. Its result is copied back, numbers last.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from envactors.mailbox.slab import HALF, INLINE_INFO_ROOM, Layout, Slab
 from envactors.remote import records
 from envactors.system.memory import check_room, next_page
 
-# The first row of a run, how many there are, and the half that their observations are in.
+# The first row of a run, the number of rows, and the half with their observations.
 _HEAD = struct.Struct("<III")
-# How many runs are kept; an actor whose results come together has one.
+# How many runs are cached; an actor whose results arrive together has one.
 _MOST_RUNS = 512
-# How many parts nodes have that are published: the parameters of a policy are written to two in turns.
+# How many parts stay published: the parameters of a policy are written to two parts in turn.
 _MOST_PUBLISHED = 2
 
 
 class Run(NamedTuple):
-    """The memory of some rows that follow each other, of all arrays.
+    """The memory of consecutive rows in all arrays.
 
     Attributes:
-        request: What they are asked, array by array.
-        result: What they have answered, array by array, but for what comes in halves.
-        halves: The rest of it, for either half.
+        request: Their requests, array by array.
+        result: Their results, array by array, except for arrays with halves.
+        halves: The arrays of their results that have halves, for each half.
         numbers: The numbers of their results.
         when: When their results were completed.
     """
@@ -53,7 +53,7 @@ def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
 
 
 class MirroredRows:
-    """The rows of one slab, which travel as runs: with the memory of each array as it is.
+    """The rows of one slab, which are sent as runs: the plain memory of each array.
 
     Args:
         slab: The slab.
@@ -67,7 +67,7 @@ class MirroredRows:
         self._sizes = slab.inline_info_sizes.data
         self._runs: dict[tuple[int, int], Run] = {}
         run = self._make_run(slice(0, 1))
-        # How many bytes one env's request takes, and its result at most.
+        # The size of one env's request, and the largest size of its result, in bytes.
         self.request_size: int = _HEAD.size + _size(run.request)
         inline = len(slab.inline_info_rooms[0])
         self.result_size: int = _HEAD.size + _size([run.numbers, *run.result, *run.halves[0]]) + inline
@@ -95,7 +95,7 @@ class MirroredRows:
         )
 
     def _split(self, rows: Sequence[int], halves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs of these rows that have their observations in the same half: first row, count, half."""
+        """Yield (first row, count, half) for the runs of these rows with observations in the same half."""
         first, half, count = rows[0], halves[0], 0
         for row, other in zip(rows, halves, strict=True):
             if row != first + count or other != half:
@@ -105,7 +105,7 @@ class MirroredRows:
         yield first, count, half
 
     def pack_requests(self, rows: Sequence[int]) -> bytes:
-        """Return what these envs are asked."""
+        """Return the requests of these envs."""
         parts: list[bytes | memoryview] = []
         for first, count, _ in self._split(rows, [0] * len(rows)):
             parts.append(_HEAD.pack(first, count, 0))
@@ -113,7 +113,7 @@ class MirroredRows:
         return b"".join(parts)
 
     def apply_requests(self, payload: bytes | bytearray | memoryview) -> list[int]:
-        """Ask the envs of a node what they were asked by the caller; return which."""
+        """Write requests into the node's slab; return the envs that they are for."""
         view, at, rows = memoryview(payload), 0, list[int]()
         while at < len(view):
             first, count, _ = _HEAD.unpack_from(view, at)
@@ -123,21 +123,21 @@ class MirroredRows:
         return rows
 
     def complete(self, rows: Sequence[int]) -> list[int]:
-        """Return those of these envs whose results are complete."""
+        """Return the envs among these whose results are complete."""
         posted, completed = self._posted, self._completed
         return [row for row in rows if completed[row] == posted[row]]
 
     def take_back(self, rows: Sequence[int]) -> None:
-        """Ask these envs nothing any more: their worker has ended."""
+        """Withdraw the requests of these envs, whose worker has ended."""
         self.slab.completed[rows] = self.slab.posted[rows]
 
     def split_results(self, rows: list[int]) -> list[list[int]]:
-        """Divide envs, so that the results of each group fit into one record; at least one group, empty if all are."""
+        """Divide envs into groups whose results fit into one record; at least one group, which may be empty."""
         most = max(1, records.LONGEST // self.result_size)
         return [rows] if len(rows) <= most else [rows[first : first + most] for first in range(0, len(rows), most)]
 
     def pack_results(self, rows: Sequence[int]) -> bytes:
-        """Return the results of these envs, which are complete."""
+        """Return the results of these envs, which must be complete."""
         parts: list[bytes | memoryview] = []
         ops, encodings = self._ops, self._encodings
         for first, count, half in self._split(rows, [ops[row] & HALF for row in rows]):
@@ -149,7 +149,7 @@ class MirroredRows:
         return b"".join(parts)
 
     def apply_results(self, payload: bytes | bytearray | memoryview) -> None:
-        """Take over results in the caller's slab; their numbers are written last."""
+        """Write results into the caller's slab, numbers last."""
         view, at = memoryview(payload), 0
         encodings, sizes, rooms = self._encodings, self._sizes, self.slab.inline_info_rooms
         while at < len(view):
@@ -172,7 +172,7 @@ def _size(buffers: Sequence[memoryview]) -> int:
 
 
 def _read(view: memoryview, at: int, targets: Sequence[memoryview]) -> int:
-    """Copy what begins at some place into these buffers; return where it ends."""
+    """Fill these buffers from a place in the view; return the place after it."""
     for target in targets:
         end = at + len(target)
         target[:] = view[at:end]
@@ -184,13 +184,13 @@ class MirroredMemory:
     """The caller's copy of the slab of a vector whose workers are on nodes; see `envactors.backends.base.RowMemory`.
 
     Args:
-        number: Its number, which no other memory of the backend has.
-        announce: Called once it is known what it looks like, and when it is not used any more.
+        number: Its id, unique in the backend.
+        announce: Called when its layout or content changes, and when it is closed.
 
     Attributes:
-        layout: What it looks like; None until it is known.
-        rows: The rows of the slab; None until the layout is known.
-        published: The parts that the nodes are to have, by place: the number of the content, and the part.
+        layout: The layout; None until `create`.
+        rows: The rows of the slab; None until `create`.
+        published: The published parts by place: the id of the content, and the part.
     """
 
     def __init__(self, number: int, announce: Callable[[MirroredMemory], None]) -> None:
@@ -234,6 +234,6 @@ class MirroredMemory:
         self._announce(self)
 
     def close(self) -> None:
-        """Have the nodes forget it; slabs that are open stay usable."""
+        """Have the nodes free their copies; slabs that are open stay usable."""
         self.is_closed = True
         self._announce(self)

@@ -1,4 +1,4 @@
-"""The nodes of a backend while actors use it, and the workers for which there is no room yet."""
+"""The nodes of a backend while actors use it, and the workers that wait for room on a node."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from envactors.remote.notices import tell_node
 from envactors.remote.records import Record
 from envactors.remote.worker import Host, RemoteWorker
 
-# How long the first node waits for the others that are expected, in seconds.
+# How long to wait for the expected nodes after the first one has joined, in seconds.
 _JOINING_PATIENCE = 15.0
 
 
 class Session(Host, NodeRegistry, Timed):
-    """The nodes of a backend, and where its workers go.
+    """The nodes of a backend, and the placement of its workers.
 
     Args:
         envs_per_node: How many envs a node may have; None sets no limit.
@@ -27,7 +27,7 @@ class Session(Host, NodeRegistry, Timed):
         loop: Watches the links.
 
     Attributes:
-        nodes: The nodes that have joined, lost ones until their lease is over.
+        nodes: The nodes that have joined, including lost ones whose lease is not over.
     """
 
     name = None
@@ -40,17 +40,18 @@ class Session(Host, NodeRegistry, Timed):
         self._loop = loop
         self._lock = threading.RLock()
         self._waiting: list[RemoteWorker] = []
-        # Why there is no agent, by node.
+        # Why a node could not be used, by name.
         self._refusals: dict[str, str] = {}
         self._ended = False
-        # How many nodes are expected that have neither joined nor been refused, and until when they are waited for.
-        self._expected, self._patience_ends = 0, float("inf")
+        # How many expected nodes have neither joined nor been refused, and until when workers wait for them.
+        self._expected = 0
+        self._patience_ends = float("inf")
         loop.watch_timers(self)
 
     # Nodes -----------------------------------------------------------------------------------------------
 
     def expect_nodes(self, count: int) -> None:
-        """Wait for so many more nodes before workers are placed."""
+        """Wait for this many more nodes before workers are placed."""
         with self._lock:
             self._expected += count
 
@@ -59,7 +60,7 @@ class Session(Host, NodeRegistry, Timed):
         threading.Thread(target=self._join, args=(address,), name="envactors-joining", daemon=True).start()
 
     def refuse_node(self, name: str, reason: str) -> None:
-        """Note why there is no agent on a node."""
+        """Record why a node cannot be used."""
         tell_node(logging.WARNING, name, "node %s cannot be used: %s", name, reason)
         with self._lock:
             self._refusals[name] = reason
@@ -74,11 +75,11 @@ class Session(Host, NodeRegistry, Timed):
         self._place_waiting()
 
     def next_timer(self) -> float:
-        """Return when the nodes that have joined are waited for no longer (`time.monotonic`)."""
+        """Return when workers stop waiting for expected nodes (`time.monotonic`)."""
         return self._patience_ends if self._expected else float("inf")
 
     def on_timer(self, now: float) -> None:
-        """Wait no longer for nodes that are expected."""
+        """Stop waiting for expected nodes."""
         del now
         with self._lock:
             self._expected = 0
@@ -108,7 +109,7 @@ class Session(Host, NodeRegistry, Timed):
     # Workers ---------------------------------------------------------------------------------------------
 
     def launch(self, worker: RemoteWorker) -> None:
-        """Start a worker, as soon as a node has room for it."""
+        """Start a worker as soon as a node has room for it."""
         with self._lock:
             self._waiting.append(worker)
         self._place_waiting()
@@ -122,14 +123,14 @@ class Session(Host, NodeRegistry, Timed):
                     node.place(worker)
 
     def _choose(self, envs: int) -> Node | None:
-        """Return the node with the fewest envs that has room for so many more."""
+        """Return the node with the fewest envs that has room for this many more."""
         most = self._envs_per_node
         fit = [node for node in self.nodes if not (node.is_lost or node.draining)]
         fit = [node for node in fit if most is None or node.envs + envs <= most]
         return min(fit, key=lambda node: node.envs, default=None)
 
     def kill(self, worker: RemoteWorker) -> None:
-        """End a worker that was not placed: there was no room for it."""
+        """End a worker that was not placed, because no node had room for it."""
         with self._lock:
             is_waiting = worker in self._waiting
             if is_waiting:
@@ -139,7 +140,7 @@ class Session(Host, NodeRegistry, Timed):
             worker.end()
             worker.set_over()
         elif worker.node is not None:
-            worker.kill()  # it was placed meanwhile, in another thread
+            worker.kill()  # another thread has placed it meanwhile
 
     def _describe_room(self, envs: int) -> str:
         limit = "" if self._envs_per_node is None else f" of {self._envs_per_node}"
@@ -152,7 +153,7 @@ class Session(Host, NodeRegistry, Timed):
         return f"no node has room for {envs} more envs ({there_is}): add nodes, or raise envs_per_node"
 
     def send(self, record: Record) -> None:
-        """Not called: a worker that is not placed keeps what it sends."""
+        """Not called: a worker keeps its records until it is placed."""
         raise AssertionError(record)
 
     def end(self) -> None:

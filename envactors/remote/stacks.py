@@ -1,4 +1,4 @@
-"""The stacks of a worker on another machine, as they are asked for and come."""
+"""Requests for the stacks of workers on other machines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from envactors.backends.base import Stacks
 
 
 class RemoteStacks(Stacks):
-    """The stacks of a worker of another machine.
+    """A request for the stacks of a worker.
 
     Args:
-        node: The name of its node.
+        node: The name of the worker's node.
     """
 
     def __init__(self, node: str | None) -> None:
@@ -20,7 +20,7 @@ class RemoteStacks(Stacks):
         self._text = ""
 
     def set(self, text: str) -> None:
-        """Say what has come."""
+        """Deliver the answer."""
         self._text = text
         self._has_come.set()
 

@@ -1,4 +1,4 @@
-"""Starting node agents as processes of the machine that this runs on."""
+"""Starting node agents as processes of this machine."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from envactors.backends.starting import python_command
 from envactors.remote.tls import Certificates
 from envactors.system.sockets import sigpipe_blocked
 
-# How long agents may take to end by themselves, in seconds.
+# How long agents may take to end after they were told to, in seconds.
 _END_PATIENCE = 2.0
 
 
 class AgentOrders(NamedTuple):
-    """What an agent is told at its start.
+    """The orders that an agent gets at its start.
 
     Attributes:
         name: The name of its node.
         host: The address to listen at.
         secret: Proves that caller and agent belong together.
-        epoch: Which start of agents it belongs to; a caller of another one is refused.
+        epoch: Identifies the start of agents that it belongs to; a caller of another one is refused.
         lease: The length of the lease, in seconds.
-        heartbeat: How often to send a heartbeat, in seconds.
+        heartbeat: The interval between heartbeats, in seconds.
         options: Arguments for `envactors.ProcessBackend`.
-        certificates: The node's certificates; None for a link that is not encrypted.
+        certificates: The node's certificates; None for a link without encryption.
     """
 
     name: str
@@ -43,23 +43,23 @@ class AgentOrders(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> AgentOrders:
-        """Return the orders in the line that `start_agent` has written."""
+        """Return the orders in a line from `start_agent`."""
         orders = cls(**json.loads(text))
         tls = orders.certificates
         return orders if tls is None else orders._replace(certificates=Certificates(*tls))
 
 
 def start_agent(orders: AgentOrders) -> subprocess.Popen[str]:
-    """Start an agent, which ends with this process, or when its standard input is closed.
+    """Start an agent with this process's path; it ends with this process, or when its standard input is closed.
 
     Raises:
         OSError: The process cannot be started.
     """
-    # The secret goes through the pipe: everyone on the machine can read command lines.
+    # The secret goes through the pipe, since all users of the machine can read command lines.
     command = python_command("envactors.remote.agent", "main", {}, None)
     agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert agent.stdin is not None, "a pipe"
-    with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` finds out
+    with sigpipe_blocked(), contextlib.suppress(BrokenPipeError):  # `read_port` reports it
         agent.stdin.write(json.dumps(orders._asdict(), default=os.fspath) + "\n")
         agent.stdin.flush()
     return agent
@@ -69,7 +69,7 @@ def read_port(agent: subprocess.Popen[str]) -> int:
     """Wait until an agent listens, and return its port.
 
     Raises:
-        ChildProcessError: It has ended.
+        ChildProcessError: The agent has ended.
     """
     assert agent.stdout is not None, "a pipe"
     with agent.stdout as stdout:

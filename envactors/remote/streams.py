@@ -1,8 +1,8 @@
-"""Connections as streams of bytes, encrypted or not: what greetings and links read from and write to.
+"""Connections as streams of bytes, with or without TLS, for greetings and links.
 
-A stream works on a blocking socket with a timeout, as a caller's greeting needs it, and on one that does not block.
-Encryption is separate from writing: each byte is encrypted once, however often its write is tried again, and no write
-raises SIGPIPE, which those of `ssl.SSLSocket` do.
+A stream works on a blocking socket with a timeout, which a caller's greeting uses, and on a non-blocking one.
+Encryption is separate from writing, so that each byte is encrypted once, however often its write is retried, and no
+write raises SIGPIPE, as those of `ssl.SSLSocket` do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 
-# How many encrypted bytes are read at once: several records of TLS, which are 16 kB each at most.
+# How many encrypted bytes are read at once; a record of TLS has at most 16 kB.
 _ROOM = 1 << 17
 
 
@@ -22,7 +22,7 @@ class Stream:
     """A connected stream socket, without encryption.
 
     Args:
-        sock: The socket, which it owns from now on.
+        sock: The socket, which the stream owns from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -33,7 +33,7 @@ class Stream:
         return self._socket.fileno()
 
     def settimeout(self, seconds: float | None) -> None:
-        """Limit how long each later operation blocks; 0 for not at all."""
+        """Limit how long each later operation blocks; with 0 it does not block."""
         self._socket.settimeout(seconds)
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
@@ -41,22 +41,22 @@ class Stream:
         self._socket.setsockopt(level, option, value)
 
     def handshake(self) -> None:
-        """Do whatever comes before the first byte.
+        """Complete the handshake of TLS, if there is one.
 
         Raises:
-            BlockingIOError: The socket does not block, and the peer's next message has not come: call it again then.
-            OSError: The connection is lost, or the peer is not one that is accepted.
+            BlockingIOError: The socket does not block, and the peer's next message has not arrived. Call it again then.
+            OSError: The connection is lost, or the peer is not accepted.
         """
 
     def seal(self, parts: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """Return what to `write` for these parts; to be called once, in order."""
+        """Return the bytes to `write` for these parts; call it once for each part, in order."""
         return parts
 
     def write(self, parts: Sequence[bytes | memoryview]) -> int:
-        """Write sealed parts, as far as there is room; return how many bytes were written.
+        """Write as much of sealed parts as fits; return how many bytes were written.
 
         Raises:
-            BlockingIOError: There is no room.
+            BlockingIOError: Nothing fits.
             OSError: The connection is lost.
         """
         return self._socket.sendmsg(parts, [], SEND_FLAGS)
@@ -67,14 +67,14 @@ class Stream:
             self._socket.sendall(part, SEND_FLAGS)
 
     def recv_into(self, space: memoryview, *, fresh: bool = True) -> int:
-        """Read what there is; return the number of bytes, 0 at the end.
+        """Read the available bytes; return their number, 0 at the end.
 
         Args:
-            space: Where to.
-            fresh: Whether to read from the socket; otherwise only what was read before and not returned yet.
+            space: The buffer for them.
+            fresh: Whether to read from the socket; otherwise only bytes that were read earlier are returned.
 
         Raises:
-            BlockingIOError: There is nothing.
+            BlockingIOError: No bytes are available.
             OSError: The connection is lost.
         """
         if not fresh:
@@ -82,7 +82,7 @@ class Stream:
         return self._socket.recv_into(space)
 
     def recv(self, most: int) -> bytes:
-        """Return up to so many bytes, none at the end; raises what `recv_into` raises."""
+        """Return at most this many bytes, none at the end; raises the same errors as `recv_into`."""
         buffer = bytearray(most)
         return bytes(buffer[: self.recv_into(memoryview(buffer))])
 
@@ -96,7 +96,7 @@ class TlsStream(Stream):
     Args:
         sock: The socket.
         context: This side's certificates.
-        server_side: Whether this side was connected to.
+        server_side: Whether this side has accepted the connection.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
@@ -112,10 +112,10 @@ class TlsStream(Stream):
             except ssl.SSLWantReadError:
                 self._send_outgoing()
                 if not self._read_encrypted():
-                    raise ConnectionError("the other side has closed the connection in the middle of the handshake")
+                    raise ConnectionError("the peer has closed the connection in the middle of the handshake")
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._send_outgoing()  # tells the peer why
+                    self._send_outgoing()  # tells the peer the reason
                 raise
             else:
                 self._send_outgoing()

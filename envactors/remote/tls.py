@@ -1,4 +1,4 @@
-"""Certificates of a node, as they travel to its agent, and what the agent makes of them."""
+"""The certificates of a node, and the TLS context that its agent makes from them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from envactors.system.memory import file_of_text
 
 
 class Certificates(NamedTuple):
-    """Certificates in PEM format, each as the name of a file or as the text itself, which has several lines.
+    """Certificates in PEM format, each either as the name of a file or as its text of several lines.
 
     Attributes:
-        ca: Those that vouch for the caller's.
-        cert: The node's own.
-        key: Its private key; None if that is in ``cert``.
-        ciphers: Which ciphers may be used; None for Python's default.
+        ca: The certificates of the authorities that sign callers' certificates.
+        cert: The node's certificate.
+        key: The node's private key; None if it is in ``cert``.
+        ciphers: The accepted ciphers; None for Python's default.
     """
 
     ca: str
@@ -27,16 +27,16 @@ class Certificates(NamedTuple):
 
 
 def make_server_context(certificates: Certificates) -> ssl.SSLContext:
-    """Return the agent's side of encrypted links, which admits only callers with a certificate of the same cluster.
+    """Return the agent's TLS context, which admits only callers with a certificate of the same cluster.
 
     Raises:
-        OSError: A file cannot be read, or is no certificate.
+        OSError: A file cannot be read, or does not contain a certificate.
     """
     ca, cert, key, ciphers = certificates
     where = {"cadata": ca} if _is_text(ca) else {"cafile": ca}
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, **where)
     context.verify_mode = ssl.CERT_REQUIRED
-    # Python 3.13 refuses certificates without key identifiers otherwise, such as Dask's temporary ones.
+    # Otherwise Python 3.13 refuses certificates without key identifiers, such as Dask's temporary ones.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     with _as_file(cert) as cert_file, contextlib.nullcontext() if key is None else _as_file(key) as key_file:
         context.load_cert_chain(cert_file, key_file)

@@ -1,4 +1,4 @@
-"""The descriptors that an agent waits for, each with its handler."""
+"""The event loop of an agent: descriptors, each with a handler."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from envactors.system.polling import Doorbell, Poller
 class Watches:
     """Waits for descriptors and calls their handlers, in one thread.
 
-    Handlers deal with the errors that concern one worker or memory. Any other error of a handler is printed, and the
-    next one is called, unless the link is lost.
+    Handlers contain errors that concern one worker or memory. Any other error of a handler is printed, and the next
+    handler is called, unless the link is lost.
     """
 
     def __init__(self) -> None:
         self._poller = Poller()
         self._handlers: dict[int, Callable[[int], None]] = {}
-        # Those that are not looked at for a while.
+        # The descriptors that are temporarily ignored.
         self._paused: set[int] = set()
 
     def add(self, fd: int, handler: Callable[[int], None]) -> None:
-        """Call a function with the event mask when a descriptor is readable, or writable if that is wanted."""
+        """Call a function with the event mask when a descriptor is readable, or writable after `want_write`."""
         self._handlers[fd] = handler
         self._poller.add(fd)
 
     def add_bell(self, bell: Doorbell, handler: Callable[[int], None]) -> None:
-        """Call a function when a doorbell is rung, until it is closed."""
+        """Call a function for each ring of a doorbell, until it is closed."""
         self._handlers[bell.fileno()] = handler
         bell.register(self._poller)
 
@@ -40,34 +40,34 @@ class Watches:
             self._poller.remove(fd)
 
     def want_write(self, fd: int, wanted: bool) -> None:
-        """Set whether a descriptor is also watched for room to write."""
+        """Set whether a descriptor is also watched for being writable."""
         self._poller.watch(fd, writable=wanted)
 
     def pause(self, fd: int) -> None:
-        """Do not look at a descriptor until `resume_all`."""
+        """Ignore a descriptor until `resume_all`."""
         self._poller.watch(fd, readable=False)
         self._paused.add(fd)
 
     def resume_all(self) -> None:
-        """Look at all descriptors again."""
+        """Watch all descriptors again."""
         for fd in self._paused:
             self._poller.watch(fd)
         self._paused.clear()
 
     def handle(self, seconds: float) -> Callable[[], None]:
-        """Wait so many seconds at most; return what calls the handlers of the events that have come."""
+        """Wait at most this long; return a function that calls the handlers of the events."""
         handlers = self._handlers
         events = [(fd, mask, handlers.get(fd)) for fd, mask in self._poller.poll(max(0.0, seconds))]
 
         def call_handlers() -> None:
             for fd, mask, handler in events:
-                # One that ran before may have closed the descriptor, and its number may be another's by now.
+                # An earlier handler may have closed the descriptor, and its number may have been reused.
                 if handler is not None and handlers.get(fd) is handler:
                     try:
                         handler(mask)
                     except (LinkLostError, LinkCorruptError):
                         raise
-                    except Exception:  # whatever it was about, the others are not to suffer for it
+                    except Exception:  # the other handlers have to run anyway
                         traceback.print_exc()
 
         return call_handlers

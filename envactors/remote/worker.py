@@ -1,4 +1,4 @@
-"""One worker of another machine, as its supervisor sees it: with a page, a channel, outputs and a sentinel."""
+"""The caller's side of a worker on another machine: its page, channel, outputs, and sentinel."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from envactors.remote.rows import MirroredMemory
 from envactors.remote.stacks import RemoteStacks
 from envactors.system.polling import Doorbell
 
-# An age that was reported within this many seconds is not made older: what the worker is at now may have begun since.
+# A reported age is not increased within this many seconds: a later request may have begun since.
 _FRESH = 0.25
-# How much output is kept for a reader that does not read, in bytes.
+# How much output is kept while nothing reads it, in bytes.
 _MOST_OUTPUT = 1 << 20
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 _STDERR = 2
-# Of requests for stacks.
+# The ids of requests for stacks.
 _numbers = itertools.count(1)
 
 
 class Host(Protocol):
-    """Where a worker is placed: a node, or the queue of those for which there is no room."""
+    """Where a worker is placed: on a node, or in the queue of workers that wait for room."""
 
     draining: bool
 
@@ -59,17 +59,17 @@ class Host(Protocol):
         """The name of the node; None for the queue."""
 
     def send(self, record: Record) -> None:
-        """Send a record; a lost node is noticed elsewhere."""
+        """Send a record; errors are handled elsewhere."""
 
     def kill(self, worker: RemoteWorker) -> None:
-        """End a worker; if nothing is heard of that, it counts as ended soon."""
+        """Kill a worker; if its end is not reported soon, it counts as ended."""
 
 
 class MirroredPage(ControlPage):
-    """A control page of which the caller sees what the agent reports.
+    """A control page that contains what the agent reports.
 
     Args:
-        envs: How many envs its worker has.
+        envs: How many envs the worker has.
         post: Sends the rows of a batch step: (call id, whether results stream, rows).
     """
 
@@ -92,22 +92,22 @@ class MirroredPage(ControlPage):
         return found
 
     def take_measured(self, measured: bytearray, spans: int, sent: float) -> None:
-        """Take over what its node has measured.
+        """Store the measurements of the node.
 
         Args:
             measured: The new spans, and the histograms.
-            spans: How many spans there are in it.
-            sent: When it was sent, by the node's clock in seconds.
+            spans: The number of the spans.
+            sent: When they were sent, in seconds of the node's clock.
         """
         size = spans * SPAN.itemsize
         self.spans.extend(np.frombuffer(measured, SPAN, spans))
         histograms = memoryview(measured)[size:]
         self._histograms = Histograms(len(histograms) // SIZE_PER_ENV, histograms)
-        # Of all records the quickest one comes nearest to the truth.
+        # The fastest record gives the best estimate.
         self.clock_lead = min(self.clock_lead, time.monotonic() - sent)
 
     def report(self, report: ProgressReport) -> None:
-        """Take over what the agent has reported."""
+        """Store a report of the agent."""
         self._report, self._reported = report, time.monotonic()
 
     def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
@@ -116,7 +116,7 @@ class MirroredPage(ControlPage):
         self._post(call_id, stream, rows)
 
     def finish_rows(self, finished: int, overflows: int) -> None:
-        """Note that results have come, up to this finished step, and wake the waiter."""
+        """Record that the results of all steps up to this one have arrived, and wake the waiter."""
         counters = self.counters
         counters[OVERFLOWS] = overflows
         if finished > counters[FINISHED]:
@@ -125,7 +125,7 @@ class MirroredPage(ControlPage):
         self.to_parent.ring()
 
     def suspect(self, call_id: int, sent: float) -> None:
-        """Take it that a request has begun that was sent to a lost node at some time (`time.monotonic`)."""
+        """Assume that a request has begun that was sent to a lost node at this time (`time.monotonic`)."""
         report = self._report
         if report.call_id != call_id or report.ended:
             age = time.monotonic() - sent
@@ -138,7 +138,7 @@ class MirroredPage(ControlPage):
 
 
 class RemoteChannel(FrameChannel):
-    """The parent's end of a far worker's channel: frames go over its node's link."""
+    """The parent's end of the channel, whose frames go over the node's link."""
 
     backlog = False
 
@@ -158,7 +158,7 @@ class RemoteChannel(FrameChannel):
         """Do nothing: the link has the backlog."""
 
     def deliver(self, frame: Frame) -> None:
-        """Queue a frame that has come."""
+        """Queue a frame that has arrived."""
         self._inbox.append(frame)
         self._bell.ring()
 
@@ -178,15 +178,15 @@ class RemoteChannel(FrameChannel):
 
 
 class RemoteWorker(Worker):
-    """One worker of another machine; see `envactors.backends.base.Worker`. It is placed after it was launched.
+    """One worker on another machine; see `envactors.backends.base.Worker`. It is placed after its launch.
 
     Args:
-        number: Its number, which no other worker of the caller has.
+        number: Its id, unique in the backend.
         name: The actor's name.
         env_vars: Its environment variables.
-        memory: The memory that its steps may go through, or None.
+        memory: The memory of its vector; None without one.
         envs: How many envs it has.
-        queue: Where it waits until it is placed.
+        queue: The queue in which it waits until it is placed.
     """
 
     def __init__(
@@ -208,16 +208,17 @@ class RemoteWorker(Worker):
         self.channel: RemoteChannel = RemoteChannel(self._send_frame)
         self._lock = threading.RLock()
         self._host = queue
-        # What was sent before it was placed.
+        # The records from before it was placed.
         self._early: list[Record] = []
-        # The call id of the last request that was sent, and when that was (`time.monotonic`).
-        self._last_call, self._sent = 0, 0.0
-        # Whether its node sends when steps and resets ran, besides how long they took.
+        # The call id of the last request, and when it was sent (`time.monotonic`).
+        self._last_call = 0
+        self._sent = 0.0
+        # Whether its node sends the spans of steps and resets besides their durations.
         self._sends_spans = False
         self._ended = Doorbell()
         self.sentinel: int = self._ended.fileno()
         self._status = ExitStatus(None, None)
-        # The requests whose callers may still wait, by number.
+        # The requests for stacks that are still in use, by id.
         self._stacks: WeakValueDictionary[int, RemoteStacks] = WeakValueDictionary()
         self._when_over: list[Callable[[], None]] = []
         self._writers: dict[int, int] = {}
@@ -308,7 +309,7 @@ class RemoteWorker(Worker):
     # The node's side -------------------------------------------------------------------------------------
 
     def place(self, host: Host) -> None:
-        """Start it on a node, and send what has waited for that."""
+        """Start it on a node, and send the records that have waited for that."""
         with self._lock:
             host.send(Record(RecordKind.LAUNCH, self.number, pickle.dumps(tuple(self.order))))
             for record in self._early:
@@ -317,7 +318,7 @@ class RemoteWorker(Worker):
             self._host = host
 
     def on_record(self, record: Record) -> None:
-        """Handle what its node says of it; an error of this process that concerns it ends it alone."""
+        """Handle a record of its node. If that raises an error, only this worker ends."""
         try:
             if record.lost:
                 raise MemoryError(f"there is no memory for a reply of {record.lost} bytes")
@@ -362,7 +363,7 @@ class RemoteWorker(Worker):
         assert self.memory is not None, "it has rows"
         assert self.memory.rows is not None, "it has rows"
         with self._lock:
-            if not self.channel.ended:  # else the rows may be another worker's
+            if not self.channel.ended:  # otherwise the rows may belong to another worker
                 if record.payload:
                     self.memory.rows.apply_results(record.payload)
                 self.page.finish_rows(record.call_id, record.incarnation)
@@ -378,19 +379,19 @@ class RemoteWorker(Worker):
             self._waiting_output[code] = waiting[-_MOST_OUTPUT:]
 
     def on_node_lost(self, loss: NodeLoss) -> None:
-        """Count it as ended, since its node is lost; it is over when the node's lease is."""
+        """Count it as ended, since its node is lost. It is over when the node's lease is."""
         self.loss: NodeLoss = loss
         self.page.suspect(self._last_call, self._sent)
         self.end()
 
     def end(self) -> None:
-        """Count it as ended: nothing that comes of it from now on reaches anybody."""
+        """Count it as ended, and drop everything that arrives from it."""
         with self._lock:
             self.channel.ended = True
         self._ended.ring()
 
     def set_over(self) -> None:
-        """Say that none of its code runs any more."""
+        """Record that none of its code can be running any more."""
         with self._lock:
             self.is_over = True
             waiting, self._when_over = self._when_over, []

@@ -215,7 +215,7 @@ def test_a_caller_that_is_told_nothing_of_the_node_gives_up():
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with ours, pytest.raises(GreetingError, match="no greeting of envactors"):
+    with ours, pytest.raises(GreetingError, match="did not send a greeting of envactors"):
         greet(ours, SECRET, EPOCH)
     thread.join(SOON)
 
