@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,38 +16,43 @@ from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import STEP, Trajectory
 
 
-def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], *, copy: bool) -> Rollout:
+def assemble(
+    trajectory: Trajectory,
+    parts: Sequence[ActorPart],
+    hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+) -> Rollout:
     """Return the result of some actors whose envs follow each other.
 
     Args:
-        trajectory: The trajectory.
-        parts: The part of each of the actors.
-        copy: Whether it is copied out of the trajectory.
+        trajectory: Trajectory that they have written to.
+        parts: Part of each of the actors.
+        hand_out: Returns what the user gets for a view of the trajectory: the view itself, or a copy of it.
     """
     layout = trajectory.layout
     first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
 
-    def taken(array: Any) -> Any:
-        columns = array[:steps, first:stop]
-        return columns.copy() if copy else columns
+    def columns(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return hand_out(array[:steps, first:stop])
 
     done = trajectory.done[first:stop]
     ran = np.arange(steps)[:, None] < done[None, :]
     infos, objects = _read_infos(trajectory, parts, done)
-    # Object arrays for what has no place; they end with what was observed last.
+    # Leaves without a place in the trajectory become object arrays; they end with what was observed last.
     beside = iter(_batch_objects(trajectory, objects, first, stop))
-    observations = [next(beside) if array is None else array[:, first:stop] for array in trajectory.observations]
-    actions = [taken(array) for array in trajectory.actions]
+    observed = [next(beside) if array is None else array[:, first:stop] for array in trajectory.observations]
+    pairs = zip(observed, trajectory.observations, strict=True)
+    obs = [own[:steps] if array is None else columns(array) for own, array in pairs]
+    actions = [columns(array) for array in trajectory.actions]
     return Rollout(
         np.arange(first, stop),
-        unflatten(layout.observation, (array[:steps].copy() if copy else array[:steps] for array in observations)),
+        unflatten(layout.observation, iter(obs)),
         None if layout.action is None else unflatten(layout.action, iter(actions)),
-        taken(trajectory.rewards),
-        taken(trajectory.terminated),
-        taken(trajectory.truncated),
-        taken(trajectory.starts),
-        {name: taken(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-        unflatten(layout.observation, (array[steps].copy() for array in observations)),
+        columns(trajectory.rewards),
+        columns(trajectory.terminated),
+        columns(trajectory.truncated),
+        columns(trajectory.starts),
+        {name: columns(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
+        unflatten(layout.observation, (array[steps].copy() for array in observed)),
         infos,
         sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
         np.array([part.version for part in parts]),

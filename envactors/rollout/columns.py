@@ -1,4 +1,4 @@
-"""The columns of one worker's envs in a trajectory: what it writes, step by step."""
+"""Columns of one worker's envs in a trajectory: steps the envs and writes their results, step by step."""
 
 from __future__ import annotations
 
@@ -24,17 +24,29 @@ from envactors.worker.step_runner import WorkerRetiredError
 class Column:
     """One env in a rollout, and what its next step does.
 
+    Args:
+        hosted: Env to step.
+        ended: Whether its episode has ended, so that the next step resets it.
+        repeats: Whether its episode has ended and nothing resets it.
+        seed: Seed of its next reset; None lets the env choose.
+        root_seed: Seed that the seeds of later episodes are derived from; None if episodes are not seeded.
+        episode: Index of the next episode.
+
     Attributes:
-        hosted: The env.
+        hosted: Env to step.
         env_step: The env's own ``step``.
-        is_special: Whether the next step resets it, or repeats its last observation.
-        repeats, seed: As in `envactors.rollout.orders.EnvPlan`.
+        is_special: Whether the next step resets the env or repeats its last observation.
+        repeats, seed: The arguments of the same name, for the next step.
     """
 
     def __init__(
         self, hosted: HostedEnv, ended: bool, repeats: bool, seed: int | None, root_seed: int | None, episode: int
     ) -> None:
         self.hosted = hosted
+        self.index: int = hosted.index
+        self.position: int = hosted.position
+        self.dtype: Any = hosted.dtype
+        self.shape: Any = hosted.shape
         self.env_step: Any = hosted.env.step
         self.is_special: bool = ended or repeats
         self.repeats: bool = repeats
@@ -43,7 +55,7 @@ class Column:
         self._episode = episode
 
     def go_on(self, op: int, autoreset: str) -> None:
-        """Note that the env was reset, or that its episode has ended."""
+        """Prepare the step after a reset (``op`` is ``RESET``) or after the end of an episode."""
         self.repeats = op != RESET and autoreset == "disabled"
         self.is_special = self.repeats or (op != RESET and autoreset == "next_step")
         if op == RESET or autoreset == "same_step":
@@ -90,6 +102,9 @@ class Columns:
         self._copies_action = is_action_array and trajectory.actions[0].ndim > 2
         self._mine = slice(first, first + count)
         self._my_action = trajectory.actions[0][:, self._mine] if is_action_array else None
+        self._action_shape = (count, *trajectory.actions[0].shape[2:]) if is_action_array else ()
+        # NumPy's own object, as policies return it: one that was unpickled is another.
+        self._action_dtype = np.dtype(trajectory.actions[0].dtype.type) if is_action_array else None
         self.chosen: memoryview[int] = trajectory.chosen.data
         # What the policy sees: also the record of what the actions were chosen for, so that it is not to change it.
         self._seen = trajectory.columns(trajectory.observations, first, first + count)
@@ -128,8 +143,9 @@ class Columns:
         mine, spec = self._my_action, self.trajectory.layout.action
         assert spec is not None, "it was learnt"
         if mine is not None:
-            if type(actions) is not np.ndarray or actions.dtype != mine.dtype or actions.shape != mine.shape[1:]:
-                actions = split_batch(spec, actions, len(mine[step]), "the policy's actions")
+            shape, dtype = self._action_shape, self._action_dtype
+            if type(actions) is not np.ndarray or actions.dtype is not dtype or actions.shape != shape:
+                actions = split_batch(spec, actions, shape[0], "the policy's actions")
             mine[step] = actions
             return
         count = self._mine.stop - self._mine.start
@@ -163,45 +179,45 @@ class Columns:
         Returns:
             The position of the env that has raised, None if none has.
         """
-        page, now, same_step = self._server.page, time.monotonic, autoreset == "same_step"
+        page, now = self._server.page, time.monotonic
         counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
-        only, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
+        actions, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
         observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
         # As the policy has left it.
         counters[METHOD] = METHOD_STEP
         for column in due:
-            hosted = column.hosted
-            index = hosted.index
             if column.is_special:
                 if self._take_special(column, step, autoreset):
                     continue
-                return hosted.position
+                return column.position
+            index = column.index
             times[SINCE] = now()
-            counters[ENV_INDEX] = hosted.position
+            counters[ENV_INDEX] = column.position
             try:
-                action = only[index] if only is not None else self._action(step, index)
+                action = self._action(step, index) if actions is None else actions[index]
                 result = column.env_step(action.copy() if copies else action)
                 if observations is not None and type(result) is tuple and len(result) == 5:
                     obs, reward, terminated, truncated, info = result
                     if (
                         type(obs) is np.ndarray
-                        and obs.dtype is hosted.dtype
-                        and obs.shape == hosted.shape
+                        and obs.dtype is column.dtype
+                        and obs.shape == column.shape
                         and isinstance(reward, float)
-                        and not (terminated or truncated or info)
+                        and not (terminated or truncated)
                         and type(info) is dict
+                        and (not info or self._write_info(first_row + index, info))
                     ):
                         # What `HostedEnv.take` and `_write` do, for what is so most often and was cleared before.
                         observations[index] = obs
                         rewards[first_row + index] = reward
                         done[index] = step + 1
                         continue
-                fields = hosted.take(result, same_step, column.seed)
+                fields = column.hosted.take(result, autoreset == "same_step", column.seed)
             except BaseException as error:
                 self.failure = pack_failure(error, Fault.RAISED)
-                return hosted.position
+                return column.position
             if not self._finish(column, step, fields, STEP, autoreset):
-                return hosted.position
+                return column.position
             counters[METHOD] = METHOD_STEP  # a reset within the step has changed it
         return None
 
@@ -260,12 +276,14 @@ class Columns:
             obs = conform(self._spec, obs, f"the observation of env {hosted.index}")
         index, guard = hosted.index, self._guard
         row = step * self._envs + index
-        leaves = [obs] if self._only_obs is not None else flatten(self._spec, obs)
+        leaves = [] if self._only_obs is not None else flatten(self._spec, obs)
         objects = self._copy_objects(leaves) if self._has_objects else []
         if guard is not None:
             guard.begin_write()
         try:
-            for array, leaf in zip(self.trajectory.observations, leaves, strict=True):
+            if self._only_obs is not None:
+                self._only_obs[step + 1, index] = obs
+            for array, leaf in zip(self.trajectory.observations, leaves, strict=False):
                 if array is not None:
                     array[step + 1, index] = leaf
             if self._rewards is not None:
@@ -288,6 +306,16 @@ class Columns:
         finally:
             if guard is not None:
                 guard.writer = None
+
+    def _write_info(self, row: int, info: Any) -> bool:
+        """Write an info that is not empty; return False if it cannot be pickled."""
+        try:
+            self._write_beside(row, info, [])
+        except WorkerRetiredError:
+            raise
+        except Exception:  # `_write` comes upon it again, and makes a failure of it
+            return False
+        return True
 
     def _copy_objects(self, leaves: list[Any]) -> list[Any]:
         """Return the leaves that have no place, as they are now: the env may change them."""

@@ -73,6 +73,10 @@ class RolloutMethods(abc.ABC):
                 read-only views of shared memory, or another object that can be pickled. None for what it has.
             timeout: How long to wait, in seconds.
 
+        Returns:
+            What all envs did. Its arrays are the shared memory that the workers have written to. That memory is used
+            again once nobody refers to the arrays; beyond two results that are kept, results are copies.
+
         Raises:
             VectorInputError: No policy was set, ``steps`` is not an int >= 1, or an env needs a reset first.
             AlreadyPendingError: Two rollouts are in flight, or results are pending.

@@ -133,7 +133,7 @@ class PartProgress:
         trajectory, done = self.trajectory, self.counted[index]
         row = (done - 1) * trajectory.layout.envs + index
         observations, objects = trajectory.observations, iter(())
-        if any(array is None for array in observations):
+        if not trajectory.is_whole:
             objects = iter(InfoReader(trajectory).decode(row, self.large_infos.get(row))[1])
         leaves = (next(objects) if array is None else array[done, index].copy()[()] for array in observations)
         obs = unflatten(trajectory.layout.observation, leaves)

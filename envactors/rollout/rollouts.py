@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from envactors.actor.awaiting import AwaitableFuture
 from envactors.actor.future import ActorFuture
@@ -23,12 +24,13 @@ from envactors.mailbox.specs import ArraySpec, batches_alike
 from envactors.options import is_int
 from envactors.rollout.assembly import assemble, error_of
 from envactors.rollout.books import Books
+from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, view_of
 from envactors.rollout.orders import Stop
 from envactors.rollout.parameters import ParameterStore
 from envactors.rollout.part import ActorPart
 from envactors.rollout.requests import Policy, PolicyRequest
 from envactors.rollout.results import Rollout
-from envactors.rollout.trajectory import Trajectory, TrajectoryLayout, size_of
+from envactors.rollout.trajectory import TrajectoryLayout
 
 # The most rollouts in flight.
 _MOST = 2
@@ -39,19 +41,15 @@ class _Run:
 
     Attributes:
         parts: The part of each actor.
-        turn: Which of the two trajectories it has.
-        trajectory: Its trajectory.
-        place: Where that is.
+        buffer: The memory of its trajectory.
         copy: Whether its result is copied out of the shared memory.
         futures: One for all actors, or one for each.
         left: The parts that have not ended.
         unsettled: The futures whose results were not made.
     """
 
-    def __init__(self, turn: int, trajectory: Trajectory, place: tuple[int, int], *, copy: bool) -> None:
-        self.turn = turn
-        self.trajectory = trajectory
-        self.place = place
+    def __init__(self, buffer: TrajectoryBuffer, *, copy: bool) -> None:
+        self.buffer = buffer
         self.copy = copy
         self.parts: list[ActorPart] = []
         self.futures: list[AwaitableFuture[Rollout]] = []
@@ -86,9 +84,7 @@ class Rollouts:
         self._loads = False
         # The number of the next rollout since the policy was set.
         self._next = 0
-        # The trajectories that are filled in turns, with their places, and which of them is next.
-        self._trajectories: list[tuple[Trajectory, tuple[int, int]] | None] = [None, None]
-        self._turn = 0
+        self._buffers = TrajectoryBuffers(memory)
         self._extras: tuple[tuple[str, ArraySpec], ...] = ()
         # One env's action, where there is no action space.
         self._action: ArraySpec | None = None
@@ -202,8 +198,7 @@ class Rollouts:
             self._books.check_steppable()
         self.give(parameters)
         with self._lock:
-            self._turn ^= 1
-            run = _Run(self._turn, *self._take_trajectory(self._turn, steps), copy=self._copy if copy is None else copy)
+            run = _Run(self._take_buffer(steps), copy=self._copy if copy is None else copy)
             run.futures = [AwaitableFuture() for _ in range(len(self._supervisors) if each else 1)]
             for future in run.futures:
                 future.set_running_or_notify_cancel()
@@ -236,7 +231,8 @@ class Rollouts:
             functools.partial(self._on_learnt, run),
             functools.partial(self._on_part_end, run),
         )
-        part.trajectory, part.place = run.trajectory, run.place
+        part.trajectory = run.buffer.trajectory
+        part.place = run.buffer.place
         return part
 
     def check_idle(self) -> None:
@@ -260,8 +256,8 @@ class Rollouts:
         if not self._runs and busy:
             raise AlreadyPendingError(f"the envs {busy} have results pending: receive them before a rollout")
 
-    def _take_trajectory(self, turn: int, steps: int) -> tuple[Trajectory, tuple[int, int]]:
-        """Return the trajectory of a turn, made anew if it does not fit."""
+    def _take_buffer(self, steps: int) -> TrajectoryBuffer:
+        """Return the memory of a new rollout."""
         rows, observation = self._slots.slab.layout, self._books.observation_spec
         assert observation is not None, "the envs were reset"
         layout = TrajectoryLayout(
@@ -273,24 +269,20 @@ class Rollouts:
             steps,
             is_learnt=not batches_alike(rows.observation, observation),
         )
-        found = self._trajectories[turn]
-        if found is None or found[0].layout != layout:
-            place, part = self._memory.extend(size_of(layout))
-            found = self._trajectories[turn] = Trajectory(layout, part), place
-        return found
+        return self._buffers.take(layout, [run.buffer for run in self._runs])
 
     def _on_learnt(self, run: _Run, part: ActorPart, stop: Stop) -> None:
         """Give a rollout a trajectory that has a place for what its policy returns beside the actions."""
         with self._lock:
-            layout = run.trajectory.layout
+            layout = run.buffer.trajectory.layout
             if layout.extras != stop.learnt or (layout.action is None and stop.action is not None):
                 self._extras = stop.learnt
                 self._action = stop.action
-                trajectory, place = self._take_trajectory(run.turn, layout.steps)
+                buffer = self._take_buffer(layout.steps)
                 for ended in set(run.parts) - run.left:
-                    ended.move(trajectory, place)
-                run.trajectory, run.place = trajectory, place
-            part.move(run.trajectory, run.place)
+                    ended.move(buffer.trajectory, buffer.place)
+                run.buffer = buffer
+            part.move(run.buffer.trajectory, run.buffer.place)
         part.ask()
 
     # Ends ------------------------------------------------------------------------------------------------
@@ -299,7 +291,7 @@ class Rollouts:
         with self._lock:
             if part not in run.left:
                 return
-            part.move(run.trajectory, run.place)
+            part.move(run.buffer.trajectory, run.buffer.place)
             run.left.discard(part)
             self._lost.update(part.errors)
             queue = self._waiting[part.supervisor]
@@ -323,7 +315,7 @@ class Rollouts:
         rollout: Any = None
         error: BaseException | None
         try:
-            rollout = assemble(run.trajectory, parts, copy=run.copy)
+            rollout = assemble(run.buffer.trajectory, parts, self._choose_hand_out(run))
             error = error_of(parts, rollout)
         except BaseException as failure:
             error = failure
@@ -342,6 +334,16 @@ class Rollouts:
             future.set_result(rollout)
         else:
             future.set_exception(error)
+
+    def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+        """Return a function that makes the arrays of a result from those of the trajectory."""
+        if not run.copy:
+            return np.asarray
+        if len(run.futures) > 1:
+            return np.copy  # results of single actors would keep the memory of all
+        with self._lock:
+            loan = self._buffers.lend(run.buffer)
+        return np.copy if loan is None else functools.partial(view_of, loan)
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:

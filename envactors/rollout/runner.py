@@ -5,7 +5,6 @@ What is written into the trajectory is `envactors.rollout.columns`.
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import time
@@ -18,14 +17,15 @@ from envactors.errors import SpaceMismatchError
 from envactors.mailbox.control_page import METHOD, METHOD_POLICY, SINCE, TIMED
 from envactors.mailbox.specs import ArraySpec
 from envactors.rollout.columns import Column, Columns
-from envactors.rollout.context import PolicyContext, generator_of
+from envactors.rollout.context import PolicyContext, StepGenerators
 from envactors.rollout.orders import DONE, LEARNT, NEEDS_POLICY, RAISED, Order, Parameters, Stop
 from envactors.rollout.trajectory import Trajectory
 from envactors.worker import context
 from envactors.worker.main import Server
 
-# Trajectories that stay open: two are filled in turns. Parameters likewise.
-_MOST_OPEN = 2
+# How many trajectories stay open: two rollouts may be in flight, and two results in the user's hands. Parameters, which
+# alternate between two parts, need no more.
+_MOST_OPEN = 4
 
 
 def set_policy(server: Server, number: int, pickled: bytes, seed: int) -> bool:
@@ -70,11 +70,11 @@ class RolloutRunner:
         self._server = server
         self._page = server.page
         self._policy = policy
-        self._seed = seed
         self._forks = context.forks
         hosted_envs = server.host.hosted_envs
         self._first = hosted_envs[0].index
         self._count = len(hosted_envs)
+        self._generators = StepGenerators(seed, self._first)
         self._env_ids = np.arange(self._first, self._first + self._count)
         self._open: dict[tuple[int, int], Columns] = {}
         self._parts: dict[tuple[int, int], memoryview] = {}
@@ -93,6 +93,7 @@ class RolloutRunner:
             parameters = Parameters(*order.parameters)
             if parameters.version != self._version:
                 self._load(parameters)
+        self._generators.rollout = order.rollout
         written = self._opened(order)
         written.objects = order.objects
         page, counters, chosen, first = self._page, self._page.counters, written.chosen, self._first
@@ -159,10 +160,8 @@ class RolloutRunner:
             page = self._page
             page.times[SINCE] = time.monotonic()
             page.counters[METHOD] = METHOD_POLICY
-            # A partial function rather than a closure: it is quicker to make.
-            make_rng = functools.partial(generator_of, self._seed, step, rollout, self._first)
             obs, starts = written.observed(step)
-            returned = self._policy(obs, PolicyContext(self._env_ids, starts, step, make_rng))
+            returned = self._policy(obs, PolicyContext(self._env_ids, starts, step, self._generators))
         self._chosen = None
         layout = written.trajectory.layout
         if type(returned) is tuple or layout.extras or layout.action is None:

@@ -71,14 +71,13 @@ class ColumnsNote(NamedTuple):
 
 
 class _Rooms:
-    """Rooms of one size, one behind the other; a list of them would take as much memory as the rest."""
+    """Slots of `_INFO_ROOM` bytes for infos; slices them on demand, as a list would take as much memory as the rest."""
 
     def __init__(self, rooms: npt.NDArray[np.uint8]) -> None:
-        self._rooms = rooms
+        self._memory = rooms.data
 
-    def __getitem__(self, number: int) -> memoryview:
-        room: memoryview = self._rooms[number].data
-        return room
+    def __getitem__(self, row: int) -> memoryview:
+        return self._memory[row * _INFO_ROOM : (row + 1) * _INFO_ROOM]
 
 
 class Trajectory:
@@ -101,6 +100,7 @@ class Trajectory:
         rewards: float64, shape (t, n) and the reward's.
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
+        is_whole: Whether all leaves of observations have a place.
         info_encoding, inline_info_sizes, inline_info_rooms: As those of a `envactors.mailbox.slab.Slab` that has a row
             for each env and step, step by step.
     """
@@ -126,19 +126,15 @@ class Trajectory:
             place((t + 1, n, *leaf.shape), leaf.dtype) if leaf.batchable else None
             for leaf in leaves(layout.observation)
         ]
+        self.is_whole: bool = all(array is not None for array in self.observations)
         self.info_encoding: npt.NDArray[np.uint8] = place((t * n,), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
-        self.inline_info_rooms: _Rooms = _Rooms(place((t * n, _INFO_ROOM), np.uint8))
+        self.inline_info_rooms: _Rooms = _Rooms(place((t * n * _INFO_ROOM,), np.uint8))
         self.size: int = place.size
 
     def inline_info(self, row: int) -> memoryview:
         """Return the used part of the room of a row."""
         return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all leaves of observations have a place."""
-        return all(array is not None for array in self.observations)
 
     def write_observation(self, step: int, index: int, obs: Any) -> None:
         """Write the leaves of an env's observation that have a place."""

@@ -83,18 +83,30 @@ class Episodes:
             self._end(slot)
 
     def record_column(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
-        """Record consecutive transitions of an env; ``over`` and ``resets``: bool, shape (k,)."""
+        """Record consecutive transitions of an env, at least one.
+
+        Args:
+            index: Index of the env.
+            over: Whether each of them ended an episode; bool, shape (k,).
+            resets: Whether each of them was a reset; bool, shape (k,).
+        """
         slot = self._of[index]
         if slot.counted_in != slot.incarnation:
             self.begin_process(slot)
-        last = len(over) - 1
-        rows = np.flatnonzero(over | resets).tolist()
-        self._steps[index] += last - sum(row < last for row in rows)
-        for row in rows:
-            if row < last:
-                self.record(index, over=bool(over[row]), reset=bool(resets[row]))
-        if last >= 0:
-            self.record(index, over=bool(over[last]), reset=bool(resets[last]))
+        ends = over.nonzero()[0]
+        last_end = int(ends[-1]) if len(ends) else -1
+        if slot.next_seed is not None:
+            for _ in range(np.count_nonzero(resets)):
+                slot.count_episode()
+        self._steps[index] += last_end + 1 - np.count_nonzero(resets[: last_end + 1])
+        slot.needs_reset = False
+        if len(ends):
+            self._end(slot, len(ends))
+        self._steps[index] += len(over) - last_end - 1 - np.count_nonzero(resets[last_end + 1 :])
+        is_over = last_end == len(over) - 1
+        self._ended[index] = is_over and self.autoreset == "next_step"
+        if not is_over:
+            slot.needs_reset = False
 
     def resume(self, slot: Slot, *, steps: int, episodes: int) -> None:
         """Go on with the counts of an env that was written to a file."""
@@ -108,11 +120,12 @@ class Episodes:
         slot.steps_before = int(self._steps[slot.index]) + self._rounds
         slot.retiring = False  # the one that was to be replaced is gone
 
-    def _end(self, slot: Slot) -> None:
-        """Record the end of an episode."""
-        self.episodes[slot.index] += 1
+    def _end(self, slot: Slot, count: int = 1) -> None:
+        """Record the end of one or more episodes."""
+        self.episodes[slot.index] += count
         if self.autoreset == "same_step":
-            slot.count_episode()
+            for _ in range(count):
+                slot.count_episode()
         if self.autoreset == "disabled" and slot.strict:
             slot.needs_reset = True
             self._unusual.add(slot.index)

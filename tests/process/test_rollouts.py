@@ -669,16 +669,33 @@ def test_the_first_two_rollouts_in_flight_learn_what_the_policy_returns(each):
             np.testing.assert_array_equal(mine.extras["noise"], theirs.extras["noise"])
 
 
+def test_results_that_are_kept_never_change():
+    """Two of them are the memory that the workers have written to, the others are copies."""
+    with ea.VectorEnv([lambda: Walk(length=10**6)] * 2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        kept, copies = [], []
+        for _ in range(6):
+            kept.append(envs.rollout(5))
+            copies.append([kept[-1].obs.copy(), kept[-1].rewards.copy(), kept[-1].last_obs.copy()])
+            if len(kept) == 4:
+                del kept[1], copies[1]
+        for rollout, expected in zip(kept, copies, strict=True):
+            for mine, theirs in zip((rollout.obs, rollout.rewards, rollout.last_obs), expected, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(kept[0].obs, copies[0][0])  # the memory outlives the vector
+
+
 @pytest.mark.parametrize("late", [1, 4])
 def test_a_rollout_writes_over_none_whose_result_is_being_made(monkeypatch, late):
     """Each of them is late, or one in four, so that those of the next rollout are made before."""
     assemble, calls = rollouts.assemble, []
 
-    def assemble_late(trajectory, parts, *, copy):
+    def assemble_late(trajectory, parts, hand_out):
         calls.append(parts)
         if len(calls) % late == 1 % late:
             time.sleep(0.1)
-        return assemble(trajectory, parts, copy=copy)
+        return assemble(trajectory, parts, hand_out)
 
     monkeypatch.setattr(rollouts, "assemble", assemble_late)
     with ea.VectorEnv([lambda: Walk(length=10**6)] * 2) as envs:

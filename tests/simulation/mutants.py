@@ -83,6 +83,7 @@ PENDING = "vector.pending:Pending."
 PROGRESS = "rollout.progress:PartProgress."
 PART = "rollout.part:ActorPart."
 ROLLOUTS = "rollout.rollouts:Rollouts."
+BUFFERS = "rollout.buffers:TrajectoryBuffers."
 ORDER = "rollout.requests:OrderRequest."
 COLUMNS = "rollout.columns:Columns."
 ROLLOUT_RUNNER = "rollout.runner:RolloutRunner."
@@ -287,7 +288,7 @@ MUTANTS = [
     Mutant(PART + "_own", " and self.trajectory.layout.action is not None", "", HANGS),
     Mutant(PART + "_send", "if core.closing:", "if False:", HANGS),
     Mutant(PART + "move", "trajectory.take_columns(self.trajectory, self.first, self.stop)", "pass", LAST),
-    Mutant(ROLLOUTS + "start", "self._turn ^= 1", "pass", MIXES),
+    Mutant(BUFFERS + "take", "buffer not in used and ", "", MIXES),
     Mutant(
         ROLLOUTS + "start",
         "ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]",
@@ -297,7 +298,7 @@ MUTANTS = [
     Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
     Mutant(ROLLOUTS + "_settle", "slots.make_idle(index)", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
-    Mutant(COLUMNS + "_write", "array[step + 1, index] = leaf", "array[step, index] = leaf", LAST),
+    Mutant(COLUMNS + "_write", "self._only_obs[step + 1, index] = obs", "self._only_obs[step, index] = obs", LAST),
     Mutant(COLUMNS + "clear", "array[start, due] = 0", "pass", "a row says what became of its env"),
     Mutant("rollout.columns:Column.go_on", "self._episode += 1", "pass", "episodes have their seeds"),
     Mutant(

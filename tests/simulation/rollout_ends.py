@@ -45,7 +45,7 @@ class _Books:
     def begin(self, futures: int) -> _Run:
         """Begin a rollout with so many futures."""
         unused: Any = None
-        run = _Run(0, unused, (0, 0), copy=True)
+        run = _Run(SimpleNamespace(trajectory=None, place=(0, 0)), copy=True)  # type: ignore[arg-type]
         run.futures = [unused] * futures
         parts: list[Any] = [_Part(actor) for actor in self.actors]
         run.parts = parts

@@ -1,0 +1,118 @@
+"""Memory of trajectories: which of it a new rollout may write to, and which of it belongs to a result of the user's.
+
+A result of all envs is the memory that the workers have written to, so that nothing is copied. The memory is used again
+once nobody refers to the arrays of the result any more.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envactors.backends.base import RowMemory
+from envactors.rollout.trajectory import Trajectory, TrajectoryLayout, size_of
+
+# Each result that is not copied keeps a mapping, which takes a descriptor; users may keep thousands of results.
+_MOST_LENT = 2
+# How often this process has forked: a child shares the memory of all results that existed then.
+_forks = 0
+
+
+class TrajectoryBuffer:
+    """A trajectory in the memory of a vector.
+
+    Args:
+        layout: Layout of the trajectory.
+        memory: Memory of the vector.
+
+    Attributes:
+        trajectory: The trajectory.
+        place: Its place in the memory, by which workers open it.
+    """
+
+    def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
+        self.place, self._part = memory.extend(size_of(layout))
+        self.trajectory = Trajectory(layout, self._part)
+        self._loan: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        self._forks = 0
+
+    def lend(self) -> npt.NDArray[np.uint8]:
+        """Return the memory as bytes; it is lent until nobody refers to this array or to views of it."""
+        loan = np.frombuffer(self._part, np.uint8)
+        self._loan = weakref.ref(loan)
+        self._forks = _forks
+        return loan
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a result refers to the memory."""
+        return self._loan is not None and self._loan() is not None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a child of a fork may still read a result that has ended here."""
+        return self._loan is not None and self._forks != _forks
+
+
+class TrajectoryBuffers:
+    """The trajectories of a vector.
+
+    Args:
+        memory: Memory of the vector.
+    """
+
+    def __init__(self, memory: RowMemory) -> None:
+        self._memory = memory
+        # The one that was taken last comes last.
+        self._buffers: list[TrajectoryBuffer] = []
+        self._loans: list[weakref.ref[Any]] = []
+
+    def take(self, layout: TrajectoryLayout, used: Collection[TrajectoryBuffer]) -> TrajectoryBuffer:
+        """Return a buffer for a new rollout.
+
+        Args:
+            layout: Layout of its trajectory.
+            used: Buffers of the rollouts in flight.
+
+        Raises:
+            OSError: There is not enough memory.
+        """
+        kept = [
+            buffer
+            for buffer in self._buffers
+            if buffer in used or (buffer.trajectory.layout == layout and not buffer.is_shared)
+        ]
+        # Without copies, a result is valid until the next rollout but one begins: the last buffer has to rest.
+        free = [buffer for buffer in kept[:-1] if buffer not in used and not buffer.is_lent]
+        buffer = free[0] if free else TrajectoryBuffer(layout, self._memory)
+        self._buffers = [other for other in kept if other is not buffer] + [buffer]
+        return buffer
+
+    def lend(self, buffer: TrajectoryBuffer) -> npt.NDArray[np.uint8] | None:
+        """Return the memory of a buffer for a result; None if the user keeps as many results as may be lent."""
+        self._loans = [loan for loan in self._loans if loan() is not None]
+        if len(self._loans) >= _MOST_LENT:
+            return None
+        loan = buffer.lend()
+        self._loans.append(weakref.ref(loan))
+        return loan
+
+
+def view_of(memory: npt.NDArray[np.uint8], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array as a view of the memory that it lies in, which the view keeps alive."""
+    offset = array.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+    view: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
+    return view
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_fork)
