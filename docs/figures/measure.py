@@ -24,6 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import dropins
+import readme
 import rollouts
 import suites
 
@@ -539,30 +540,16 @@ def show_steps(measured: Any) -> str:
 
 
 def show_readme(measured: Any) -> str:
-    """Return the README's short table of steps; the loop is the same envs in one process."""
-    sides = {
-        "plain loop": "loop",
-        "envactors, 1 env per process": "envactors",
-        "4 envs per process": "envactors-packed",
-    }
-    names = ("ALE/Pong-v5, 4 frames", "MuJoCo Humanoid-v5", "MuJoCo Hopper-v5", "CartPole-v1", "100 us of fixed work")
-    rows = []
-    for name in (*names, "does nothing, 4 float32", "does nothing, 4x84x84 uint8"):
-        side = measured[name]
-        rows.append([name, *(ratio(side[one], side["gymnasium"]) for one in sides.values())])
-    return table(["", *sides], rows)
+    """Return the README's table, and which envs are faster in a plain loop."""
+    return table(["speed, as a multiple of a plain loop", *readme.COLUMNS.values()], readme.show(measured)) + (
+        f"\n{readme.summarize(measured)}\n"
+    )
 
 
 def show_rollouts(measured: Any) -> str:
     """Return the table of rollouts."""
     head = ["8 envs, 2 processes", "rollout / two apart", "rollout / one loop", "rollout / step"]
     return table(head, rollouts.show(measured))
-
-
-def show_rollouts_readme(measured: Any) -> str:
-    """Return the README's table of rollouts."""
-    head = ["", "`step`, policy in the caller", "`rollout`", "two processes that share nothing"]
-    return table(head, rollouts.show_readme(measured))
 
 
 def show_costs(measured: Any) -> str:
@@ -705,9 +692,10 @@ def show_snapshots(measured: Any) -> str:
 
 # What is measured, and the tables of the page that are made of it.
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
+    "readme": (readme.measure, {"readme": show_readme}),
     "start": (measure_start, {"start": show_start}),
-    "steps": (measure_steps, {"steps": show_steps, "costs": show_costs, "readme": show_readme}),
-    "rollouts": (rollouts.measure, {"rollouts": show_rollouts, "readme rollouts": show_rollouts_readme}),
+    "steps": (measure_steps, {"steps": show_steps, "costs": show_costs}),
+    "rollouts": (rollouts.measure, {"rollouts": show_rollouts}),
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),
     "inside": (measure_inside, {"inside": show_inside}),

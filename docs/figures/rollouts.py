@@ -196,14 +196,6 @@ def show(measured: Any) -> list[list[str]]:
     ]
 
 
-def show_readme(measured: Any) -> list[list[str]]:
-    """Return the rows of the README's table: everything as a multiple of one loop."""
-    return [
-        [title, *(ratio(found["one loop"], found[side]) for side in ("step", "rollout", "two apart"))]
-        for title, found in measured.items()
-    ]
-
-
 def ratio(seconds: list[float], others: list[float]) -> str:
     """Return how many times as fast the others are: the median over the rounds."""
     return f"{statistics.median(one / other for one, other in zip(seconds, others, strict=True)):.2f}"

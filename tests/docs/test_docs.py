@@ -183,12 +183,6 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tests_that_are_named_are_there(page):
-    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
-        assert re.search(rf"^ *def {name}\(", (ROOT / path).read_text(), flags=re.MULTILINE), f"{path}::{name}"
-
-
 def test_the_tables_of_figures_are_those_of_the_measured_files():
     spec = importlib.util.spec_from_file_location("measure", ROOT / "docs/figures/measure.py")
     measure = importlib.util.module_from_spec(spec)
@@ -208,9 +202,34 @@ def test_figures_of_drop_ins_stand_only_in_tables_that_are_measured(page):
     assert re.findall(r"\d[\d,.]* (?:of \d+ )?(?:tests? )?(?:pass|fail)\b|\d[\d,.]* steps per second", written) == []
 
 
-def test_every_promise_has_its_number_and_tests_that_there_are():
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_for_users_name_no_tests(page):
+    if "development" not in page.parts:
+        assert re.findall(r"test_\w+\.py::\w+|`test_\w+`", page.read_text()) == []
+
+
+def test_every_promise_of_the_page_has_tests():
     page = (ROOT / "docs/guides/reliability.md").read_text()
-    promises = re.split(r"^(\d+)\. ", page.partition("\n## Where a promise")[0], flags=re.MULTILINE)
-    assert [int(number) for number in promises[1::2]] == [*range(1, 32), *range(33, 41)]
-    for number, text in zip(promises[1::2], promises[2::2], strict=True):
-        assert re.search(r"`tests/[\w/]+\.py::", text), f"promise {number} names no test"
+    promised = re.findall(r"^(\d+)\. ", page, flags=re.MULTILINE)
+    assert [int(number) for number in promised] == [*range(1, 32), *range(33, 41)]
+    tests = json.loads((ROOT / "tests/docs/promises.json").read_text())
+    assert set(tests) == {*promised, "errors", "max_running"}
+    assert all(tests.values())
+
+
+def test_the_tests_of_the_promises_exist():
+    named = json.loads((ROOT / "tests/docs/promises.json").read_text())
+    missing = []
+    for test in (test for tests in named.values() for test in tests):
+        path, _, name = test.partition("::")
+        if not re.search(rf"^ *def {name or 'test_'}", (ROOT / path).read_text(), flags=re.MULTILINE):
+            missing.append(test)
+    assert missing == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_pages_leave_room_for_what_comes():
+    assert sum(len(page.read_text().split()) for page in PAGES) <= 31_000

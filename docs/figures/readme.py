@@ -1,0 +1,177 @@
+"""Compares vector envs for the README's table; see `measure.py`.
+
+Eight envs, and the policy of `rollouts.py`. All sides take turns in one program, 128 steps of all envs each: a loop,
+the vector envs of other libraries with the policy in the caller, and envactors with the policy in the caller (``step``)
+and in the workers (``rollout``), with four envs per process. Libraries that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import rollouts
+from rollouts import ENVS, NAMES, STEPS, Loop, make_env, make_policy
+
+import envactors as ea
+
+ROWS = {
+    "ALE/Pong-v5, 4 frames": "Pong, four stacked frames",
+    "MuJoCo Humanoid-v5": "Humanoid-v5",
+    "MuJoCo Hopper-v5": "Hopper-v5",
+    "CartPole-v1": "CartPole-v1",
+    "does nothing, 4 float32": "an env that does nothing",
+}
+COLUMNS = {
+    "gymnasium": "Gymnasium `AsyncVectorEnv`",
+    "sb3": "SB3 `SubprocVecEnv`",
+    "torchrl": "TorchRL `ParallelEnv`",
+    "step": "envactors `step`",
+    "rollout": "envactors `rollout`",
+}
+
+Side = contextlib.AbstractContextManager[Callable[[], object]]
+
+
+@contextlib.contextmanager
+def loop(name: str) -> Iterator[Callable[[], object]]:
+    """All envs in this process."""
+    yield Loop(name, 0, ENVS).run
+
+
+@contextlib.contextmanager
+def gymnasium_side(name: str) -> Iterator[Callable[[], object]]:
+    """Gymnasium's processes, with shared memory."""
+    envs = gymnasium.vector.AsyncVectorEnv([lambda: make_env(name)] * ENVS)
+    policy, obs = make_policy(name), envs.reset(seed=0)[0]
+
+    def run() -> None:
+        nonlocal obs
+        for _ in range(STEPS):
+            obs = envs.step(policy(obs, None))[0]
+
+    yield run
+    envs.close()
+
+
+@contextlib.contextmanager
+def sb3_side(name: str) -> Iterator[Callable[[], object]]:
+    """The processes of stable-baselines3."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    envs = SubprocVecEnv([lambda: make_env(name)] * ENVS)
+    policy, obs = make_policy(name), envs.reset()
+
+    def run() -> None:
+        nonlocal obs
+        for _ in range(STEPS):
+            obs = envs.step(policy(obs, None))[0]
+
+    yield run
+    envs.close()
+
+
+@contextlib.contextmanager
+def torchrl_side(name: str) -> Iterator[Callable[[], object]]:
+    """The processes of TorchRL."""
+    import torch
+    from torchrl.envs import GymWrapper, ParallelEnv
+
+    envs = ParallelEnv(ENVS, lambda: GymWrapper(make_env(name), categorical_action_encoding=True))
+    policy, current = make_policy(name), envs.reset()
+
+    def run() -> None:
+        nonlocal current
+        for _ in range(STEPS):
+            current["action"] = torch.as_tensor(policy(current["observation"].numpy(), None))
+            _, current = envs.step_and_maybe_reset(current)
+
+    yield run
+    envs.close()
+
+
+@contextlib.contextmanager
+def step_side(name: str) -> Iterator[Callable[[], object]]:
+    """Two of our processes, with the policy in the caller."""
+    with ea.VectorEnv([lambda: make_env(name)] * ENVS, envs_per_actor=ENVS // 2) as envs:
+        policy, obs = make_policy(name), envs.reset(seed=0)[0]
+
+        def run() -> None:
+            nonlocal obs
+            for _ in range(STEPS):
+                obs = envs.step(policy(obs, None))[0]
+
+        yield run
+
+
+@contextlib.contextmanager
+def rollout_side(name: str) -> Iterator[Callable[[], object]]:
+    """Two of our processes, with the policy in each."""
+    with ea.VectorEnv([lambda: make_env(name)] * ENVS, envs_per_actor=ENVS // 2) as envs:
+        envs.reset(seed=0)
+        envs.set_policy(lambda: make_policy(name))
+        yield lambda: envs.rollout(STEPS)
+
+
+SIDES: dict[str, tuple[Callable[[str], Side], str]] = {
+    "loop": (loop, "gymnasium"),
+    "gymnasium": (gymnasium_side, "gymnasium"),
+    "sb3": (sb3_side, "stable_baselines3"),
+    "torchrl": (torchrl_side, "torchrl"),
+    "step": (step_side, "envactors"),
+    "rollout": (rollout_side, "envactors"),
+}
+
+
+def installed(package: str) -> bool:
+    """Return whether a package can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
+    """Return how many seconds each side took, round by round; the first two rounds do not count."""
+    with contextlib.ExitStack() as stack:
+        sides = {
+            side: stack.enter_context(start(name)) for side, (start, package) in SIDES.items() if installed(package)
+        }
+        found: dict[str, list[float]] = {side: [] for side in sides}
+        for number in range(rounds + 2):
+            for side, run in sides.items():
+                began = time.perf_counter()
+                run()
+                if number > 1:
+                    found[side].append(time.perf_counter() - began)
+    return found
+
+
+def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of each side, by env; without envs whose packages are missing."""
+    return {title: measure_env(NAMES[title][0], rounds) for title in ROWS if installed(NAMES[title][1])}
+
+
+def show(measured: Any) -> list[list[str]]:
+    """Return the rows of the table: how many times as fast as the plain loop each side is."""
+    rows = []
+    for title, found in measured.items():
+        cells = [rollouts.ratio(found["loop"], found[side]) if side in found else "" for side in COLUMNS]
+        best = max((float(cell) for cell in cells if cell), default=0.0)
+        rows.append(
+            [ROWS[title], *(f"**{cell}**" if cell and float(cell) == max(best, 1.0) else cell for cell in cells)]
+        )
+    return rows
+
+
+def summarize(measured: Any) -> str:
+    """Return a sentence that names the envs for which the plain loop is faster than each vector env with ``step``."""
+    slow = [
+        ROWS[title]
+        for title, found in measured.items()
+        if statistics.median(found["loop"])
+        < min(statistics.median(found[side]) for side in ("gymnasium", "sb3", "torchrl", "step") if side in found)
+    ]
+    return f"The plain loop is faster than every `step` for: {', '.join(slow) or 'none of them'}."
