@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ import gc, logging, os, sys, traceback, types
 
 def run(directory):
     os.chdir(directory)
+    sys.path.insert(0, directory)
     errors = os.open("stderr", os.O_WRONLY | os.O_CREAT)
     os.dup2(errors, 2)
     os.close(errors)
@@ -39,6 +41,8 @@ def run(directory):
             exec(compile(file.read(), main.__file__, "exec"), vars(main))
     except BaseException:
         traceback.print_exc()
+    sys.path.remove(directory)
+    sys.modules.pop("my_envs", None)
     for handler in logging.root.handlers[:]:
         logging.root.removeHandler(handler)
         handler.close()
@@ -76,12 +80,16 @@ WITH_BLOCKS = [page for page in PAGES if blocks(page)]
 
 def what_is_not_installed(page: Path) -> str | None:
     packages = re.findall(r"^(?:from|import) (\w+)", blocks(page)[0], flags=re.MULTILINE)
+    packages = [package for package in packages if package != "my_envs"]
     return next((package for package in packages if importlib.util.find_spec(package) is None), None)
 
 
 def write_script(page: Path, directory: Path) -> Path:
     script = directory / "blocks.py"
     parts = blocks(page)
+    envs = ROOT / "tests/docs/my_envs" / page.with_suffix(".py").name
+    if envs.exists():
+        shutil.copy(envs, directory / "my_envs.py")
     if page.name in ALONE:
         parts.insert(0, f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\n")
     script.write_text("\n\n".join(parts))
