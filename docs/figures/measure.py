@@ -500,7 +500,7 @@ def show_start(measured: Any) -> str:
     """Return the tables of the start."""
     tables = []
     for count, sides in measured.items():
-        names = list(sides["forkserver"][0])
+        names = ["first reset (s)", "private memory of a worker (MB)", "a renewal (ms)"]
         rows = []
         for name in names:
             values = [[one[name] for one in results if name in one] for results in sides.values()]
@@ -550,19 +550,6 @@ def show_rollouts(measured: Any) -> str:
     """Return the table of rollouts."""
     head = ["8 envs, 2 processes", "rollout / two apart", "rollout / one loop", "rollout / step"]
     return table(head, rollouts.show(measured))
-
-
-def show_costs(measured: Any) -> str:
-    """Return the table of what a step costs beside the env; envs that sleep use no core."""
-    rows = []
-    for name, side in measured.items():
-        if name.startswith("sleeps"):
-            continue
-        own = statistics.median(2e6 / rate for rate in side["apart"])
-        ours = statistics.median(2e6 / rate for rate in side["envactors-packed"])
-        peer = statistics.median(2e6 / rate for rate in side["gymnasium"])
-        rows.append([name, f"{own:,.1f}", f"{ours - own:,.1f}", f"{peer - own:,.1f}"])
-    return table(["us of a core per step", "the env itself", "envactors adds", "`AsyncVectorEnv` adds"], rows)
 
 
 def measure_counts(rounds: int) -> Any:
@@ -694,7 +681,7 @@ def show_snapshots(measured: Any) -> str:
 QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]]] = {
     "readme": (readme.measure, {"readme": show_readme}),
     "start": (measure_start, {"start": show_start}),
-    "steps": (measure_steps, {"steps": show_steps, "costs": show_costs}),
+    "steps": (measure_steps, {"steps": show_steps}),
     "rollouts": (rollouts.measure, {"rollouts": show_rollouts}),
     "calls": (measure_calls, {"calls": show_calls}),
     "counts": (measure_counts, {"counts": show_counts}),

@@ -155,14 +155,14 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def show(measured: Any) -> list[list[str]]:
-    """Return the rows of the table: how many times as fast as the plain loop each side is."""
+    """Return the rows of the table: each side as a multiple of the plain loop, the best in bold."""
     rows = []
     for title, found in measured.items():
-        cells = [rollouts.ratio(found["loop"], found[side]) if side in found else "" for side in COLUMNS]
-        best = max((float(cell) for cell in cells if cell), default=0.0)
-        rows.append(
-            [ROWS[title], *(f"**{cell}**" if cell and float(cell) == max(best, 1.0) else cell for cell in cells)]
-        )
+        ratios = {side: float(rollouts.ratio(found["loop"], found[side])) for side in COLUMNS if side in found}
+        best = max(ratios.values(), default=0.0)
+        cells = {side: "< 0.01" if ratio < 0.01 else f"{ratio:.2f}" for side, ratio in ratios.items()}
+        cells = {side: f"**{cell}**" if ratios[side] == best > 1 else cell for side, cell in cells.items()}
+        rows.append([ROWS[title], *(cells.get(side, "") for side in COLUMNS)])
     return rows
 
 
