@@ -10,6 +10,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from envactors.actor import recording, row_failures
 from envactors.actor.core import ActorCore
@@ -28,13 +29,13 @@ from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
 from envactors.mailbox.messages import Frame, Kind
 from envactors.mailbox.pickling import reads_at_once
-from envactors.system.polling import READABLE
+from envactors.system.polling import READABLE, WRITABLE
 
 _log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
 EXIT_GRACE = 1.0
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_LOGGED = Kind.LOGGED
+_LOGGED, _EXTEND = Kind.LOGGED, Kind.EXTEND
 
 
 class Calls:
@@ -140,7 +141,9 @@ class Calls:
         process = core.process
         if process is None or process.at_end:
             return False
-        frames = process.read() if mask == READABLE else process.advance(mask)
+        if mask & WRITABLE:
+            process.flush()
+        frames = process.read() if mask & READABLE else None
         for frame in frames or ():
             self.on_frame(frame)
         if process.at_end and core.phase is not STOPPING:
@@ -198,8 +201,9 @@ class Calls:
         if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
             self.rows.on_brought_back(call.index)
         core.table.running = None
-        call.on_reply(answer)
-        self._hand_out(call, answer, frame.incarnation)
+        if call.kind == _EXTEND:
+            call.on_reply(answer)
+        self._deliver(call, answer, frame.incarnation)
         self._answered = now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:
@@ -216,27 +220,31 @@ class Calls:
 
     def answer(self, call: CallRequest, value: object) -> None:
         """End a call with a value of the parent's own."""
-        self._core.deferred.waiting.append(functools.partial(self._settle, call, value, None, self._core.incarnation))
+        self._settle_later(call, value, None)
 
     def fail(self, call: CallRequest, error: BaseException) -> None:
         """End a call with an error of the parent's own."""
         self._core.failed += 1
-        self._core.deferred.waiting.append(functools.partial(self._settle, call, None, error, self._core.incarnation))
+        self._settle_later(call, None, error)
 
-    def _hand_out(self, call: CallRequest, answer: Answer, incarnation: int) -> None:
-        """Have an answer read and handed out: at once, or in another thread if code of users runs for that."""
+    def _settle_later(self, call: CallRequest, value: object, error: BaseException | None) -> None:
         core = self._core
-        settle = functools.partial(self._settle_answer, call, answer, incarnation, core.pid)
+        core.deferred.waiting.append(functools.partial(self._settle, call, lambda: (value, error), core.incarnation))
+
+    def _deliver(self, call: CallRequest, answer: Answer, incarnation: int) -> None:
+        """Have an answer unpickled and delivered: at once, or in another thread if unpickling runs code of users."""
+        core = self._core
+        read = functools.partial(core.errors.outcome, answer, incarnation, core.process)
+        settle = functools.partial(self._settle, call, read, incarnation)
         if core.config.backend.inline or reads_at_once(answer.content):
             core.deferred.waiting.append(settle)
         else:
             call.arrive(settle, core.reactor)
 
-    def _settle_answer(self, call: CallRequest, answer: Answer, incarnation: int, pid: int | None) -> None:
-        value, error = self._core.errors.outcome(answer, incarnation, pid)
-        self._settle(call, value, error, incarnation)
-
-    def _settle(self, call: CallRequest, value: object, error: BaseException | None, incarnation: int) -> None:
+    def _settle(
+        self, call: CallRequest, read: Callable[[], tuple[Any, BaseException | None]], incarnation: int
+    ) -> None:
+        value, error = read()
         try:
             call.settle(value, error, incarnation)
         except Exception as failure:

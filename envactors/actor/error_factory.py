@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envactors.actor.config import ActorConfig
-from envactors.actor.process import ExitReport
+from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import Answer, Request
 from envactors.backends.base import LaunchRefusedError
 from envactors.errors import (
@@ -53,7 +53,9 @@ class ErrorFactory:
         text = f"{who} lives in {self._config.backend!r}, which cannot {what}"
         return ActorError(f"{text}: wait for the call, or use backend='process'", **where)
 
-    def outcome(self, answer: Answer, incarnation: int, pid: int | None) -> tuple[Any, BaseException | None]:
+    def outcome(
+        self, answer: Answer, incarnation: int, process: ActorProcess | None
+    ) -> tuple[Any, BaseException | None]:
         """Read a reply: return the call's (value, None), or (None, the exception that it ended with)."""
         request, call = answer.request, answer.request.method
         cause: BaseException | None
@@ -75,7 +77,7 @@ class ErrorFactory:
                 Fault.TOO_LARGE: f"{call} is too large for the link to its node",
             }[failure.fault]
             evidence = f"{failure.text}\n{failure.traceback}".rstrip()
-        who, where = self._locate(incarnation, pid, request)
+        who, where = self._locate(incarnation, None if process is None else process.pid, request)
         return None, _caused(SerializationError(f"{what}, {who}{_after(where)}: {evidence}", **where), cause)
 
     def start(

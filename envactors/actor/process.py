@@ -13,7 +13,7 @@ from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.messages import Adopt, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps
-from envactors.system.polling import READABLE, WRITABLE, is_disconnect
+from envactors.system.polling import is_disconnect
 
 # The call id of the first message of a process; requests begin with 1.
 START_CALL_ID = 0
@@ -84,7 +84,7 @@ class ActorProcess:
         self._outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
         for output in self._outputs:
             reactor.watch(output.fd, functools.partial(self._read_output, output))
-        reactor.watch_channel(self._channel.fileno(), self._handle_channel)
+        reactor.watch_channel(self._channel.fileno(), owner.on_channel)
         reactor.watch(worker.sentinel, lambda _mask: self._owner.on_exit(self))
 
     @property
@@ -92,12 +92,10 @@ class ActorProcess:
         """Its process id; None while another machine has not told it."""
         return self.worker.pid or None
 
-    def _handle_channel(self, mask: int) -> None:
-        self._owner.on_channel(mask)  # looked up at each call: `move` changes it
-
     def move(self, name: str, owner: ProcessOwner) -> None:
         """Make it another actor's, which gets what has come and was not read yet."""
         self._owner = owner
+        self._reactor.watch_channel(self._channel.fileno(), owner.on_channel)
         for output in self._outputs:
             output.name = name
 
@@ -147,23 +145,21 @@ class ActorProcess:
             self._reactor.unwatch_bell(self.page.to_parent, self.on_ring)
             self.on_ring = None
 
-    def advance(self, mask: int) -> list[Frame] | None:
-        """Write and read once, as far as the channel lets; return None if there was nothing to read.
+    def flush(self) -> None:
+        """Write what did not fit before, as far as the channel has room."""
+        try:
+            self._channel.flush()
+        except OSError as error:
+            if not is_disconnect(error):
+                raise
+        if not self._channel.backlog:
+            self._reactor.want_write(self._channel.fileno(), False)
+
+    def read(self) -> list[Frame] | None:
+        """Read once; return None if there was nothing, and no frames if none is complete.
 
         `at_end` says when nothing will come any more.
         """
-        if mask & WRITABLE:
-            try:
-                self._channel.flush()
-            except OSError as error:
-                if not is_disconnect(error):
-                    raise
-            if not self._channel.backlog:
-                self._reactor.want_write(self._channel.fileno(), False)
-        return self.read() if mask & READABLE else None
-
-    def read(self) -> list[Frame] | None:
-        """Read once; return None if there was nothing, and no frames if none is complete or none will come."""
         frames: list[Frame] | None = None
         try:
             frames = self._channel.receive()

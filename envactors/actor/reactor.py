@@ -238,14 +238,15 @@ class Reactor:
                         self._mask(False)
         finally:
             self._contending.discard(me)
-            self._settle_mask()
+            if self._masked != self._looping:
+                self._settle_mask()
 
     def _pump(
         self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None, *, is_nested: bool = False
     ) -> bool:
         try:
             while not done():
-                if (defer_signals.interrupted or self._contending) and not is_nested:
+                if (self._contending or (defer_signals.pending and defer_signals.interrupted)) and not is_nested:
                     return False
                 if wait_set is None:
                     events = self._replies.poll(remaining(deadline))

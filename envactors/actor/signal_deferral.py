@@ -30,6 +30,7 @@ class SignalDeferral:
     it from being left; that is noticed when it is entered again, or when a signal comes.
 
     Attributes:
+        pending: The signals that were deferred, in order.
         wake: Called when a signal is deferred, so that the main thread does not sleep on; None for nothing.
     """
 
@@ -43,8 +44,7 @@ class SignalDeferral:
         self._until_look = 0
         # The original handler of each signal that is deferred.
         self._handlers: dict[int, Any] = {}
-        # The signals that came meanwhile, in order.
-        self._pending: list[int] = []
+        self.pending: list[int] = []
         self.wake: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
@@ -94,7 +94,7 @@ class SignalDeferral:
     def _restore(self) -> None:
         """Restore the handlers and run the deferred ones, all of them even if some raise."""
         first_error: BaseException | None = None
-        handlers, pending = self._handlers, self._pending
+        handlers, pending = self._handlers, self.pending
         while handlers or pending:
             try:
                 while handlers:
@@ -113,10 +113,10 @@ class SignalDeferral:
     @property
     def interrupted(self) -> bool:
         """Whether a signal was deferred and this is the main thread."""
-        return bool(self._pending) and get_ident() == self._main
+        return bool(self.pending) and get_ident() == self._main
 
     def _defer(self, signum: int, frame: FrameType | None) -> None:
-        self._pending.append(signum)
+        self.pending.append(signum)
         if not self._is_entered(frame):
             self._depth = 0
             self._restore()

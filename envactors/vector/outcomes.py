@@ -130,7 +130,7 @@ class Outcomes:
         supervisor = self._supervisors[index]
         method = "reset" if slots.ops[index] & RESET else "step"
         answer = Answer(CallRequest(method, index, call_id=int(slots.numbers[index])), True, content)
-        return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, supervisor.core.pid)[1]
+        return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, supervisor.core.process)[1]
 
     def _fail(self, index: int, error: BaseException) -> bool:
         """Decide what becomes of an env that has raised; return whether it was asked once more."""
