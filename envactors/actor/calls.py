@@ -27,8 +27,8 @@ from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.errors import ActorError
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
-from envactors.mailbox.messages import Frame, Kind
-from envactors.mailbox.pickling import reads_at_once
+from envactors.mailbox.messages import Failure, Frame, Kind
+from envactors.mailbox.pickling import loads, reads_at_once
 from envactors.system.polling import READABLE, WRITABLE
 
 _log = logging.getLogger("envactors")
@@ -198,6 +198,9 @@ class Calls:
             was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
             if not was_lost and not core.recovery.record(answer):
                 self.fail_lost()
+            if call.kind == Kind.SAVE and answer.failed and call.future is None:
+                failure = Failure(*loads(answer.content))
+                core.tell(logging.WARNING, "the state of env %s cannot be saved: %s", call.index, failure.text)
         if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
             self.rows.on_brought_back(call.index)
         core.table.running = None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from envactors.actor import recording
 from envactors.actor.callbacks import DeferredCalls
 from envactors.actor.config import ActorConfig
-from envactors.actor.containment import LogQueue
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
 from envactors.actor.permits import Permits
@@ -25,7 +22,7 @@ from envactors.actor.requests import CallRequest, Entry, Group, Request, Request
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
-from envactors.errors import ActorError, SerializationError, copy_error
+from envactors.errors import ActorError, copy_error
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Kind, Save
 from envactors.mailbox.pickling import dumps
@@ -64,7 +61,7 @@ class ActorCore:
         # Sends what heads the queue, as far as the worker is free for it; set by `envactors.actor.calls`.
         self.send_waiting: Callable[[], None] = lambda: None
         # Ends the process of an env that is not fit to be used any more; set by `envactors.actor.lifecycle`.
-        self.discard: Callable[[int, Request, BaseException], None] = lambda _incarnation, _request, _error: None
+        self.discard: Callable[[int | None, Request, BaseException], None] = lambda _incarnation, _request, _error: None
         count = len(config.start.factories)
         self.recovery: Journals = Journals(
             config.first_index, count, config.max_journal, config.save_every, self._save_state
@@ -179,11 +176,7 @@ class ActorCore:
     def _save_state(self, index: int) -> None:
         """Have the state of an env saved after what runs; under the lock."""
         payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
-        request = SaveRequest(
-            "snapshot", index, timeout=timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload
-        )
-        request.notices = self.reactor.logs.notices
-        self.add(request)
+        self.add(CallRequest("snapshot", index, timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload))
 
     def use(self, process: ActorProcess) -> None:
         """Make it the present process."""
@@ -273,25 +266,6 @@ class ActorCore:
             if process is not None and was_interrupted:
                 text = "actor %r gets another process: an exception fell into the middle of a request"
                 self.tell(logging.WARNING, text, self.config.name)
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class SaveRequest(CallRequest):
-    """Saves the state of an env, from which it can be brought back.
-
-    Attributes:
-        notices: Gets what there is to log.
-    """
-
-    notices: LogQueue | None = None
-
-    def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
-        del value  # the journal has it
-        if error is not None and (not isinstance(error, ActorError) or isinstance(error, SerializationError)):
-            assert self.notices is not None, "set when it is queued"
-            where = {"incarnation": incarnation, "env_id": self.index}
-            text = "the state of env %s cannot be saved: %r"
-            self.notices.add(functools.partial(_log.warning, text, self.index, error, extra=where))
 
 
 class StateChange:

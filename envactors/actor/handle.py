@@ -13,7 +13,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.journal import SavedJournal
 from envactors.actor.method_names import method_name, public_name
-from envactors.actor.requests import CallRequest
+from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import P, R, T_co
@@ -276,4 +276,6 @@ def bring_back(actor: ActorHandle, journals: Sequence[SavedJournal]) -> ActorFut
 
 def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:
     """End a process whose env is not fit to be used any more; counts as a restart. See `Lifecycle.discard`."""
-    handle._supervisor.lifecycle.discard(incarnation, index, method, error)
+    core = handle._supervisor.core
+    with core.change, core.lock:
+        core.discard(incarnation, Request(method, index), error)

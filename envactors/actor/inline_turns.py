@@ -38,7 +38,7 @@ class InlineTurns:
         Called without the lock, since env code runs in here.
         """
         me = threading.get_ident()
-        if self._threads and is_on_stack(self._threads.get(me)):
+        if self._threads and is_on_stack(self._threads.get(me), sys._getframe()):
             return
         try:
             self._threads[me] = sys._getframe()

@@ -7,7 +7,6 @@ import time
 
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
-from envactors.mailbox.control_page import METHOD_RESET
 from envactors.mailbox.durations import Histograms
 
 
@@ -36,12 +35,10 @@ def _under_way(actor: Supervisor) -> tuple[str | None, float]:
         return None, 0.0
     if core.table.running is not None:
         return core.table.running.method, now - core.table.running.started
-    if actor.calls.rows is None or not actor.calls.rows.is_in_flight():
+    if not actor.calls.is_busy:
         return None, 0.0
-    if actor.calls.rows.running() is None:  # it was not begun yet
-        return "step", now - actor.calls.rows.posted_at
-    progress = core.process.page.progress()
-    return "reset" if progress.method == METHOD_RESET else "step", now - progress.since
+    turn = actor.calls.turn(core.process.page)
+    return turn.method, now - turn.since
 
 
 def read_histograms(actor: Supervisor) -> Histograms:

@@ -50,7 +50,7 @@ class Lifecycle:
 
     def __init__(self, core: ActorCore, launcher: Launcher, on_closed: Callable[[], None]) -> None:
         self.calls: Calls = Calls(core, self._on_start_reply)
-        core.discard = self._discard
+        core.discard = self.discard
         self.tracker: RestartTracker = RestartTracker(core.config.restart)
         self._core = core
         self._launcher = launcher
@@ -199,20 +199,14 @@ class Lifecycle:
         elif core.phase is not CLOSED and core.reason is not EndReason.CLOSE:
             self.end(EndReason.ABORT)
 
-    def discard(self, incarnation: int | None, index: int, method: str, error: BaseException) -> None:
-        """End a process one of whose envs is not fit to be used any more; counts as a restart.
+    def discard(self, incarnation: int | None, request: Request, error: BaseException) -> None:
+        """End the process of an env that is not fit to be used any more; counts as a restart. Under the lock.
 
         Args:
-            incarnation: Which one; another one is left alone.
-            index: The env's index.
-            method: What it was asked.
+            incarnation: The process; another one is left alone.
+            request: What the env was running.
             error: What it raised.
         """
-        core = self._core
-        with core.change, core.lock:
-            self._discard(incarnation, Request(method, index), error)
-
-    def _discard(self, incarnation: int | None, request: Request, error: BaseException) -> None:
         core = self._core
         if incarnation == core.incarnation and core.phase is LIVE:
             self._discarded_for = core.errors.discarded(request, core.incarnation, core.pid, error)

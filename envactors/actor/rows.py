@@ -121,7 +121,10 @@ class ActorRows:
     def post_all(self, now: float, wait: int, *, stream: bool) -> bool:
         """Post all envs, whose actions and operations stand in their rows, if the worker is free for them."""
         core, slots, table, process = self.core, self.slots, self.core.table, self.core.process
-        if process is None or slots.unusual or not core.is_free():
+        # As `ActorCore.is_free` does, which would be a call per step.
+        if process is None or slots.unusual or core.phase is not LIVE or core.closing or core.permits is not None:
+            return False
+        if table.queue or table.running is not None:
             return False
         if "call" not in core.timers.when:
             core.watch(now)

@@ -53,7 +53,7 @@ class SignalDeferral:
         frame, handlers = _getframe(1), self._handlers
         if self._depth:
             first = self._frame  # most often one of these two
-            if frame is first or frame.f_back is first or self._is_entered(frame):
+            if frame is first or frame.f_back is first or is_on_stack(self._frame, frame):
                 self._depth += 1
                 return
             self._depth = 0
@@ -83,14 +83,6 @@ class SignalDeferral:
             if self._handlers:
                 self._restore()
 
-    def _is_entered(self, frame: FrameType | None) -> bool:
-        """Return whether the frame that has entered the context is on the way to this one."""
-        while frame is not None:
-            if frame is self._frame:
-                return True
-            frame = frame.f_back
-        return False
-
     def _restore(self) -> None:
         """Restore the handlers and run the deferred ones, all of them even if some raise."""
         first_error: BaseException | None = None
@@ -117,7 +109,7 @@ class SignalDeferral:
 
     def _defer(self, signum: int, frame: FrameType | None) -> None:
         self.pending.append(signum)
-        if not self._is_entered(frame):
+        if not is_on_stack(self._frame, frame):
             self._depth = 0
             self._restore()
         elif self.wake is not None:
@@ -127,9 +119,8 @@ class SignalDeferral:
         self._main = threading.main_thread().ident
 
 
-def is_on_stack(wanted: FrameType | None) -> bool:
-    """Return whether a function that this thread has entered has not returned."""
-    frame: FrameType | None = _getframe(1)
+def is_on_stack(wanted: FrameType | None, frame: FrameType | None) -> bool:
+    """Return whether a function has not returned: its frame is ``frame``, or has led there."""
     while frame is not None and frame is not wanted:
         frame = frame.f_back
     return frame is not None

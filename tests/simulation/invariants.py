@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import envactors as ea
-from envactors.actor.core import ActorCore, SaveRequest
+from envactors.actor.core import ActorCore
 from envactors.actor.requests import CallRequest, Entry
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READY, ROLLING
@@ -123,7 +123,8 @@ class Invariants:
         if core.permits is None and not isinstance(head, CallRequest):
             return "envs wait that could be posted"
         assert core.process is not None, "a live actor has a process"
-        is_heard = core.process.on_ring is not None or isinstance(head, SaveRequest)  # nobody waits for that
+        # Nobody waits for a state that is saved.
+        is_heard = core.process.on_ring is not None or (isinstance(head, CallRequest) and head.future is None)
         return "" if is_heard else "nobody listens to the end that others wait for"
 
     def _check_permits(self, permits: Any) -> None:

@@ -129,7 +129,7 @@ MUTANTS = [
     Mutant("actor.watch:Watch._look", 'self._core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
     Mutant("actor.core:ActorCore.is_free", "and table.running is None", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_all", "or not core.is_free()", "", "no call runs beside rows"),
+    Mutant(ROWS + "post_all", "table.queue or table.running is not None", "table.queue", "no call runs beside rows"),
     Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
     Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
     Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
