@@ -20,7 +20,7 @@ from envactors.mailbox.control_page import PagePlace
 from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, open_sentinel
 from envactors.system.sockets import sigpipe_blocked
-from envactors.worker.bootstrap import Descriptors, run, run_forked
+from envactors.worker.bootstrap import Descriptors, run
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
 # On other systems, libraries do not survive a fork, and nothing would end the workers of a fork server.
@@ -148,7 +148,7 @@ def fork_caller(descriptors: Descriptors, page: PagePlace, environment: dict[str
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        run_forked(descriptors, page, parent_pid, environment)
+        run(descriptors, page, parent_pid, changes=environment, is_forked=True)
     return _watched(pid, lambda: await_exit(pid))
 
 

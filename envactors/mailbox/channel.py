@@ -1,4 +1,7 @@
-"""The connection between an actor and its worker: frames over a local stream socket."""
+"""The connection between an actor and its worker: frames over a local stream socket.
+
+What the frames mean is in `envactors.mailbox.messages`. Steps and resets go through shared memory instead.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ if TYPE_CHECKING:
 # Magic number, length of the payload, kind, incarnation, call id; padded so that large arrays behind it stay aligned.
 _HEADER = struct.Struct("<HQBIQ9x")
 _MAGIC = 0xEA70
-# The most to read at once, in bytes. Longer payloads get a buffer of their own.
+# How much is read at once, in bytes. A longer frame is read into a buffer of its size.
 _CHUNK = 1 << 16
-# In bytes, far above any real message. A longer one, or no magic number, means that other code wrote into the channel.
+# In bytes, far above any real message. If a frame claims to be longer, other code has written into the channel.
 _LONGEST = 1 << 40
 
 
 class ChannelCorruptError(Exception):
-    """The received bytes are no frame."""
+    """The received bytes do not form a frame."""
 
 
 class FrameChannel(Protocol):
@@ -36,7 +39,7 @@ class FrameChannel(Protocol):
         """Whether parts of frames are still to be written."""
 
     def send(self, frame: Frame) -> None:
-        """Write a frame, or as much of it as fits if this end does not block."""
+        """Write a frame; if this end does not block, keep what does not fit."""
 
     def flush(self) -> None:
         """Write as much of the backlog as fits."""
@@ -50,20 +53,23 @@ class FrameChannel(Protocol):
 
 
 class Channel:
-    """One end of a channel, over a connected stream socket.
+    """One end of a channel over a connected stream socket.
 
-    The parent's end does not block: what does not fit is buffered until `flush`. The worker's end blocks. One thread at
-    a time may write, and one may read.
+    The parent's end does not block and keeps what does not fit until `flush`. The worker's end blocks. One thread at a
+    time may write, and one may read.
+
+    Args:
+        sock: The socket.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         prevent_sigpipe(sock)
         self.socket = sock
-        # The bytes that are still to be written.
         self._outbox: deque[memoryview] = deque()
         # What a read fills: a chunk that is used again and again or, while a larger frame comes, a buffer of its size.
-        self._chunk = self._buffer = memoryview(bytearray(_CHUNK))
-        # How many bytes of an incomplete frame are at its beginning.
+        self._chunk = memoryview(bytearray(_CHUNK))
+        self._buffer = self._chunk
+        # How many bytes of an incomplete frame the buffer begins with.
         self._filled = 0
 
     def fileno(self) -> int:
@@ -82,17 +88,16 @@ class Channel:
         """
         kind, incarnation, call_id, payload = frame
         header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id)
-        if len(payload) >= _CHUNK:
-            self._outbox.append(memoryview(header))
-            self._outbox.append(memoryview(payload))
+        if self._outbox or len(payload) >= _CHUNK:
+            self._outbox += map(memoryview, (header, payload))
             self.flush()
             return
-        whole, sent = header + payload, 0
-        if not self._outbox:
-            try:
-                sent = self.socket.send(whole, SEND_FLAGS)
-            except BlockingIOError:
-                sent = 0
+        # Copying a small payload takes less time than a second system call.
+        whole = header + payload
+        try:
+            sent = self.socket.send(whole, SEND_FLAGS)
+        except BlockingIOError:
+            sent = 0
         if sent != len(whole):
             self._outbox.append(memoryview(whole)[sent:])
 
@@ -120,17 +125,19 @@ class Channel:
         Raises:
             BlockingIOError: There is nothing to read (only on an end that does not block).
             ConnectionResetError: The other end was closed before it had read everything that was sent to it.
-            ChannelCorruptError: The received bytes are no frame.
+            ChannelCorruptError: The received bytes do not form a frame.
         """
-        buffer, start, wanted = self._buffer, 0, 0
+        buffer = self._buffer
         read = self.socket.recv_into(buffer[self._filled :])
         if read == 0:
             return None
-        frames, end = [], self._filled + read
+        frames = []
+        start = wanted = 0
+        end = self._filled + read
         while end - start >= _HEADER.size:
             magic, length, kind, incarnation, call_id = _HEADER.unpack_from(buffer, start)
             if magic != _MAGIC or length > _LONGEST:
-                raise ChannelCorruptError(f"no frame begins with {bytes(buffer[start : start + _HEADER.size])!r}")
+                raise ChannelCorruptError(f"a frame cannot begin with {bytes(buffer[start : start + _HEADER.size])!r}")
             wanted = _HEADER.size + length
             if end - start < wanted:
                 break

@@ -1,4 +1,7 @@
-"""The start of a worker process: signals, output, stacks, its end with the parent."""
+"""Set up a worker process and run its loop: environment, signals, output, stacks, and the end with its parent.
+
+How the process is started is up to `envactors.backends`; the loop itself is in `envactors.worker.main`.
+"""
 
 from __future__ import annotations
 
@@ -71,62 +74,40 @@ def _unpickle_descriptors(*passed: Any) -> Descriptors:
 def run(
     descriptors: Descriptors,
     page: PagePlace,
-    parent_pid: int,
+    parent_pid: int | None,
     fixed_layout: bool = False,
     changes: Mapping[str, str | None] | None = None,
+    is_forked: bool = False,
 ) -> NoReturn:
-    """Run a worker in this process, a fresh interpreter, until its parent ends it.
-
-    Args:
-        descriptors: The descriptors from the parent.
-        page: The place of the worker's page in the file that has it.
-        parent_pid: The process id of the caller, with which the worker ends.
-        fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
-            again.
-        changes: Environment variables to set, and with None to unset.
-    """
-
-    def work() -> None:
-        volunteer_for_oom()
-        _change_environment(changes or {})
-        detach()
-        end_with_parent(parent_pid)
-        if fixed_layout:
-            restore_random_layout()
-        _serve(Descriptors(*descriptors), PagePlace(*page))  # lists for an interpreter that was started directly
-
-    exit_after(work)
-
-
-def run_forked(
-    descriptors: Descriptors, page: PagePlace, parent_pid: int | None, changes: Mapping[str, str | None]
-) -> NoReturn:
-    """Run a worker in this process, which was forked for it, until its parent ends it.
+    """Run a worker in this process until its parent ends it.
 
     Args:
         descriptors: The descriptors from the parent.
         page: The place of the worker's page in the file that has it.
         parent_pid: The process id of the caller, with which the worker ends; None if a fork server has forked it, and
             then the reaper ends it.
+        fixed_layout: Whether the parent has fixed the addresses of this process; if so, its children get random ones
+            again.
         changes: Environment variables to set, and with None to unset.
+        is_forked: Whether this process is a copy of another one, rather than a fresh interpreter.
     """
 
     def work() -> None:
         volunteer_for_oom()
-        _change_environment(changes)
-        _reseed()
+        for name, value in (changes or {}).items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if is_forked:
+            _reseed()
         detach()
         if parent_pid is not None:
             end_with_parent(parent_pid)
-        _serve(descriptors, page)
+        if fixed_layout:
+            restore_random_layout()
+        _serve(Descriptors(*descriptors), PagePlace(*page))  # lists for an interpreter that was started directly
 
     exit_after(work)
-
-
-def _change_environment(changes: Mapping[str, str | None]) -> None:
-    for name in changes:
-        os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in changes.items() if value is not None})
 
 
 def exit_after(work: Callable[[], None]) -> NoReturn:
@@ -152,11 +133,11 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
-    own = SharedFile(STACKS_FILE) if descriptors.stacks is None else None
-    fd = descriptors.stacks if own is None else own.fileno()
-    faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)  # type: ignore[arg-type] # one of the two
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # type: ignore[arg-type] # the parent empties it now and then
-    os.write(fd, b"\n")  # type: ignore[arg-type] # from now on the parent may send it
+    own_stacks = SharedFile(STACKS_FILE) if descriptors.stacks is None else None
+    stacks = own_stacks.fileno() if own_stacks is not None else descriptors.stacks or 0
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)  # the parent empties it now and then
+    os.write(stacks, b"\n")  # from now on the parent may send the signal
     memory = mmap.mmap(descriptors.pages, place.length * PAGE, offset=place.first * PAGE)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
@@ -193,11 +174,7 @@ class MappedParts:
 def _reseed() -> None:
     """Reseed NumPy's global generator, so that workers do not share its numbers; `random` does so after each fork."""
     numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is None:
-        return  # the generator is seeded when NumPy is imported
-    try:
-        numpy_random.seed()
-    except TypeError:  # the bit generator was replaced by one that cannot be reseeded
+    if numpy_random is not None:  # else it is seeded when NumPy is imported
         numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
 
 

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from envactors.mailbox.control_page import PagePlace
 from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
-from envactors.worker.bootstrap import Descriptors, exit_after, run_forked
+from envactors.worker.bootstrap import Descriptors, exit_after, run
 
 # A worker's number and its exit code, minus the signal's number.
 EXIT_REPORT: Final = struct.Struct("<qq")
@@ -149,7 +149,7 @@ def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
     sys.path[:], sys.argv[:] = setup.path or sys.path, setup.argv or sys.argv
     with contextlib.suppress(OSError):  # it is gone; a fresh interpreter would start without it, too
         os.chdir(setup.directory)
-    run_forked(descriptors, setup.page, None, setup.changes)
+    run(descriptors, setup.page, None, changes=setup.changes, is_forked=True)
 
 
 def _report_exits(numbers: dict[int, int], exits: int) -> None:
