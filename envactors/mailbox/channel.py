@@ -98,8 +98,9 @@ class Channel:
             sent = self.socket.send(whole, SEND_FLAGS)
         except BlockingIOError:
             sent = 0
-        if sent != len(whole):
+        if sent != len(whole):  # also of an end that blocks, if a signal has interrupted it
             self._outbox.append(memoryview(whole)[sent:])
+            self.flush()
 
     def flush(self) -> None:
         """Write as much of the backlog as fits.

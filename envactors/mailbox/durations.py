@@ -1,4 +1,7 @@
-"""How long steps and resets take: histograms whose buckets grow with the durations, four while these double."""
+"""Histograms of how long steps and resets take.
+
+Four buckets cover each doubling of the duration. What is measured, and when, is up to `envactors.mailbox.spans`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,23 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# From 2**-20 s, about a microsecond, to 2**11 s; what is shorter or longer is in the first bucket or the last.
-_SHORTEST, _LONGEST = -20, 11
+# Powers of 2, in seconds: from a microsecond to half an hour. Other durations count in the first or last bucket.
+_SHORTEST = -20
+_LONGEST = 11
 _PER_DOUBLING = 4
 _BUCKETS = _PER_DOUBLING * (_LONGEST - _SHORTEST)
 # The first bits of the shortest duration: sign, exponent (1023 for 1 s), and the two bits that number the quarters.
 _FIRST_BITS = (1023 + _SHORTEST) << 2
 METHOD_STEP: Final = 1
 METHOD_RESET: Final = 2
-# The shortest duration of each bucket, and what is longer than the last one.
+# The shortest duration of each bucket, and of what is longer than the last one.
 _EDGES = np.ldexp(
     1 + np.arange(_BUCKETS + 1) % _PER_DOUBLING / _PER_DOUBLING, _SHORTEST + np.arange(_BUCKETS + 1) // _PER_DOUBLING
 )
-# What the histograms of one env take, in bytes: for each method the buckets, the sum and the longest.
-SIZE_PER_ENV: Final = 2 * 8 * (_BUCKETS + 2)
+# A cell, of one env and method: the buckets, the total and the longest duration, 8 bytes each.
+_CELL = _BUCKETS + 2
+# What the histograms of one env take, in bytes.
+SIZE_PER_ENV: Final = 2 * 8 * _CELL
 
 
 class Durations(NamedTuple):
@@ -30,8 +36,8 @@ class Durations(NamedTuple):
     Attributes:
         count: How many there were.
         total: How long they took together.
-        p50: The median, to about a tenth.
-        p99: What 99 of a hundred did not exceed, to about a tenth.
+        p50: The median, to within about 10 %.
+        p99: The 99th percentile, to within about 10 %.
         max: The longest.
     """
 
@@ -43,51 +49,48 @@ class Durations(NamedTuple):
 
 
 class Histograms:
-    """How often the steps and resets of some envs took how long.
+    """The histograms of some envs, one for steps and one for resets of each.
 
     Args:
         envs: How many envs there are.
-        memory: Where to keep it, `SIZE_PER_ENV` bytes per env; None for memory of its own, zeros.
+        memory: At least `SIZE_PER_ENV` bytes per env; None to allocate them, as zeros.
+
+    Attributes:
+        cells: One row for the steps and one for the resets of each env.
     """
 
     def __init__(self, envs: int, memory: memoryview | None = None) -> None:
         if memory is None:
             memory = memoryview(bytearray(SIZE_PER_ENV * envs))
-        cells = 2 * envs
-        self._envs = envs
-        self._memory = memory[: SIZE_PER_ENV * envs]
-        # By env and method: the buckets, the sum, the longest.
-        self._counts: npt.NDArray[np.int64] = np.frombuffer(memory, np.int64, cells * _BUCKETS).reshape(cells, _BUCKETS)
-        sums = np.frombuffer(memory, np.float64, 2 * cells, 8 * cells * _BUCKETS)
-        self._totals, self._longest = sums[:cells], sums[cells:]
+        self.cells = np.frombuffer(memory, np.float64, 2 * envs * _CELL).reshape(2 * envs, _CELL)
+        self._counts: npt.NDArray[np.int64] = self.cells[:, :_BUCKETS].view(np.int64)
+        self._totals = self.cells[:, _BUCKETS]
+        self._longest = self.cells[:, _BUCKETS + 1]
 
     @classmethod
-    def joined(cls, parts: Sequence[Histograms]) -> Histograms:
-        """Return the histograms of the envs of all parts, one after the other."""
-        found, first = cls(sum(map(len, parts))), 0
-        for part in parts:
-            found.assign(part, first)
-            first += len(part)
+    def joined(cls, groups: Sequence[Histograms]) -> Histograms:
+        """Return the histograms of the envs of all groups, one after the other."""
+        found = cls(sum(map(len, groups)))
+        found.cells[:] = np.concatenate([group.cells for group in groups])
         return found
 
     def __len__(self) -> int:
-        return self._envs
+        return len(self.cells) // 2
 
     def copy(self) -> Histograms:
-        """Return a copy with memory of its own."""
-        return Histograms(self._envs, memoryview(bytearray(self._memory)))
+        """Return a copy."""
+        return self.joined([self])
 
-    def assign(self, other: Histograms, first: int = 0) -> None:
-        """Take over what another one has counted, whose first env has this number here."""
-        cells = slice(2 * first, 2 * (first + len(other)))
-        self._counts[cells], self._totals[cells], self._longest[cells] = other._counts, other._totals, other._longest
+    def assign(self, other: Histograms) -> None:
+        """Take over what another one of as many envs has counted."""
+        self.cells[:] = other.cells
 
     def add(self, other: Histograms) -> None:
-        """Count what another one has counted, of as many or of more envs."""
-        cells = 2 * self._envs
-        self._counts += other._counts[:cells]
-        self._totals += other._totals[:cells]
-        np.maximum(self._longest, other._longest[:cells], out=self._longest)
+        """Count what another one has counted, of as many envs or more."""
+        count = len(self.cells)
+        self._counts += other._counts[:count]
+        self._totals += other._totals[:count]
+        np.maximum(self._longest, other._longest[:count], out=self._longest)
 
     def count(
         self, envs: npt.NDArray[np.int32], methods: npt.NDArray[np.int32], seconds: npt.NDArray[np.float64]
@@ -95,7 +98,7 @@ class Histograms:
         """Count durations.
 
         Args:
-            envs: Of which env each is.
+            envs: The position of the env of each.
             methods: `METHOD_STEP` or `METHOD_RESET` for each.
             seconds: Each in seconds.
         """
@@ -106,7 +109,7 @@ class Histograms:
         np.maximum.at(self._longest, cells, seconds)
 
     def durations(self) -> list[tuple[Durations, Durations]]:
-        """Return what follows from it for the steps and the resets of each env."""
+        """Summarize the steps and the resets of each env."""
         ends = self._counts.cumsum(axis=1)
         quantiles = [self._quantiles(ends, share).tolist() for share in (0.5, 0.99)]
         columns = ends[:, -1].tolist(), self._totals.tolist(), *quantiles, self._longest.tolist()
@@ -122,5 +125,5 @@ class Histograms:
         return np.minimum(quantiles, self._longest)
 
     def tobytes(self) -> bytes:
-        """Return all of it, as the memory for as many envs in another process."""
-        return self._memory.tobytes()
+        """Return the content as bytes, which can be the memory of histograms for as many envs in another process."""
+        return self.cells.tobytes()
