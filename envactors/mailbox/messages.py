@@ -239,16 +239,6 @@ class Description(NamedTuple):
     render_mode: str | None
 
 
-class Transition(NamedTuple):
-    """The result of a `Step`, or of a `Reset` (with reward 0 and no flags)."""
-
-    obs: Any
-    reward: Any
-    terminated: bool
-    truncated: bool
-    info: dict[str, Any]
-
-
 REQUESTS: dict[int, Any] = {
     Kind[message.__name__.upper()]: message
     for message in (Start, Call, Get, Set, Describe, Reset, Step, Close, Attach, Adopt, Replay, Save, Restore, Extend)

@@ -1,4 +1,7 @@
-"""The envs of one worker, and the requests that run on them."""
+"""The envs of one worker: make them, step and reset them, and run all other requests on them.
+
+Where requests come from and how results travel is in `envactors.worker.main` and `envactors.worker.step_runner`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import OBJECT, Spec, conform, reader, spec_of_space, spec_of_value
 from envactors.worker.context import ActorContext
 
-# Those of a `envactors.mailbox.messages.Transition`: a tuple with names would take as long as the rest of a step.
+# The observation, the reward, whether the episode terminated or was truncated, and the info. Making a named tuple would
+# take as long as the rest of a step.
 Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
 
@@ -39,7 +43,6 @@ class HostedEnv:
         reports_seeds: Whether the infos of resets contain their seeds.
 
     Attributes:
-        context: The context of its actor.
         index: Its index in the vector.
         check: The checksum over all observations since its last seeded reset; 0 without ``journal``.
         dtype, shape: Those of an observation that is one array, else None.
@@ -64,13 +67,12 @@ class HostedEnv:
 
     def identify(self, context: ActorContext) -> None:
         """Assign the env to an actor."""
-        self.context = context
         self.index: int = context.index
         # For error messages; made once rather than in every step.
         self._observation_name = f"the observation of env {self.index}"
 
     def step(self, action: Any, autoreset: bool, next_seed: int | None) -> Fields:
-        """Step the env; check and convert the values that it returns, except for the flags.
+        """Step the env; check and convert what it returns, except for the flags.
 
         Args:
             action: The action; the env may modify it.
@@ -80,11 +82,11 @@ class HostedEnv:
         return self.take(self.env.step(action), autoreset, next_seed)
 
     def take(self, result: Any, autoreset: bool, next_seed: int | None) -> Fields:
-        """Do what `step` does, given what the env has returned."""
+        """Continue a `step` whose env has returned ``result``."""
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._refuse("step", result, "(obs, reward, terminated, truncated, info)")
         obs, reward, terminated, truncated, info = result
-        # `conform` does the same check for a value that fits, but calling it takes as long as a light step.
+        # `conform` checks the same, but calling it takes as long as a light step.
         if type(obs) is not np.ndarray or obs.dtype is not self.dtype or obs.shape != self.shape:
             obs = self._conform(obs)
         if self.journal:
@@ -103,7 +105,7 @@ class HostedEnv:
         return obs, reward, terminated, truncated, info
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> Fields:
-        """Reset the env; check and convert the values that it returns.
+        """Reset the env; check and convert what it returns.
 
         Args:
             seed: The seed; None lets the env choose.
@@ -149,7 +151,7 @@ class HostedEnv:
 
 
 class Host:
-    """Makes the envs of one worker, and runs all requests that are neither steps nor resets.
+    """Makes the envs of one worker and runs all requests that are neither steps nor resets.
 
     Args:
         page: The control page, on which the env that runs is recorded.
@@ -169,7 +171,7 @@ class Host:
         self._page = page
 
     def running(self) -> ActorContext | None:
-        """Return the context of the env that runs, or ran last; None before the first."""
+        """Return the context of the env that runs or ran last; None before the first."""
         return self._contexts[self._page.counters[ENV_INDEX]] if self._contexts else None
 
     def start(self, message: messages.Start, incarnation: int, on_made: Callable[[int], None]) -> None:
@@ -178,7 +180,7 @@ class Host:
         Args:
             message: The request that has the factories.
             incarnation: The number of this process.
-            on_made: Called with the number of envs that are made, while there are more to make.
+            on_made: Called with the count of envs that are made, while there are more to make.
         """
         if message.authkey is not None:
             multiprocessing.current_process().authkey = message.authkey  # factories may have proxies of a manager
@@ -188,7 +190,7 @@ class Host:
             if offset:
                 on_made(offset)
             make = _load_factory(factory)
-            if not offset:
+            if not offset:  # the factory may have imported Gymnasium
                 registry.install(*message.registrations)
             options = message.journal, message.seed_episodes
             self._made.append(HostedEnv(make(), offset, self._contexts[offset], self._page, *options))
@@ -221,7 +223,7 @@ class Host:
         (setter or functools.partial(setattr, env))(message.name, message.value)
 
     def describe(self, message: messages.Describe) -> messages.Description:
-        """Return the specs of an env's values, as far as its spaces define them, and its attributes."""
+        """Return the specs that an env's spaces define, its metadata, and its render mode."""
         hosted = self._begin_call(message.env)
         env = hosted.env
         metadata, render_mode = getattr(env, "metadata", None), getattr(env, "render_mode", None)
@@ -234,7 +236,7 @@ class Host:
         )
 
     def close(self, _message: messages.Close) -> None:
-        """Close the envs, all of them even if some raise.
+        """Close all envs, even if some raise.
 
         Raises:
             Exception: The first exception of an env's ``close``.
@@ -265,18 +267,16 @@ class Host:
         hosted.check = message.check
 
     def replay(self, message: messages.Replay) -> bool:
-        """Repeat the journal of an env whose process was lost; return whether it has returned the same observations.
+        """Repeat the journal of an env whose process has ended; return whether it has returned the same observations.
 
-        Each entry is recorded on the control page, since each has a deadline of its own.
+        Each entry is recorded on the control page, since each has its own deadline.
         """
         hosted = self.hosted_envs[message.env]
         for payload in message.attributes:
             self.set(messages.Set(*loads(payload))._replace(env=message.env))
-        if not message.entries:
-            return True
         for request in _entries(message):
             self._repeat(hosted, request)
-        return hosted.check == message.check
+        return not message.entries or hosted.check == message.check
 
     def _repeat(self, hosted: HostedEnv, request: Any) -> None:
         if isinstance(request, messages.Reset):
@@ -299,7 +299,7 @@ class Host:
 
 
 def _load_factory(pickled: bytes) -> Callable[[], Any]:
-    """Unpickle a factory; an import that fails says which interpreter has tried it."""
+    """Unpickle a factory; if an import fails, name the interpreter that has tried it."""
     try:
         factory: Callable[[], Any] = pickle.loads(pickled)
     except (ImportError, AttributeError) as error:
@@ -309,11 +309,11 @@ def _load_factory(pickled: bytes) -> Callable[[], Any]:
 
 
 def _entries(message: messages.Replay) -> Iterator[Any]:
-    """Yield the entries of a journal, each as the message that it repeats."""
+    """Yield the entries of a journal as messages."""
     for entry in message.entries:
         if not isinstance(entry, messages.RecordedSteps):
             kind, payload = entry
-            # It may have been at another position, in the vector that a checkpoint was written of.
+            # A checkpoint may come from a vector in which the env had another position.
             yield messages.REQUESTS[kind](*loads(payload))._replace(env=message.env)
             continue
         for row, operation in enumerate(entry.ops):
@@ -332,14 +332,14 @@ def checksum(obs: Any, before: int) -> int:
     if isinstance(obs, tuple):
         return functools.reduce(lambda check, part: checksum(part, check), obs, before)
     if isinstance(obs, np.ndarray) and not obs.dtype.hasobject:
-        # NumPy exports no buffers of times, also in records.
+        # NumPy does not export buffers of times, nor of records that have any.
         data = obs.tobytes() if obs.dtype.kind in "mMV" else np.ascontiguousarray(obs).data
         return zlib.crc32(data, before)
     return zlib.crc32(dumps(obs), before)
 
 
 def find(env: Any, name: str) -> Any:
-    """Return an attribute of an env, also one that Gymnasium's wrappers hide.
+    """Return an attribute of an env, even one that Gymnasium's wrappers hide.
 
     Raises:
         AttributeError: Neither the env nor an env that it wraps has the attribute.
