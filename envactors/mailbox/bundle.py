@@ -1,4 +1,7 @@
-"""Bundles: numbered parts in one buffer, each aligned, such as a pickle and its arrays, or the items of a frame."""
+"""Bundles: several buffers packed into one, each with a key and aligned, such as a pickle and its arrays.
+
+What the keys mean is up to who packs: the positions or indices of envs, for example.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from collections.abc import Iterable, Iterator
 
 # The first byte of a bundle; no pickle begins with it.
 MARK = 0
-# The mark and the number of parts.
+# The mark and the count of parts.
 _HEAD = struct.Struct("<B7xQ")
-# The number and the length of a part.
+# The key and the length of a part.
 _ENTRY = struct.Struct("<QQ")
-# In bytes; enough for the elements of any array, and what the lengths of head and entries are multiples of.
+# In bytes. It suits the elements of any array; the lengths of head and entries are multiples of it.
 _ALIGNMENT = 16
 
 
 def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearray:
-    """Return a bundle of numbered parts."""
+    """Return a bundle of (key, part) pairs."""
     parts = list(parts)
     pieces: list[bytes | bytearray | memoryview] = [_HEAD.pack(MARK, len(parts))]
-    pieces += [_ENTRY.pack(number, len(part)) for number, part in parts]
+    pieces += [_ENTRY.pack(key, len(part)) for key, part in parts]
     padding = 0
     for _, part in parts:
         if padding:
@@ -30,10 +33,10 @@ def pack(parts: Iterable[tuple[int, bytes | bytearray | memoryview]]) -> bytearr
 
 
 def unpack(bundle: bytes | bytearray | memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the numbered parts of a bundle, without copying them."""
+    """Yield the (key, part) pairs of a bundle, without copying the parts."""
     view = memoryview(bundle)
     _, count = _HEAD.unpack_from(view)
     start = _HEAD.size + count * _ENTRY.size
-    for number, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
-        yield number, view[start : start + length]
+    for key, length in _ENTRY.iter_unpack(view[_HEAD.size : start]):
+        yield key, view[start : start + length]
         start += length + -length % _ALIGNMENT

@@ -1,4 +1,7 @@
-"""What makes an env: a callable, or a string that says where the worker finds one."""
+"""Factories, which make envs: callables, or strings that name a callable which only the worker imports.
+
+Factories are checked here; they are pickled by `envactors.mailbox.pickling`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Factory: TypeAlias = Callable[[], Any] | str
 
 
 class NamedFactory:
-    """The callable that a string stands for; unpickling one imports it, and returns the callable itself."""
+    """The callable that a string names; unpickling one imports that callable and returns it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -68,14 +71,14 @@ def as_callable(factory: Callable[..., Any] | str, whose: str) -> Callable[..., 
 
 
 def as_factories(factories: Iterable[Factory], what: str = "factories") -> list[Factory]:
-    """Return what was given as one factory per env as a list.
+    """Return factories, one per env, as a list.
 
     Args:
         factories: The factories.
         what: The name of the argument, for the error.
 
     Raises:
-        TypeError: It is a single factory, or nothing that can be iterated over.
+        TypeError: It is a single factory, or cannot be iterated over.
     """
     if isinstance(factories, Iterable) and not isinstance(factories, (str, bytes)):
         return list(factories)

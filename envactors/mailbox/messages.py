@@ -1,12 +1,9 @@
-"""The messages between an actor and its worker.
+"""The messages between an actor and its worker: each request is a frame, and so is its reply.
 
-Each request is a frame, and so is its reply. Steps and resets go through rows of shared memory instead
-(`envactors.mailbox.slab`), and only what does not fit there is sent, as `Kind.PAYLOADS` and `Kind.OVERFLOW`.
-
-A frame is a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the named
-tuples below. The header is readable without the payload, so that a payload that cannot be unpickled fails its own call
-and no other. For the same reason payloads and overflows are packed env by env; if caller and worker are in one
-process, they are passed as objects.
+A frame has a fixed header (length, kind, incarnation, call id) and a pickled payload: the fields of one of the named
+tuples below. The header is readable without the payload, so a payload that cannot be unpickled fails its own call and
+no other. Steps and resets go through rows of shared memory instead (`envactors.mailbox.slab`). Only what does not fit
+there is sent, as `Kind.PAYLOADS` and `Kind.OVERFLOW`: env by env, so that what cannot be unpickled fails its own env.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class Kind(enum.IntEnum):
     ATTACH = 9
     ADOPT = 10
     REPLAY = 11
-    # What goes with rows that are posted after it, with the same call id; packed by `pickling.pack_payloads`.
+    # What does not fit into the rows that are posted after it with the same call id; see `pickling.pack_payloads`.
     PAYLOADS = 12
     SAVE = 13
     RESTORE = 14
@@ -44,19 +41,19 @@ class Kind(enum.IntEnum):
 
     RESULT = 16
     FAILED = 17
-    # Sent while rows run: what does not fit into its rows. A `envactors.mailbox.bundle` of parts by the
-    # envs' indices in the vector, read by `envactors.mailbox.info_codec`.
+    # Sent while rows run: results that do not fit into them, a `envactors.mailbox.bundle` by the envs' indices in the
+    # vector. `envactors.mailbox.info_codec` reads them.
     OVERFLOW = 19
-    # Sent during START while there are more envs to make: how many are made, and so whose factory runs.
+    # Sent during START while there are more envs to make: the count of envs that are made.
     ENV_MADE = 20
+    # Sent at any time by any thread: what env code logs, as the attributes of a log record.
+    LOGGED = 21
     # Sent while an EXTEND runs: parts of its result, a `envactors.mailbox.bundle`.
     PART = 22
-    # At any time, of any thread: what env code logs, as the attributes of a log record.
-    LOGGED = 21
 
 
 class Frame(NamedTuple):
-    """One message. The payload is pickled, except that `Kind.PAYLOADS` has objects within one process."""
+    """One message. Its payload is pickled; within one process that of `Kind.PAYLOADS` is a list of objects."""
 
     kind: int
     incarnation: int
@@ -65,7 +62,7 @@ class Frame(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """Use the shared slab; with ``autoreset`` an episode that ends is reset within the step."""
+    """Use the rows of a slab; with ``autoreset`` an episode that ends is reset within the step."""
 
     layout: Layout
     autoreset: bool
@@ -75,10 +72,10 @@ class Start(NamedTuple):
     """Make the envs.
 
     ``first`` is the index of the first env; ``registrations`` are for Gymnasium. With ``journal`` each env has a
-    checksum over all observations since its last seeded reset. ``levels`` are those of the caller's loggers. With
+    checksum over all observations since its last seeded reset. ``levels`` are the levels of the caller's loggers. With
     ``seed_episodes`` the infos of resets contain their seeds. ``snapshot`` is a pickled pair of functions that return
-    and set the state of an env. ``authkey`` is the caller's for `multiprocessing`, whose managers ask for it; None for
-    workers on other machines.
+    and set the state of an env. ``authkey`` is the caller's key for managers of `multiprocessing`; None for workers on
+    other machines.
     """
 
     name: str
@@ -94,7 +91,7 @@ class Start(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Belong to another actor from now on, with the first ``envs`` of the envs; for the other fields see `Start`."""
+    """Work for another actor from now on, with the first ``envs`` envs; for the other fields see `Start`."""
 
     name: str
     first: int
@@ -128,13 +125,13 @@ class Set(NamedTuple):
 
 
 class Describe(NamedTuple):
-    """Return what an env's observations, actions and rewards look like."""
+    """Return the `Description` of an env."""
 
     env: int
 
 
 class Reset(NamedTuple):
-    """Reset an env; the last field is not used any more, and stands in journals on disk."""
+    """Reset an env. The last field is unused; it remains because journals on disk have it."""
 
     env: int
     seed: int | None
@@ -152,7 +149,7 @@ class Step(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A value inside of a message that stays pickled until it is used."""
+    """A value inside a message that stays pickled until it is used."""
 
     content: bytes
 
@@ -190,7 +187,7 @@ class Save(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Put an env into a state that a `Save` has returned, the checksum included."""
+    """Restore the state of an env, and its checksum, that a `Save` has returned."""
 
     env: int
     check: int
@@ -202,9 +199,9 @@ class Close(NamedTuple):
 
 
 class Extend(NamedTuple):
-    """Call a function, which is pickled by its name, with the worker's server and these arguments.
+    """Call a function with the worker's server and these arguments; the function is pickled by its name.
 
-    With it, packages above this one, such as `envactors.rollout`, define more requests.
+    Rooms above this one, such as `envactors.rollout`, define their requests with it.
     """
 
     function: Any
@@ -250,6 +247,6 @@ def renewed_seed(root_seed: int, incarnation: int) -> int:
     return int(np.random.SeedSequence(root_seed, spawn_key=(incarnation,)).generate_state(1)[0])
 
 
-def episode_seed(root_seed: int, number: int) -> int:
-    """Return the seed of an env's episode, from its number since the reset with ``root_seed``, which is episode 0."""
-    return int(np.random.SeedSequence(root_seed, spawn_key=(0, number)).generate_state(1)[0])
+def episode_seed(root_seed: int, episode: int) -> int:
+    """Return the seed of an env's episode; the reset with ``root_seed`` has begun episode 0."""
+    return int(np.random.SeedSequence(root_seed, spawn_key=(0, episode)).generate_state(1)[0])

@@ -1,7 +1,8 @@
-"""How values pass between caller and worker.
+"""Pickle or copy the values that pass between caller and worker.
 
-Between processes they are pickled: protocol 5, cloudpickle for what that cannot pickle, exceptions without
-``__init__``. Within one process they are copied, so that neither side changes the other's value.
+Between processes values are pickled: with protocol 5, with cloudpickle where pickle fails, and exceptions so that their
+``__init__`` is not called again. Within one process they are copied, so that neither side changes the other's value.
+The messages that carry them are in `envactors.mailbox.messages`.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ _IMMUTABLE = frozenset(
     ]
 )
 
-# Arrays of at least this size, in bytes, are placed behind the pickle rather than in it, so that loading does not copy
-# them. `envactors.mailbox.channel` reads larger frames into buffers of their own, so that these arrays are writable.
+# In bytes. Larger arrays are placed after the pickle rather than in it, so that loading does not copy them. They are
+# writable, since `envactors.mailbox.channel` reads each large frame into a new buffer.
 _LARGE = 1 << 16
 
-# In bytes; longer pickles take too long to read, and to search.
+# In bytes. Longer pickles take too long to read or to search.
 _SHORT = 1 << 10
 
 _IS_NUMPY_1 = np.__version__.startswith("1.")
 
 
 def read_other_numpy() -> None:
-    """Let this process unpickle what NumPy 1 or 2, whichever it does not have, has pickled.
+    """Let this process unpickle what the other major version of NumPy, 1 or 2, has pickled.
 
-    Pickles name private modules, which have other names since NumPy 2. Each version reads most of the other's names;
-    this adds those of arrays, which NumPy 1 does not have and NumPy 2 warns of, and of errors.
+    Pickles name private modules, which NumPy 2 has renamed. Each version reads most of the other's names; this adds
+    those of arrays, which NumPy 1 does not have and NumPy 2 warns about, and of errors.
     """
     mine, other = ("numpy.core", "numpy._core") if _IS_NUMPY_1 else ("numpy._core", "numpy.core")
     sys.modules.setdefault(f"{other}._exceptions", importlib.import_module(f"{mine}._exceptions"))
@@ -58,12 +59,12 @@ def read_other_numpy() -> None:
     importlib.import_module(f"{other}.numeric").__dict__["_frombuffer"] = arrays._frombuffer  # noqa: SLF001
 
 
-if _IS_NUMPY_1:  # workers may have it without being told that their caller has another one
+if _IS_NUMPY_1:  # a worker does not know which version its caller has
     read_other_numpy()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no annotations
-    """Pickles code together with the tag of the interpreters that run it: others would take it for other code."""
+    """Pickles code together with the tag of the interpreters that can run it; others would run it as other code."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
@@ -77,25 +78,25 @@ def load_code_by_value(tag: str, place: str, parts: tuple[Any, ...]) -> types.Co
     """Rebuild code that was pickled by value.
 
     Raises:
-        TypeError: It is of another version of Python.
+        TypeError: Another version of Python has pickled it.
     """
     if tag != sys.implementation.cache_tag:
         raise TypeError(
-            f"{place} was pickled by value, as code of {tag}, and {sys.executable} runs that of "
+            f"{place} was pickled by value, as code of {tag}, but {sys.executable} runs code of "
             f"{sys.implementation.cache_tag}: put it into a module that both sides can import"
         )
     return types.CodeType(*parts)
 
 
 def has_code(pickled: bytes) -> bool:
-    """Return whether a pickle has code in it, which only interpreters of this version can load."""
+    """Return whether a pickle contains code, which only interpreters of this version can load."""
     return load_code_by_value.__name__.encode() in pickled
 
 
 def reads_at_once(pickled: bytes | bytearray | memoryview) -> bool:
-    """Return whether reading what `dumps` has pickled takes no time and runs no code of users.
+    """Return whether loading a pickle of `dumps` takes next to no time and cannot run code of users.
 
-    That is so if it is short and refers to no class or function.
+    It does if the pickle is short and does not refer to a class or function.
     """
     return len(pickled) <= _SHORT and pickle.STACK_GLOBAL not in bytes(pickled)
 
@@ -103,8 +104,8 @@ def reads_at_once(pickled: bytes | bytearray | memoryview) -> bool:
 def dumps(value: Any) -> bytes | bytearray:
     """Pickle a value so that the other process can load it.
 
-    Values that refer to ``__main__`` are pickled by value with cloudpickle: workers never import the caller's main
-    module, so a reference into it would fail there.
+    Values that refer to ``__main__`` are pickled by value with cloudpickle, since workers never import the caller's
+    main module.
 
     Raises:
         Exception: Whatever the value's own reduction, pickle or cloudpickle raises.
@@ -132,7 +133,7 @@ def dumps(value: Any) -> bytes | bytearray:
 
 
 def dumps_by_value(value: Any) -> bytes:
-    """Pickle with cloudpickle: lambdas, local classes and everything of ``__main__`` are pickled by value."""
+    """Pickle with cloudpickle, which pickles lambdas, local classes, and everything of ``__main__`` by value."""
     return _dump(_Pickler, value)
 
 
@@ -143,7 +144,7 @@ def _dump(pickler: type[_Pickler], value: Any, place_buffer: Callable[[Any], boo
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
-    """Return the value that `dumps` pickled; its large arrays are views of ``data``."""
+    """Load what `dumps` has pickled; large arrays are views of ``data``."""
     if data[0] != bundle.MARK:
         return pickle.loads(data)
     pickled, *large = (part for _, part in bundle.unpack(data))
@@ -151,7 +152,7 @@ def loads(data: bytes | bytearray | memoryview) -> Any:
 
 
 class _ExceptionPickler(_Pickler):
-    """Pickles every exception in a value as its class, arguments and state."""
+    """Pickles each exception in a value as its class, arguments, and state."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException):
@@ -159,12 +160,12 @@ class _ExceptionPickler(_Pickler):
         return super().reducer_override(obj)
 
 
-# The failures of a step are the envs' own exceptions, which may not survive a plain pickle.
+# A plain pickle may fail on the exceptions of envs that it contains.
 copyreg.pickle(VectorStepError, lambda error: (loads, (_dump(_ExceptionPickler, error),)))
 
 
 def pack_failure(error: BaseException, fault: Fault) -> Failure:
-    """Return an exception as a `Failure`; an exception that does not pickle is sent as text alone."""
+    """Return an exception as a `Failure`, as text only if it does not pickle."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         pickled = _dump(_ExceptionPickler, error)
@@ -191,7 +192,7 @@ def _safe_repr(value: object) -> str:
 
 
 def content_of(value: Any) -> Any:
-    """Return a value of a message, unpickled if it is `Pickled`."""
+    """Return a value of a message after unpickling it if it is `Pickled`."""
     return loads(value.content) if isinstance(value, Pickled) else value
 
 

@@ -1,4 +1,7 @@
-"""Gymnasium registrations of the caller. Workers never run the caller's main module, so these are sent to them."""
+"""Send the caller's Gymnasium registrations to workers, which never run the caller's main module.
+
+Gymnasium is not imported here before the caller or the worker's factory has imported it, or needs it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any
 
 from envactors.mailbox.pickling import dumps_by_value, loads
 
-# The entry points of the envs that Gymnasium itself registers begin with these.
+# Prefixes of the entry points of envs that Gymnasium itself registers.
 _OWN = ("gymnasium.", "shimmy.")
-# env id: (registration, its pickle, None if it does not pickle). A cache: most are the same for every actor.
+# env id: (registration, its pickle, None if it does not pickle). A cache, since most are the same for every actor.
 _known: dict[str, tuple[Any, bytes | None]] = {}
 
 
@@ -20,8 +23,8 @@ def collect() -> tuple[list[bytes], list[bytes]]:
     """Pickle the registrations of Gymnasium; return empty lists if Gymnasium is not imported.
 
     Returns:
-        The registrations of the caller and of other packages, and those whose entry point is in Gymnasium itself. Most
-        of the latter a worker has anyway, but a script may have registered a variant.
+        The registrations of the caller and of other packages, and those whose entry point is in Gymnasium itself. A
+        worker has most of the latter already, but a script may have registered a variant.
     """
     registry: dict[str, Any] = getattr(sys.modules.get("gymnasium"), "registry", {})
     foreign: list[bytes] = []
@@ -39,7 +42,7 @@ def collect() -> tuple[list[bytes], list[bytes]]:
 def install(foreign: list[bytes], own: list[bytes]) -> None:
     """Add the registrations of `collect` whose names are not registered in this process.
 
-    Gymnasium is imported only if there are foreign ones, so call this after a factory was loaded, which may import it.
+    Gymnasium is imported only if there are foreign ones. Call this after a factory was loaded, which may import it.
     """
     if not foreign and "gymnasium" not in sys.modules:
         return
@@ -54,7 +57,7 @@ def install(foreign: list[bytes], own: list[bytes]) -> None:
         except Exception:  # noqa: S112 # only a factory that makes this env needs it
             continue
         gymnasium.registry.setdefault(spec.id, spec)
-    # A package that registers its envs when a factory imports it would now warn of each of them.
+    # Otherwise a package that registers its envs when a factory imports it would warn about each of them.
     warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry", UserWarning)
 
 

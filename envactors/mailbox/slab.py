@@ -1,8 +1,8 @@
 """The memory that a vector env shares with its workers: observations, actions, and flags, one row per env.
 
 Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations have two
-halves, and the parent chooses the one that a step writes to. So the last complete observation survives a worker that is
-killed while it writes the next one.
+halves, and the parent chooses the one that a step writes to, so the last complete observation survives a worker that is
+killed while it writes the next one. Who allocates the memory, and what is sent beside it, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from envactors.mailbox.specs import ArraySpec, Spec, leaves
 HALF: Final = 1  # which half the observation is written to
 RESET: Final = 2  # a reset; without this bit, a step
 SEED: Final = 4  # the seed in the row is that of the reset, or of a reset within the step
-PAYLOAD: Final = 8  # the action of the step, or the options of the reset, come as payload
+PAYLOAD: Final = 8  # the action of the step, or the options of the reset, are in a payload
 NO_AUTORESET: Final = 16  # an episode that ends is not reset within the step
-RING: Final = 32  # the worker rings for the result, whatever the caller waits for
+RING: Final = 32  # the worker rings for the result, whatever else the caller waits for
 
-# The spec of a reward that is a float.
+# The spec of float rewards.
 PLAIN_REWARD: Final = ArraySpec((), np.dtype(np.float64))
-# Room per env for its info and object leaves, in bytes: most infos take a fraction of it.
+# Room per env for its info and object leaves, in bytes. Most infos take a fraction of it.
 INLINE_INFO_ROOM: Final = 4096
 
 # In bytes. Processors fetch cache lines in pairs: arrays with different writers must not share one.
@@ -37,7 +37,7 @@ class Places:
     """Places arrays one after the other in memory.
 
     Args:
-        memory: The memory, zeros at first; None only to find out how much is needed.
+        memory: The memory, zeros at first; None only to compute the size.
 
     Attributes:
         size: The size of all arrays so far, in bytes.
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
 
     Attributes:
         observation: One env's observation; leaves that cannot be batched are not in the slab.
-        action: One env's action, all of whose leaves can be batched; None if actions come as payload.
+        action: One env's action, all of whose leaves can be batched; None if actions are sent as payload.
         reward: One env's reward; None if rewards are objects.
         envs: The number of envs.
     """
@@ -82,17 +82,17 @@ class Slab:
 
     Args:
         layout: The layout.
-        memory: At least ``layout.size`` bytes, zeros at first; None only to find out that size.
+        memory: At least ``layout.size`` bytes, zeros at first; None only to compute that size.
 
     Attributes:
         size: The size of all arrays, in bytes.
         posted: int64, shape (n,): the call id of the last step or reset that the env was posted.
         completed: int64, shape (n,): the call id of the last one whose result is complete.
         when: float64, shape (n,): when that was completed (`time.monotonic`); written only if results are streamed.
-        ops: uint8, shape (n,): what was posted, in the bits above.
+        ops: uint8, shape (n,): the posted operation, in the bits above.
         seeds: uint64, shape (n,): the seed of a reset.
         info_encoding: uint8, shape (n,): how a result's info and object leaves are encoded, and where they are; 0 for
-            an empty info. The codes are those of `envactors.mailbox.info_codec`.
+            an empty info. `envactors.mailbox.info_codec` defines the values.
         inline_infos: uint8, shape (n, `INLINE_INFO_ROOM`): room for an encoded info.
         inline_info_rooms: The rows of ``inline_infos``.
         inline_info_sizes: uint32, shape (n,): how many bytes of that room are used.

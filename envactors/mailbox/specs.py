@@ -1,7 +1,8 @@
-"""Specs of values: `ArraySpec`, nested in dicts and tuples.
+"""Specs, which describe values as `ArraySpec`, nested in dicts and tuples, and the functions that use them.
 
-The spec of a Gymnasium space, or of a similar one, is made from its shape and the name of its class, so that neither
-Gymnasium nor any other framework has to be imported.
+Values are flattened, checked, batched and split by spec. The spec of a space follows from the space's shape and the
+name of its class, so neither Gymnasium nor any other framework is imported. Where arrays are placed in shared memory is
+decided in `envactors.mailbox.slab`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ArraySpec:
 
     Attributes:
         shape: The shape of one env's value, without the axis of the envs.
-        dtype: The dtype; ``object`` for values that cannot be batched, whose batches are lists.
+        dtype: The dtype; ``object`` for values that cannot be batched and so form lists.
         low: The smallest value, or None.
         high: The largest value, or None.
         batchable: Whether values of this spec can be put into one array.
@@ -42,7 +43,7 @@ class ArraySpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         dtype = np.dtype(self.dtype)
-        # An unpickled dtype is another object than NumPy's own. With NumPy's own, a comparison by `is` suffices.
+        # An unpickled dtype is not NumPy's own object. With NumPy's own, a comparison by `is` suffices.
         canonical = np.dtype(dtype.type) if dtype.kind in _ARRAY_KINDS and dtype.isnative else dtype
         object.__setattr__(self, "dtype", canonical)
         object.__setattr__(self, "batchable", dtype.kind in _ARRAY_KINDS)
@@ -108,23 +109,20 @@ def flatten(spec: Spec, value: Any) -> list[Any]:
 
 def unflatten(spec: Spec, flat: Iterator[Any]) -> Any:
     """Build a value from its leaves."""
-    if isinstance(spec, dict):
-        return {key: unflatten(inner, flat) for key, inner in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple([unflatten(inner, flat) for inner in spec])
-    return next(flat)
+    if isinstance(spec, ArraySpec):
+        return next(flat)
+    return _like(spec, [unflatten(spec[key], flat) for key in _keys(spec)])
 
 
 def reader(spec: Spec, arrays: Sequence[npt.NDArray[Any]], index: int) -> Callable[[], Any]:
-    """Return a function that reads a row of batched leaves; a later write does not change the values it returns."""
+    """Return a function that reads a row of batched leaves; later writes do not change the values it returns."""
+    # These are C code, since the function is called in every step.
+    readers = [
+        array[index].copy if array.ndim > 1 else functools.partial(operator.getitem, array, index) for array in arrays
+    ]
     if isinstance(spec, ArraySpec):
-        (array,) = arrays
-        # Both are C code: the function is called in every step.
-        return array[index].copy if spec.shape else functools.partial(operator.getitem, array, index)
-    shapes = [leaf.shape for leaf in leaves(spec)]
-    return lambda: unflatten(
-        spec, (array[index].copy() if shape else array[index] for array, shape in zip(arrays, shapes, strict=True))
-    )
+        return readers[0]
+    return lambda: unflatten(spec, (read() for read in readers))
 
 
 def spec_of_value(value: Any) -> Spec:
@@ -145,7 +143,7 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
 
     Args:
         spec: The spec.
-        value: The value; one that fits already is not copied.
+        value: The value; it is not copied if it already conforms.
         what: What the value is, for the error message.
 
     Raises:
@@ -159,9 +157,7 @@ def conform(spec: Spec, value: Any, what: str) -> Any:
             return value
         return _as_array(spec, value, spec.shape, what)
     _check_structure(spec, value, what)
-    if isinstance(spec, dict):
-        return {key: conform(inner, value[key], f"{what}[{key!r}]") for key, inner in spec.items()}
-    return tuple([conform(inner, value[i], f"{what}[{i}]") for i, inner in enumerate(spec)])
+    return _like(spec, [conform(spec[key], value[key], f"{what}[{key!r}]") for key in _keys(spec)])
 
 
 def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequence[Any] | npt.NDArray[Any]:
@@ -171,13 +167,13 @@ def split_batch(spec: Spec | None, values: Any, count: int, what: str) -> Sequen
     arrays for a tuple spec), or a list with one value per env.
 
     Args:
-        spec: The spec of one env's value. If None, it is not known, and any sequence is accepted.
+        spec: The spec of one env's value; None if it is not known, and then any sequence is accepted.
         values: The batch.
         count: The number of envs.
         what: What the values are, for the error message.
 
     Raises:
-        SpaceMismatchError: The number, structure, shape or dtype is not the expected one.
+        SpaceMismatchError: The length, structure, shape, or dtype does not fit.
     """
     if isinstance(spec, (dict, tuple)) and isinstance(values, Mapping if isinstance(spec, dict) else tuple):
         _check_structure(spec, values, what)
@@ -196,15 +192,15 @@ def _keys(spec: Any) -> Iterable[Any]:
     return spec if isinstance(spec, dict) else range(len(spec))
 
 
-def _like(spec: Any, parts: Iterable[Any]) -> Any:
-    """Return parts as a value of a dict or tuple spec."""
-    return dict(zip(spec, parts, strict=True)) if isinstance(spec, dict) else tuple(parts)
+def _like(spec: Any, contents: Iterable[Any]) -> Any:
+    """Return contents as a value of a dict or tuple spec."""
+    return dict(zip(spec, contents, strict=True)) if isinstance(spec, dict) else tuple(contents)
 
 
 def _check_structure(spec: Any, value: Any, what: str) -> None:
-    """Refuse a value that does not have the keys of a dict spec, or the length of a tuple spec."""
+    """Raise unless a value has the keys of a dict spec, or the length of a tuple spec."""
     if isinstance(spec, dict):
-        fits = isinstance(value, (dict, Mapping)) and value.keys() == spec.keys()  # a dict is told much faster
+        fits = isinstance(value, (dict, Mapping)) and value.keys() == spec.keys()  # `dict` is checked much faster
     else:
         fits = isinstance(value, (tuple, list)) and len(value) == len(spec)
     if not fits:
@@ -235,7 +231,9 @@ def _as_array(spec: ArraySpec, value: Any, shape: tuple[int, ...], what: str) ->
     try:
         array = np.asarray(value)
     except ValueError as error:  # ragged
-        raise SpaceMismatchError(f"{what} is no array: expected shape {shape}, dtype {spec.dtype}") from error
+        raise SpaceMismatchError(
+            f"{what} cannot be converted to an array: expected shape {shape}, dtype {spec.dtype}"
+        ) from error
     if array.shape != shape:
         raise SpaceMismatchError(f"{what} has shape {array.shape}: expected {shape}, dtype {spec.dtype}")
     if array.dtype != spec.dtype:
@@ -264,7 +262,7 @@ def stack(spec: Spec, values: Sequence[Any]) -> Any:
 
 
 def batches_alike(one: Spec | None, other: Spec | None) -> bool:
-    """Return whether values of two specs fit into one batch: same structure, shapes and dtypes, whatever the bounds."""
+    """Return whether values of two specs fit into one batch: structure, shapes and dtypes count, bounds do not."""
     return bool(_outline(one) == _outline(other))
 
 

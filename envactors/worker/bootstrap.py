@@ -36,7 +36,7 @@ from envactors.worker import context, reaper
 from envactors.worker.log_records import FrameSender, forward_records
 from envactors.worker.main import Server
 
-# The file that a worker writes its stacks to, by which its parent finds it.
+# The name of the file that a worker writes its stacks to; its parent looks for a file of this name.
 STACKS_FILE = "envactors-stacks"
 # Streams of the process that a worker was forked from; see `_redirect`.
 _inherited: list[Any] = []
@@ -45,7 +45,7 @@ _inherited: list[Any] = []
 class Descriptors(NamedTuple):
     """The descriptors that a worker inherits from its parent.
 
-    The slab's is None if its steps never use one, and that for stacks if the parent finds the worker's own file.
+    ``slab`` is None for a worker without rows, and ``stacks`` if the parent finds the worker's own file.
     """
 
     channel: int
@@ -62,7 +62,7 @@ class Descriptors(NamedTuple):
         return [fd for fd in self if fd is not None]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled by loky alone, which passes them to the process that it is starting.
+        # Only loky pickles them, and passes them to the process that it starts.
         return _unpickle_descriptors, tuple(None if fd is None else DupFd(fd) for fd in self)
 
 
@@ -111,7 +111,7 @@ def run(
 
 
 def exit_after(work: Callable[[], None]) -> NoReturn:
-    """Do the work of this process, and end it without taking the interpreter down."""
+    """Do the work of this process, and end it without finalizing the interpreter."""
     code = 1
     try:
         work()
@@ -122,14 +122,14 @@ def exit_after(work: Callable[[], None]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # it is None, or what reads it is gone
                 stream.flush()
-        # Not sys.exit: taking an interpreter down takes tens of milliseconds, and the exit handlers of a process must
-        # not run in its copy.
+        # Not sys.exit: finalizing an interpreter takes tens of milliseconds, and exit handlers must not run in a forked
+        # copy of their process.
         os._exit(code)
 
 
 def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     tag_descendants(reaper.tag_of(os.environ[reaper.VARIABLE].split()[-1]))
-    # Env code that starts processes uses the system's default start method, as in any other program.
+    # Env code that starts processes gets the system's default start method, as in any other program.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
@@ -172,7 +172,7 @@ class MappedParts:
 
 
 def _reseed() -> None:
-    """Reseed NumPy's global generator, so that workers do not share its numbers; `random` does so after each fork."""
+    """Reseed NumPy's global generator, so that workers do not share its numbers; `random` does this after each fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:  # else it is seeded when NumPy is imported
         numpy_random.set_bit_generator(type(numpy_random.get_bit_generator())())
@@ -184,8 +184,8 @@ def _redirect(descriptors: Descriptors) -> None:
     for name, source, target in (("stdout", descriptors.stdout, 1), ("stderr", descriptors.stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-        # The stream of a forked worker may have a copy of what the caller has not flushed yet. This reference prevents
-        # its finalization, which would write that copy a second time.
+        # The stream of a forked worker may hold a copy of what the caller has not flushed yet. This reference prevents
+        # its finalization, which would write that copy again.
         _inherited.append(getattr(sys, name))
         # Line-buffered: Python would buffer more for a pipe, and the rest would be lost with the process.
         stream = os.fdopen(target, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -1,4 +1,7 @@
-"""The current actor: whose env code is running."""
+"""The current actor, whose env code is running; `envactors.current_actor` for users.
+
+Also counts forks, so that a worker notices that env code has forked it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ class ActorContext:
     incarnation: int
 
 
-# Returns the context of the env that runs in the current thread; see `envactors.worker.host.Host.running`.
+# Returns the context of the env that runs in this thread; see `envactors.worker.host.Host.running`.
 of_thread: ContextVar[Callable[[], ActorContext | None] | None] = ContextVar("envactors_worker", default=None)
-# The same for a process that is one actor's alone: threads that env code starts see it too.
+# The same for a process that works for one actor only, so that threads that env code starts see it too.
 of_process: Callable[[], ActorContext | None] | None = None
-# How many forks lie between this process and the one that imported this module. If the number changes in a worker, env
-# code has forked and this process is the copy. A variable rather than a function, since it is read in every step.
+# How many forks lie between this process and the one that imported this module. If the count changes in a worker, env
+# code has forked and this process is the copy. A variable rather than a function, since every step reads it.
 forks = 0
 
 

@@ -1,7 +1,7 @@
-"""The fork server: a process that imports what workers need, and forks one for each request.
+"""The fork server: a program that imports what workers need and forks a worker for each request.
 
-Each request and each answer is one packet, and descriptors travel with it: those of the worker there, its pidfd back.
-The exit codes of workers are reported through another socket.
+Each request and each answer is one packet: with a request come the worker's descriptors, with the answer its pidfd. The
+exit codes of workers are reported through a pipe. The caller's half is `envactors.backends.fork_server`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from envactors.mailbox.control_page import PagePlace
 from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
 from envactors.worker.bootstrap import Descriptors, exit_after, run
 
-# A worker's number and its exit code, minus the signal's number.
+# A worker's id and its exit code, minus the signal's number.
 EXIT_REPORT: Final = struct.Struct("<qq")
 # How long a thread that an import has started may take to end, in seconds.
 _THREAD_GRACE: Final = 1.0
 
 
 class WorkerSetup(NamedTuple):
-    """What a worker gets of its caller besides descriptors, as it is when the worker starts.
+    """What a worker gets from its caller besides descriptors, as of the worker's start.
 
     Attributes:
         page: The place of its control page in the file that has it.
@@ -54,8 +54,8 @@ class Answer(NamedTuple):
 
     Attributes:
         pid: The worker's process id; 0 at the start.
-        refusal: Why the server never forks; empty if it does.
-        error: The arguments of the `OSError` that forking raised; empty if it did not.
+        refusal: Why the server refuses to fork; empty if it does not.
+        error: The arguments of the `OSError` that forking has raised; empty if it has not.
     """
 
     pid: int = 0
@@ -74,11 +74,11 @@ def serve_forks(requests: int, exits: int, parent_pid: int, preload: list[str]) 
     """
     detach()
     end_with_parent(parent_pid)
-    adopt_orphans()  # and reap them, or they might stay zombies of a caller that is process 1
+    adopt_orphans()  # and reap them; otherwise they would stay zombies if the caller is process 1
 
     def work() -> None:
         _serve(requests, exits, preload)
-        atexit._run_exitfuncs()  # noqa: SLF001 # those of what was preloaded; nothing public runs them
+        atexit._run_exitfuncs()  # noqa: SLF001 # those of preloaded modules; nothing public runs them
 
     exit_after(work)
 
@@ -87,7 +87,7 @@ def _serve(requests: int, exits: int, preload: list[str]) -> None:
     gc.disable()  # imports are quicker without
     with socket.socket(fileno=requests) as sock:
         refusal = _import_all(preload)
-        gc.freeze()  # workers share these objects copy-on-write; a garbage collection would write to them
+        gc.freeze()  # a garbage collection would write to these objects, which workers share copy-on-write
         gc.enable()
         sock.send(pickle.dumps(tuple(Answer(refusal=refusal))))
         # Becomes readable when a worker has ended.
@@ -96,8 +96,8 @@ def _serve(requests: int, exits: int, preload: list[str]) -> None:
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the descriptor needs a handler of Python's
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        # The numbers of the workers that run, by process id.
-        numbers: dict[int, int] = {}
+        # The ids of the running workers, by process id.
+        worker_ids: dict[int, int] = {}
         if refusal:
             sock.recv(1)  # until the caller hangs up: a server that ends is replaced
             return
@@ -105,24 +105,25 @@ def _serve(requests: int, exits: int, preload: list[str]) -> None:
             ready = select.select([requests, ended], [], [])[0]
             if ended in ready:
                 os.read(ended, 1 << 12)
-                _report_exits(numbers, exits)
-            if requests in ready and not _answer(sock, numbers, (exits, ended, wake)):
+                _report_exits(worker_ids, exits)
+            if requests in ready and not _answer(sock, worker_ids, (exits, ended, wake)):
                 return
 
 
-def _answer(sock: socket.socket, numbers: dict[int, int], own: tuple[int, ...]) -> bool:
+def _answer(sock: socket.socket, worker_ids: dict[int, int], own: tuple[int, ...]) -> bool:
     """Answer one request; return False if the caller has closed its end of the socket.
 
     Args:
         sock: The socket.
-        numbers: Where the worker's number is added.
-        own: Further descriptors that workers must not have.
+        worker_ids: Where the worker's id is added.
+        own: Other descriptors that workers must not keep.
     """
     request, fds, _, _ = socket.recv_fds(sock, 1 << 20, len(Descriptors._fields))
     if not request:
         return False
-    number, *setup = pickle.loads(request)
-    answer, pid = Answer(), -1
+    worker_id, *setup = pickle.loads(request)
+    answer = Answer()
+    pid = -1
     try:
         pid = os.fork()
     except OSError as error:
@@ -133,7 +134,7 @@ def _answer(sock: socket.socket, numbers: dict[int, int], own: tuple[int, ...]) 
             os.close(fd)
         _run_worker(Descriptors(*fds), WorkerSetup(*setup))
     if pid > 0:
-        numbers[pid] = number
+        worker_ids[pid] = worker_id
         # The pidfd is opened here, where the worker cannot have been reaped yet.
         answer = Answer(pid)
         fds.append(open_sentinel(pid))
@@ -146,13 +147,14 @@ def _answer(sock: socket.socket, numbers: dict[int, int], own: tuple[int, ...]) 
 def _run_worker(descriptors: Descriptors, setup: WorkerSetup) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    sys.path[:], sys.argv[:] = setup.path or sys.path, setup.argv or sys.argv
-    with contextlib.suppress(OSError):  # it is gone; a fresh interpreter would start without it, too
+    sys.path[:] = setup.path or sys.path
+    sys.argv[:] = setup.argv or sys.argv
+    with contextlib.suppress(OSError):  # it was removed; a fresh interpreter would start without it, too
         os.chdir(setup.directory)
     run(descriptors, setup.page, None, changes=setup.changes, is_forked=True)
 
 
-def _report_exits(numbers: dict[int, int], exits: int) -> None:
+def _report_exits(worker_ids: dict[int, int], exits: int) -> None:
     """Reap the workers that have ended, and report their exit codes."""
     while True:
         try:
@@ -161,16 +163,16 @@ def _report_exits(numbers: dict[int, int], exits: int) -> None:
             return
         if pid == 0:
             return
-        number = numbers.pop(pid, None)
-        if number is not None:  # else one that a worker, or a preloaded module, has started
-            os.write(exits, EXIT_REPORT.pack(number, os.waitstatus_to_exitcode(status)))
+        worker_id = worker_ids.pop(pid, None)
+        if worker_id is not None:  # otherwise a worker, or a preloaded module, has started it
+            os.write(exits, EXIT_REPORT.pack(worker_id, os.waitstatus_to_exitcode(status)))
 
 
 def _import_all(preload: list[str]) -> str:
-    """Import modules; return why the server must not fork, if one of them leaves threads running."""
-    before = count_threads()  # those that NumPy has started, whose libraries bear being forked, are among them
+    """Import modules; if one of them leaves threads running, return why the server must not fork."""
+    before = count_threads()  # includes those of NumPy's libraries, which tolerate a fork
     for name in preload:
-        with contextlib.suppress(Exception):  # an env that needs a module that fails to import raises the error
+        with contextlib.suppress(Exception):  # an env that needs the module will raise the error
             importlib.import_module(name)
         end = time.monotonic() + _THREAD_GRACE
         while count_threads() > before and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""What another interpreter needs to run workers, checked in that interpreter itself."""
+"""Check, in another interpreter, whether it can run workers; `envactors.backends.interpreters` runs this there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import re
 import sys
 
-# The packages that workers import, and the oldest versions that understand what the caller's newer ones pickle.
+# The packages that workers import, and the oldest versions that can load what the caller's newer ones pickle.
 NEEDED = {"numpy": (1, 26), "cloudpickle": (3, 0)}
 
 
@@ -16,7 +16,7 @@ def platform() -> str:
 
 
 def check(expected: str, system: str) -> None:
-    """Print the tag of this interpreter's code, such as ``cpython-310``, or exit with a line that says what it lacks.
+    """Print the tag of this interpreter's code, such as ``cpython-310``, or exit with a line that says what is missing.
 
     Args:
         expected: The caller's `platform`.

@@ -1,4 +1,7 @@
-"""What env code logs: it goes to the caller's logging, through the channel, instead of to this process's stderr."""
+"""Send the log records of env code to the caller, through the channel.
+
+The caller's half, which hands them to its own loggers, is `envactors.actor.env_records`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.messages import Frame, Kind
 from envactors.worker.context import current_actor
 
-# The attributes of a record that travel as they are.
+# The attributes of a record that are sent unchanged.
 _FIELDS = (
     *("name", "levelno", "levelname", "created", "msecs", "relativeCreated", "process", "thread", "threadName"),
     *("pathname", "filename", "module", "lineno", "funcName", "stack_info"),
 )
 _log = logging.getLogger("envactors")
 _FORMATTER = logging.Formatter()
-# How many records of signal handlers may wait for the frame that they have interrupted.
+# How many records of signal handlers may wait for the frame that the handlers have interrupted.
 _MOST_WAITING = 1000
 
 
@@ -28,12 +31,12 @@ class FrameSender:
     """Sends the frames of several threads over one channel, one after the other.
 
     Args:
-        channel: The channel; it blocks.
+        channel: The channel, which blocks.
     """
 
     def __init__(self, channel: FrameChannel) -> None:
         self._channel = channel
-        # What this thread has sent in the middle of sending, and how many log records did not fit.
+        # Frames of signal handlers that have interrupted a `send`, and the count of log records that did not fit.
         self._waiting: deque[Frame] = deque()
         self._dropped = 0
         self._lock = threading.RLock()
@@ -46,7 +49,7 @@ class FrameSender:
             OSError: The other end is closed.
         """
         with self._lock:
-            if self._is_sending:  # in a signal handler: what it has interrupted goes on with this frame
+            if self._is_sending:  # a signal handler has interrupted a `send`, which will send this frame, too
                 if frame.kind == Kind.LOGGED and len(self._waiting) >= _MOST_WAITING:
                     self._dropped += 1
                 else:
@@ -61,7 +64,7 @@ class FrameSender:
                 self._is_sending = False
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            _log.warning("%d log records of signal handlers were dropped: they came while another was sent", dropped)
+            _log.warning("dropped %d log records of signal handlers, which interrupted the sending of another", dropped)
 
 
 class RecordForwarder(logging.Handler):
@@ -102,7 +105,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def forward_records(send: Callable[[bytes], None]) -> None:
-    """Have all that is logged in this process sent; handlers that were inherited by a fork are the caller's."""
+    """Send everything that is logged in this process; the handlers that a fork has inherited are the caller's."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()
@@ -110,6 +113,6 @@ def forward_records(send: Callable[[bytes], None]) -> None:
 
 
 def set_levels(levels: Mapping[str, int]) -> None:
-    """Set the levels of loggers, by name, as the caller has: what is below them costs nothing."""
+    """Set the levels of loggers, by name, to those of the caller, so that records below them cost nothing."""
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)

@@ -1,4 +1,7 @@
-"""The worker's loop: wait for a request, run it, reply; end when the parent closes the worker or the channel."""
+"""The worker's loop: wait for a request, run it, reply; end when the parent closes the worker or the channel.
+
+What requests do is in `envactors.worker.host`; steps and resets run in `envactors.worker.step_runner`.
+"""
 
 from __future__ import annotations
 
@@ -35,38 +38,39 @@ from envactors.worker.step_runner import StepRunner, WriteGuard
 
 
 class OpenMemory(Protocol):
-    """The memory of a vector, as its workers see it."""
+    """The memory of a vector, as its workers map it."""
 
     def open(self, layout: Layout) -> tuple[Slab, InfoWriter]:
         """Open the slab."""
 
     def open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
-        """Open a part that the parent has added, at the place that it has said."""
+        """Open a part that the parent has added, given its place."""
 
 
 _ANYWHERE = contextlib.nullcontext()
-# A worker that spins on a CPU of its own is moved there again after this many spins.
+# After this many spins a worker that spins on a CPU of its own is moved there again.
 _SPINS_PER_PINNING = 50
 _PAYLOADS = Kind.PAYLOADS
 
 
 class Server:
-    """Runs one request at a time, and replies to it.
+    """Runs one request at a time and replies to it.
 
     Args:
         channel: The worker's end of the channel.
         page: The worker's control page.
-        memory: The memory of its vector; None if it has none.
-        guard: Of a worker that cannot be killed: tells it that it was abandoned.
-        send: Sends frames, if not the channel itself: of a worker whose log records are forwarded.
+        memory: The memory of its vector; None for a worker without rows.
+        guard: The guard of a worker that cannot be killed; None for others.
+        send: Sends frames in place of the channel, if the worker forwards its log records.
 
     Attributes:
-        handled: The value of `POSTED` up to which all requests were run, or are about to be.
+        handled: The value of `POSTED` up to which requests were run or are about to be.
         closed: Whether no more requests will come.
         host: The host of the envs.
         page: The control page.
+        memory: As above.
         runner: Runs steps and resets.
-        guard: Of a worker that cannot be killed.
+        guard: As above.
         call_id: The call id of the current request.
         extension: What a `Kind.EXTEND` request keeps for the next one.
     """
@@ -92,14 +96,14 @@ class Server:
         self.extension: Any = None
         self.runner: StepRunner = StepRunner(host, page, self._reply, guard)
         self._forks = context.forks
-        # How many frames were read, to compare with `FRAMES`.
+        # The count of frames that were read, to compare with `FRAMES`.
         self._frames_read = 0
-        # The call id of the last batch step in shared memory.
+        # The call id of the last batch step.
         self._last_step = 0
-        # Those of the current request.
+        # The incarnation of the last request that was a frame.
         self._incarnation = 0
         self.call_id: int = 0
-        # By kind of request, whose names they have.
+        # By kind of request; each handler has the name of its kind.
         handlers = host.call, host.get, host.set, host.describe, host.replay, host.save, host.restore, host.close
         self._handlers: dict[int, Callable[[Any], Any]] = {
             Kind[handler.__name__.strip("_").upper()]: handler
@@ -108,7 +112,8 @@ class Server:
 
     def serve(self) -> None:
         """Run requests until the parent closes the worker or ends; the channel must block."""
-        counters, spins = self._counters, 0
+        counters = self._counters
+        spins = 0
         with contextlib.closing(Poller()) as poller:
             fd = self._channel.fileno()
             poller.add(fd)
@@ -122,28 +127,29 @@ class Server:
                         if wait & SPINNING:
                             if core is not None and spins % _SPINS_PER_PINNING == 0:
                                 with pinned_while_sleeping(core):
-                                    pass  # moves the thread there; the scheduler has no reason to move it away soon
+                                    pass  # this moves the thread there, and the scheduler rarely moves it away soon
                             spins += 1
                         if not (wait & SPINNING and spin_until_all([(counters, handled + 1)], POSTED)):
                             with _ANYWHERE if core is None else pinned_while_sleeping(core):
-                                # A ring may be that of a request that was seen while spinning, and is done.
+                                # A ring may belong to a request that was seen while spinning and has run.
                                 while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
                                     pass
                     self.run_posted()
             except OSError:
-                # The parent has ended, so there is nothing left to reply to.
+                # The parent has ended, so nobody waits for a reply.
                 return
 
     def run_posted(self) -> None:
-        """Run the posted requests; if there are none, read the channel to find out whether it was closed.
+        """Run the posted requests; if there are none, read the channel to notice whether it was closed.
 
         Raises:
             OSError: The parent has ended.
         """
         counters = self._counters
         posted = counters[POSTED]
-        nothing, self.handled = posted == self.handled, posted
-        # Before the frames are counted: payloads come before the step that they belong to.
+        nothing = posted == self.handled
+        self.handled = posted
+        # Read before the count of frames, since payloads are sent before the step that they belong to is posted.
         step = counters[STEP]
         # A frame may be read before it is counted.
         while (nothing or counters[FRAMES] > self._frames_read) and not self.closed:
@@ -173,7 +179,7 @@ class Server:
         self.closed = frame.kind == Kind.CLOSE
 
     def _check_lease(self) -> None:
-        """End at once if the lease is over: another process may have taken this one's place."""
+        """End this process at once if the lease is over: another process may have replaced it."""
         lease = self.page.times[LEASE]
         if lease and boot_clock() > lease:
             os._exit(1)
@@ -190,14 +196,14 @@ class Server:
         except BaseException as error:
             reply = Kind.FAILED, dumps(tuple(pack_failure(error, fault)))
         if context.forks != self._forks:
-            os._exit(1)  # env code forked, and its child came back here: it must not reply
+            os._exit(1)  # env code has forked, and its child has come back here: it must not reply
         return reply
 
     def _reply(self, kind: Kind, payload: Any) -> None:
         self._send(Frame(kind, self._incarnation, self.call_id, payload))
 
     def send_record(self, payload: bytes) -> None:
-        """Send what env code has logged; in any thread."""
+        """Send a log record of env code; any thread may call it."""
         self._reply(Kind.LOGGED, payload)
 
     # Handlers, one per kind of request --------------------------------------------------------------------

@@ -1,31 +1,33 @@
 """The reaper: a program that ends the processes which a caller and its workers leave behind.
 
 It outlives its caller by a moment. It uses only a few modules of the standard library, so its system calls are here and
-not in `envactors.system`. Through descriptor 0 the caller reports, a line each, workers that have started ("3 4711":
-the worker's number and process id) and that have ended ("3"); the reaper itself waits for the end of the caller. Every
-caller has a second reaper, the keeper (`envactors.worker.keeper`), so that nothing is missed while one of them is being
-replaced. If the caller is the agent of a node, both also kill it when its lease is over.
+not in `envactors.system`. Through descriptor 0 the caller reports, one per line, workers that have started ("3 4711":
+the worker's id and process id) and workers that have ended ("3"). The reaper itself waits for the end of the caller.
+Every caller has a second reaper, the keeper (`envactors.worker.keeper`), so that nothing is missed while one of them is
+being replaced. If the caller is the agent of a node, both also kill it when its lease is over. Starting and replacing
+reapers is up to `envactors.backends.reaping`.
 
 On Linux, a process belongs to a worker if one of four conditions holds:
 
-- Its limit of file locks is the worker's tag (`tag_of`). The kernel enforces no such limit, and programs do not set it,
-  but everything that a worker starts inherits it, whatever environment, session, or parent it gives itself.
+- Its limit of file locks is the worker's tag (`tag_of`). The kernel does not enforce this limit and programs do not set
+  it, but everything that a worker starts inherits it, whatever its environment, session, or parent.
 - Its environment, as ``/proc/<pid>/environ`` shows it, has the worker's mark in `VARIABLE`. Children inherit it,
-  whatever group or session they make for themselves. /proc shows the environment that a program was started with: a
-  process that was forked and has executed nothing shows that of its original. So the workers of a fork server, and
-  their own forked copies, show the server's mark, which ends them with the caller; those of ``fork`` show no mark.
+  whatever their group or session. /proc shows the environment that a program was started with, so a process that was
+  forked and has not executed a program shows the environment of its original: workers of a fork server, and their
+  forked copies, show the server's mark, which ends them with the caller; those of ``fork`` show no mark.
 - It is in the process group that the worker has led.
 - Its parent is such a process and still runs.
 
-The last three are for systems that refuse to set the limit. There a process escapes if its parent has ended and it has
-a group of its own and no mark: it was started without that variable, hides its environment, or is a forked copy of a
-forked worker. Where the limit can be set, what has removed it from itself is looked for only once the caller has ended.
+The last three are for systems that refuse to set the limit. There a process escapes if its parent has ended, it leads
+another group, and it shows no mark: it was started without that variable, hides its environment, or is a forked copy
+of a forked worker. Where the limit can be set, processes that have removed their tag are searched for only once the
+caller has ended.
 
-The tag also outlasts the process. Where the caller is the parent of all orphans (as process 1 of a container is), the
-reaper sends it the ids of those that have ended ("4712"), and the caller reaps them.
+A process keeps its tag after it has ended. Where the caller is the parent of all orphans (as process 1 of a container
+is), the reaper sends it the ids of those that have ended ("4712"), and the caller reaps them.
 
-Elsewhere (`GroupReaper`) only the second condition is known. There the caller itself ends the group of a worker that
-has ended, while no other process can have its id, and the reaper ends the groups of all workers with the caller.
+On other systems (`GroupReaper`) only the third condition is known. There the caller itself ends the group of a worker
+that has ended, while no other process can have its id, and the reaper ends the groups of all workers with the caller.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ import struct
 import sys
 import time
 
-# Has one mark per worker that a process is in, outermost first: the caller's id, a slash, the worker's number, such as
-# "9f86d081884c7d65/3".
+# Has one mark per worker that a process belongs to, outermost first: the caller's id, a slash, and the worker's id, for
+# example "9f86d081884c7d65/3".
 VARIABLE = "ENVACTORS_WORKER"
 
 # The lease of a node in the file that its agent shares: until when workers may run, a time of `LEASE_CLOCK`.
@@ -49,22 +51,24 @@ LEASE_FORMAT = struct.Struct("<d")
 LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 _PREFIX = b"\0%s=" % VARIABLE.encode()
-# In the command line of a process that cleans up by itself once all others have ended, the inner reapers among them.
+# What the command line of a process contains that cleans up by itself once all others have ended, such as the reapers
+# of nested callers.
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 # importing pathlib takes time
 _SPARED = (b"resource_tracker", *(os.fsencode(f"{_HERE}/{name}.py") for name in ("reaper", "keeper")))
-# A tag is this many bits of the caller's id, and then this many of the worker's number.
-_ID_BITS, _NUMBER_BITS = 40, 22
-# In seconds: how long to search for processes after a worker's end,
+# A tag has this many bits of the caller's id, and then this many of the worker's id.
+_CALLER_BITS = 40
+_WORKER_BITS = 22
+# All times are in seconds. How long to search for processes after a worker's end:
 _PATIENCE = 4.0
-# how long to wait for killed processes before the next search,
+# How long to wait for killed processes before the next search:
 _WAIT = 0.25
-# how long a process may take to clean up by itself,
+# How long a process may take to clean up by itself:
 _GRACE = 0.5
-# and how long an exec takes at most.
+# How long an exec takes at most:
 _EXEC = 0.01
-# How often to look whether the caller has ended without closing descriptor 0, of which forked children have copies.
+# How often to check whether the caller has ended without closing descriptor 0, which forked children may have copied:
 _BEAT = 0.5
-# How long a caller whose lease is over may take to end before it is killed again.
+# How long to wait for the end of a caller whose lease is over before it is killed again:
 _KILL_BEAT = 0.1
 # The flag of the kernel's own threads, which have no environment.
 _KERNEL_THREAD = 0x00200000
@@ -73,13 +77,13 @@ _LOCKS = 10
 
 
 def tag_of(mark: str) -> int:
-    """Return the tag of a worker: what it and all that it starts have as the limit of file locks.
+    """Return the tag of a worker, which is the limit of file locks of the worker and of everything that it starts.
 
     Args:
         mark: The worker's own mark.
     """
-    caller, _, number = mark.partition("/")
-    return _short(caller) << _NUMBER_BITS | int(number) % (1 << _NUMBER_BITS)
+    caller, _, worker = mark.partition("/")
+    return _short(caller) << _WORKER_BITS | int(worker) % (1 << _WORKER_BITS)
 
 
 def _tag(pid: int) -> int:
@@ -90,13 +94,13 @@ def _tag(pid: int) -> int:
     """
     try:
         return max(0, resource.prlimit(pid, _LOCKS)[0])
-    except PermissionError:  # it runs as another user or group, but its limits are there for all to read
+    except PermissionError:  # it runs as another user or group, but everyone may read its limits
         limit = _read(pid, "limits").partition(b"Max file locks")[2].split(None, 1)[:1]
         return int(limit[0]) if limit and limit[0].isdigit() else 0
 
 
 def _tags_are_refused(tag: int) -> bool:
-    """Return whether this system refuses to set a tag: try it in this process, which starts no other meanwhile."""
+    """Return whether this system refuses to set a tag, by trying in this process, which starts no other meanwhile."""
     soft, hard = resource.getrlimit(_LOCKS)
     try:
         resource.setrlimit(_LOCKS, (tag, hard))
@@ -107,7 +111,7 @@ def _tags_are_refused(tag: int) -> bool:
 
 
 def _short(caller_id: str) -> int:
-    return int(caller_id, 16) % (1 << _ID_BITS)
+    return int(caller_id, 16) % (1 << _CALLER_BITS)
 
 
 class ProcessSnapshot:
@@ -120,7 +124,7 @@ class ProcessSnapshot:
         OSError: There is no such process.
 
     Attributes:
-        has_ended: Whether it only waits for its parent to reap it.
+        has_ended: Whether it has ended and only waits for its parent to reap it.
         identity: A value that no other process ever has, even if process ids are reused.
         tag: Its limit of file locks; 0 if there is none.
         environment: None if it is hidden from this user, or that of a kernel thread, or if the process has ended.
@@ -142,12 +146,12 @@ class ProcessSnapshot:
                 self.environment = _read(pid, "environ")
 
     def is_orphan_of(self, caller_id: str, caller_pid: int) -> bool:
-        """Return whether it was started by a worker of this caller, and waits for the caller to reap it."""
-        return self.has_ended and self.parent == caller_pid and self.tag >> _NUMBER_BITS == _short(caller_id)
+        """Return whether a worker of this caller has started it and it waits for the caller to reap it."""
+        return self.has_ended and self.parent == caller_pid and self.tag >> _WORKER_BITS == _short(caller_id)
 
 
 class Reports:
-    """What the caller reports through descriptor 0.
+    """The reports of the caller, which come through descriptor 0.
 
     Attributes:
         is_open: False once the caller has closed it.
@@ -160,13 +164,13 @@ class Reports:
         self._rest = b""
 
     def read(self) -> list[tuple[bytes, int | None]]:
-        """Return what has come: the numbers of workers, and their process ids if they have started."""
+        """Return the reports that have come: the ids of workers, and the process ids of those that have started."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(0, 1 << 12):
                 self._rest += data
             self.is_open = False
         *lines, self._rest = self._rest.split(b"\n")
-        return [(number, int(pid) if pid else None) for number, _, pid in (line.partition(b" ") for line in lines)]
+        return [(worker, int(pid) if pid else None) for worker, _, pid in (line.partition(b" ") for line in lines)]
 
 
 class Lease:
@@ -182,10 +186,10 @@ class Lease:
         self._fd = fd
 
     def enforce(self, seconds: float | None) -> float | None:
-        """Kill the caller if its lease is over; return how long to wait, at most so long, until the next look."""
+        """Kill the caller if its lease is over; return how long to wait for the next check, at most ``seconds``."""
         if self._fd < 0:
             return seconds
-        # Read twice: the caller may be in the middle of writing it.
+        # Read twice, since the caller may be writing it.
         until = max(LEASE_FORMAT.unpack(os.pread(self._fd, LEASE_FORMAT.size, 0))[0] for _ in range(2))
         left = float(until - time.clock_gettime(LEASE_CLOCK))
         if left <= 0:
@@ -213,18 +217,18 @@ class GroupReaper:
         reports = Reports()
         while reports.is_open and os.getppid() == self._caller:
             select.select([0], [], [], self._lease.enforce(_BEAT))
-            for number, pid in reports.read():
+            for worker, pid in reports.read():
                 if pid is None:
-                    groups.pop(number, None)
+                    groups.pop(worker, None)
                 else:
-                    groups[number] = pid
+                    groups[worker] = pid
         for group in groups.values():
             with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
 
 
 class Reaper:
-    """Waits until workers or the caller end, and then ends the processes that they have started.
+    """Waits until a worker or the caller ends, and then ends the processes that it has started.
 
     Args:
         caller_pid: The caller's process id.
@@ -233,14 +237,16 @@ class Reaper:
     """
 
     def __init__(self, caller_pid: int, caller_id: str, lease: Lease) -> None:
-        self._caller_pid, self._caller_id, self._lease = caller_pid, caller_id, lease
+        self._caller_pid = caller_pid
+        self._caller_id = caller_id
+        self._lease = lease
         # What its workers' marks begin with.
         self._id = caller_id.encode() + b"/"
-        # worker's number: the process group that it leads
+        # By worker's id, the process group that it leads.
         self._groups: dict[bytes, int] = {}
-        # The numbers of ended workers whose processes are to be searched for.
+        # The ids of ended workers whose processes are to be searched for.
         self._ended: set[bytes] = set()
-        # identity of a process that cleans up by itself: until when it may (`time.monotonic`)
+        # By identity of a process that cleans up by itself, until when it may (`time.monotonic`).
         self._spared: dict[tuple[int, int], float] = {}
         # The ids of processes that are never killed.
         self._safe = {os.getpid(), caller_pid}
@@ -262,44 +268,46 @@ class Reaper:
             self._read_reports(None)
 
     def _read_reports(self, seconds: float | None) -> bool:
-        """Wait so long (None: for ever) until the caller reports or ends; return whether it has."""
+        """Wait until the caller reports or ends, at most ``seconds``; return whether it has."""
         ready = select.select(self._sources, [], [], self._lease.enforce(seconds))[0]
         self._caller_ended |= any(fd > 0 for fd in ready)
         if 0 in ready:
-            for number, pid in self._reports.read():
+            for worker, pid in self._reports.read():
                 if pid is None:
-                    self._ended.add(number)
+                    self._ended.add(worker)
                 else:
-                    self._groups[number] = pid
+                    self._groups[worker] = pid
             self._caller_ended |= not self._reports.is_open
         if self._caller_ended:
-            self._sources = []  # there is nothing more to wait for
+            self._sources = []  # nothing more will come
         return bool(ready)
 
     def _end_processes(self) -> None:
-        """Search for the processes of ended workers, and kill them, until there are none or the time is over."""
-        for worker in self._groups.values() if self._caller_ended else ():
+        """Kill the processes of ended workers until a search finds no more of them or `_PATIENCE` is over."""
+        for pid in self._groups.values() if self._caller_ended else ():
             with contextlib.suppress(OSError):
-                os.kill(worker, signal.SIGKILL)  # a search takes its time, and on another node the next one may begin
-        until, searches_in_vain = time.monotonic() + _PATIENCE, 0
+                os.kill(pid, signal.SIGKILL)  # at once, since on another node its successor may be about to start
+        until = time.monotonic() + _PATIENCE
+        searches_in_vain = 0
         while searches_in_vain < 2 and time.monotonic() < until:
             found, in_exec = self._find()
             killed = [fd for process in found if (fd := self._kill(process)) is not None]
             _await_end(killed)
-            # In an exec a process shows no environment for a moment, so search a second time. Not a third time: if the
-            # machine starts processes all the time, every search finds one in an exec.
+            # During an exec a process shows no environment, so search a second time. Not a third time: if the machine
+            # keeps starting processes, every search finds one in an exec.
             searches_in_vain = 0 if killed else searches_in_vain + (1 if in_exec else 2)
             if self._read_reports(0.0 if killed or not in_exec else _EXEC):
-                until, searches_in_vain = time.monotonic() + _PATIENCE, 0
-        for number in self._ended:
-            self._groups.pop(number, None)
+                until = time.monotonic() + _PATIENCE
+                searches_in_vain = 0
+        for worker in self._ended:
+            self._groups.pop(worker, None)
         self._ended.clear()
 
     def _find(self) -> tuple[list[ProcessSnapshot], bool]:
-        """Return the processes of ended workers, and whether there are any that show an empty environment."""
+        """Return the processes of ended workers, and whether any other process shows an empty environment."""
         processes: dict[int, ProcessSnapshot] = {}
-        # What /proc says takes a hundred times as long to read as a tag. While the caller runs, this happens at the end
-        # of each worker: then only those are looked at that some caller has tagged.
+        # Reading /proc takes a hundred times as long as reading a tag, and while the caller runs, this happens at the
+        # end of each worker. So then only tagged processes are read.
         looks_at_all = self._caller_ended or self._refuses_tags
         for name in os.listdir("/proc"):  # noqa: PTH208 # importing pathlib takes time
             if name.isdigit() and int(name) not in self._safe:
@@ -312,7 +320,7 @@ class Reaper:
                 with contextlib.suppress(OSError):  # it has ended, or has a thousand more to reap
                     os.write(0, b"%d\n" % pid)
         # The kernel does not reuse the id of a group while there are processes in it.
-        groups = {group for number, group in self._groups.items() if self._has_ended(number)}
+        groups = {group for worker, group in self._groups.items() if self._has_ended(worker)}
         found = {
             pid
             for pid, process in processes.items()
@@ -325,13 +333,13 @@ class Reaper:
         in_exec = any(process.environment == b"" for pid, process in processes.items() if pid not in found)
         return [processes[pid] for pid in found], in_exec
 
-    def _has_ended(self, number: bytes) -> bool:
-        return self._caller_ended or number in self._ended
+    def _has_ended(self, worker: bytes) -> bool:
+        return self._caller_ended or worker in self._ended
 
     def _is_tagged(self, tag: int) -> bool:
         """Return whether a tag is that of an ended worker."""
-        number = b"%d" % (tag % (1 << _NUMBER_BITS))
-        return tag >> _NUMBER_BITS == _short(self._caller_id) and self._has_ended(number)
+        worker = b"%d" % (tag % (1 << _WORKER_BITS))
+        return tag >> _WORKER_BITS == _short(self._caller_id) and self._has_ended(worker)
 
     def _is_marked(self, environment: bytes) -> bool:
         """Return whether an environment has the mark of an ended worker."""
@@ -339,13 +347,13 @@ class Reaper:
         return any(mark.startswith(self._id) and self._has_ended(mark[len(self._id) :]) for mark in marks)
 
     def _kill(self, process: ProcessSnapshot) -> int | None:
-        """Kill a process, unless it may still clean up by itself; return its pidfd, None if that is not possible."""
+        """Kill a process unless it may still clean up by itself; return its pidfd, None if it cannot be killed."""
         try:
             fd = os.pidfd_open(process.pid)
         except OSError:
             return None  # it has ended
         try:
-            # The pidfd refers to the process that has this pid now, which may be another one.
+            # Another process may have got the pid before the pidfd was opened.
             now_there = ProcessSnapshot(process.pid)
             if now_there.identity == process.identity and not now_there.has_ended:
                 command, now = _read(process.pid, "cmdline"), time.monotonic()
@@ -360,7 +368,7 @@ class Reaper:
 
 
 def _await_end(fds: list[int]) -> None:
-    """Wait until the processes of these pidfds have ended, but not for long, and close them."""
+    """Wait until the processes of these pidfds have ended, at most `_WAIT`, and close the pidfds."""
     until = time.monotonic() + _WAIT
     for fd in fds:
         poll = select.poll()
@@ -375,7 +383,7 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def main() -> None:
-    """Run a reaper or a keeper: see the module."""
+    """Run a reaper or a keeper with the arguments of the command line."""
     os.chdir("/")
     caller, mark, system, fd = sys.argv[1:]
     lease = Lease(int(caller), int(fd))

@@ -344,7 +344,7 @@ def test_another_structure_is_refused():
         ((OBJECT,), (1, 2), "the structure of x is a tuple of 2", "a tuple of 1"),
         ((OBJECT,), {"a": 1}, "the structure of x is a dict with the keys ['a']", "a tuple of 1"),
         ((OBJECT,), 5, "the structure of x is int", "a tuple of 1"),
-        (pair, [[1], [2, 3]], "x is no array", "shape (2,), dtype float32"),
+        (pair, [[1], [2, 3]], "x cannot be converted to an array", "shape (2,), dtype float32"),
         (pair, None, "x has shape ()", "(2,), dtype float32"),
         (ea.ArraySpec((), np.float32), "seven", "x has dtype <U5", "float32"),
         (ea.ArraySpec((), np.int64), 2**70, "x has dtype object", "int64"),
