@@ -1,7 +1,7 @@
 """Snapshots of envs: everything that the rest of an episode, and the episodes after it, depend on.
 
-Runs in the worker. Gymnasium, ALE and MuJoCo are imported by the envs that need them,
-never from here.
+They are taken and restored in the worker. Gymnasium, ALE, and MuJoCo are never imported here, only by the envs that use
+them.
 """
 
 from __future__ import annotations

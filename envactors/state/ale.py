@@ -1,11 +1,11 @@
-"""The state of ALE, with the one part of it that ALE keeps to itself: the action that sticky actions repeat.
+"""Capture and restore the state of ALE, including the action that sticky actions repeat, which ALE does not expose.
 
 With ``repeat_action_probability`` p each frame repeats, with probability p, the action that was executed in the frame
-before, whatever action it is given. ``cloneState`` has the generator that decides so, but not that action, and nothing
-reads it. It matters only if the frames after the snapshot begin with repeats: the first other frame overwrites it.
-Therefore it is found by trial: the frames that follow are executed once with it, and then with each action in its
-place, until one has led to the same states. In the end ALE is where it was, except for its screen, which the next frame
-draws.
+before, whatever action it is given. ``cloneState`` contains the generator that decides this, but not that action, and
+no function returns it. It matters only if the frames after the snapshot begin with repeats, since the first other frame
+overwrites it. So it is found by trial: the next frames are executed once as they are, and then with each action in its
+place, until one leads to the same states. Afterwards ALE is in its previous state, except for its screen, which the
+next frame draws.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import math
 import pickle
 from typing import Any
 
-# How unlikely a longer row of repeats than the trials cover is.
+# The probability of more repeats in a row than the trials cover.
 _NEGLIGIBLE = 1e-9
 
 
 def capture_ale(ale: Any) -> tuple[Any, int | None]:
-    """Return the state of ALE, and the action that it repeats; None if no frame will.
+    """Return the state of ALE, and the action that it repeats; None if no frame will repeat it.
 
     Raises:
-        TypeError: None of the actions is the one, as with actions of various strengths.
+        TypeError: No action leads to the same states, as with actions of various strengths.
     """
     state = ale.cloneState(include_rng=True)
     if not ale.getFloat("repeat_action_probability") or ale.game_over():  # a reset forgets the action
@@ -35,14 +35,14 @@ def capture_ale(ale: Any) -> tuple[Any, int | None]:
 
 
 def restore_ale(ale: Any, state: tuple[Any, int | None]) -> None:
-    """Put ALE into a state. Its screen follows with the next frame."""
+    """Restore the state of ALE, except for its screen, which the next frame draws."""
     if state[1] is not None:
         _execute(ale, state[1])
     ale.restoreState(state[0])
 
 
 def _repeated(ale: Any, state: Any, actions: list[int]) -> int | None:
-    # If the first frame is no repeat, the action is forgotten with it. If it is one, trying it changes nothing.
+    # If the first frame does not repeat, actions lead to different memory, and this frame forgets the action before it.
     first = None
     for action in actions:
         ale.restoreState(state)
@@ -58,22 +58,22 @@ def _repeated(ale: Any, state: Any, actions: list[int]) -> int | None:
             _execute(ale, action)
             return action
     ale.restoreState(state)
-    raise TypeError("it is not one of its actions, at full strength, that ALE's sticky actions repeat")
+    raise TypeError("ALE's sticky actions repeat something else than one of its actions at full strength")
 
 
 def _next_frames(ale: Any, state: Any) -> list[bytes]:
-    """Return the states that follow on a state, of as many frames as may repeat an action."""
+    """Return the states of the next frames after a state, as many as may repeat an action."""
     ale.restoreState(state)
     frames = []
     for _ in range(_frames(ale)):
         ale.act(0)
         frames.append(ale.getRAM().tobytes())
-    # Not its `serialize()`, which takes bytes for text up to ale-py 0.10.
+    # Not its `serialize()`, which up to ale-py 0.10 fails to decode bytes as text.
     return [*frames, pickle.dumps(ale.cloneState(include_rng=True))]
 
 
 def _execute(ale: Any, action: int) -> None:
-    """Make an action the last one that was executed: act until at least one frame has not been a repeat."""
+    """Make an action the last one that was executed: act until at least one frame was not a repeat."""
     for _ in range(_frames(ale)):
         ale.act(action)
 

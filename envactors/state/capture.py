@@ -1,8 +1,8 @@
-"""The state of a Gymnasium env with all its wrappers, as bytes.
+"""Capture and restore the state of a Gymnasium env with all its wrappers, as bytes.
 
-The state is one pickle of the attributes of all envs of the chain, from the outermost wrapper to the unwrapped env, so
-that an object which several of them hold is one object again afterwards. `envactors.state.kinds` says what is not
-copied but found again in the env that is restored, `envactors.state.pickling` how.
+The state is one pickle of the attributes of the whole chain, from the outermost wrapper to the unwrapped env, so that
+an object which several of them share stays one object. `envactors.state.kinds` decides which objects are not copied but
+found again in the env that is restored; `envactors.state.pickling` finds them.
 """
 
 from __future__ import annotations
@@ -17,34 +17,33 @@ from envactors.state.kinds import is_output
 from envactors.state.pickling import StatePickler, StateUnpickler
 from envactors.state.places import Places
 
-# Where Gymnasium keeps how an env was made: the same in every env of a factory, and no part of its state.
+# Where Gymnasium stores how an env was made. All envs of a factory have the same, so it is not part of their state.
 _ARGUMENTS = frozenset(["spec", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"])
 
 
 class Own:
-    """In place of the value of an attribute: the env keeps what it has."""
+    """Stands for the value of an attribute that the env keeps."""
 
 
 def gymnasium_snapshot(every: int = 1000) -> SnapshotPolicy:
-    """Return the snapshot of Gymnasium envs: classic control, MuJoCo, ALE, and others that are written in Python.
+    """Return the snapshot policy for Gymnasium envs: classic control, MuJoCo, ALE, and others written in Python.
 
-    It captures the attributes of the env and of every wrapper, their random generators and those of the spaces, what
-    their functions close over, and the state of ALE and MuJoCo. Restored into an env of the same factory, also in
-    another process, it continues bit for bit.
+    A snapshot contains the attributes of the env and of every wrapper, their random generators and those of the spaces,
+    what their functions close over, and the state of ALE and MuJoCo. An env of the same factory, also in another
+    process, continues from it bit for bit.
 
-    Of the following an env keeps its own, since they cannot be copied and hold no state that a step depends on:
-    windows, renderers and drawing surfaces, locks, and files that are open for writing. Bounds of spaces and textures,
-    meshes and skins of MuJoCo models count as constant. State outside the env, such as globals and attributes of
-    classes, is not captured.
+    An env keeps its own windows, renderers and drawing surfaces, locks, and files that are open for writing: they
+    cannot be copied, and no step depends on them. Bounds of spaces, and textures, meshes, and skins of MuJoCo models,
+    count as constant. State outside the env, such as globals and attributes of classes, is not captured.
 
     ``get`` raises TypeError, and names the attribute, if the env holds anything else that cannot be pickled: sockets,
-    processes, generators, other envs, or objects of other engines. Such an env needs a `SnapshotPolicy` of its own.
+    processes, generators, other envs, or objects of other engines. Such an env needs its own `SnapshotPolicy`.
 
     Args:
         every: How many steps of an env lie between two automatic snapshots.
 
     Raises:
-        ValueError: ``every`` is no int above 0.
+        ValueError: ``every`` is not a positive int.
     """
     return SnapshotPolicy(capture, restore, every)
 
@@ -66,10 +65,10 @@ def capture(env: Any) -> bytes:
 
 
 def restore(env: Any, state: bytes) -> None:
-    """Put an env into a state that `capture` returned for one of the same factory.
+    """Restore the state that `capture` has returned for an env of the same factory.
 
     Raises:
-        ValueError: The env is not made like the one whose state it is.
+        ValueError: The env was not made like the captured one.
     """
     chain = chain_of(env)
     file = io.BytesIO(state)
@@ -84,7 +83,7 @@ def restore(env: Any, state: bytes) -> None:
 
 
 def chain_of(env: Any) -> list[Any]:
-    """Return an env and the envs that it wraps, from the outside to the inside.
+    """Return an env and the envs that it wraps, outermost first.
 
     Raises:
         TypeError: One of them has state that is not among its attributes.
@@ -101,20 +100,20 @@ def chain_of(env: Any) -> list[Any]:
 
 
 def _inner(env: Any) -> Any:
-    """Return the env that a wrapper of Gymnasium, or an adapter of a drop-in, has around it; None if there is none."""
+    """Return the env inside a wrapper of Gymnasium or an adapter of a drop-in; None if there is none."""
     attributes = getattr(env, "__dict__", {})
     return next((attributes[name] for name in ("env", "_env") if hasattr(attributes.get(name), "step")), None)
 
 
 def _attributes(env: Any) -> dict[str, Any]:
-    """Return the attributes of an env, with its outputs, which stay its own, as `Own`."""
+    """Return the attributes of an env, with `Own` for its outputs, which it keeps."""
     attributes = {name: value for name, value in vars(env).items() if name not in _ARGUMENTS}
     return {name: Own if is_output(value) else value for name, value in attributes.items()}
 
 
 def _set_attributes(env: Any, values: dict[str, Any]) -> None:
     live = vars(env)
-    # An env keeps windows and renderers that were opened after the snapshot, too: they would never be closed otherwise.
+    # It also keeps windows and renderers that were opened after the snapshot: otherwise they would never be closed.
     own = {name for name, value in live.items() if name in _ARGUMENTS or is_output(value)}
     for name in live.keys() - own - values.keys():
         del live[name]
@@ -135,12 +134,12 @@ def _pickled(states: Any, chain: list[Any], places: Places) -> bytes:
         pickler.dump(states)
         if not pickler.found_shared():
             return file.getvalue()
-        # Arrays that are views of one another have turned up: once more, with them as views.
+        # Some arrays turned out to be views of one another: pickle again, now as views.
         shared |= pickler.found_shared()
 
 
 def _explained(error: Exception, states: list[dict[str, Any]], chain: list[Any], places: Places) -> TypeError:
-    """Return the error that names the attribute which cannot be captured."""
+    """Return an error that names the attribute which cannot be captured."""
     advice = "use a SnapshotPolicy with its own get and set"
     for one, values in zip(chain, states, strict=True):
         for name, value in values.items():

@@ -1,6 +1,7 @@
-"""What is not copied into a state but found again, at the same place, in the env that is restored.
+"""Kinds of objects that are not copied into a state but found again, at the same place, in the env that is restored.
 
-A kind says what of such an object belongs to the state, and how that is put into its counterpart.
+A kind defines which part of such an object belongs to the state, and how to restore that part in its counterpart. Where
+counterparts are found is in `envactors.state.places`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Kind:
 
     Attributes:
         name: Its name in a pickle.
-        capture: Returns what of an object belongs to the state.
-        restore: Puts that into an object.
-        describe: Returns what is equal for an object and its counterpart. If it is not, they are no counterparts.
+        capture: Returns the part of an object that belongs to the state.
+        restore: Restores that part in an object.
+        describe: Returns a value that must be equal for an object and its counterpart.
         required: Whether the env must have a counterpart.
     """
 
@@ -40,13 +41,13 @@ class Kind:
     required: bool = True
 
 
-# Modules whose objects only show something.
+# Modules whose objects only display something.
 _DISPLAY_MODULES = (
     *("OpenGL", "glfw", "gymnasium.envs.mujoco.mujoco_rendering", "matplotlib", "pyglet", "tkinter"),
     *("mujoco._render", "mujoco.egl", "mujoco.gl_context", "mujoco.glfw", "mujoco.osmesa", "mujoco.renderer"),
     "mujoco.viewer",
 )
-# Those of pygame: its vectors and rectangles hold state, and are copied.
+# Likewise, types of pygame; its vectors and rectangles hold state and are copied.
 _PYGAME = frozenset(["Channel", "Clock", "Font", "Joystick", "Renderer", "Sound", "Surface", "Texture", "Window"])
 _OUTPUTS = (_thread.LockType, _thread.RLock, logging.Handler, type(csv.writer(io.StringIO())))
 _UNCOPIED = (subprocess.Popen, multiprocessing.process.BaseProcess)
@@ -76,7 +77,7 @@ def kind_of(value: Any) -> Kind | None:
 
 
 def is_output(value: Any) -> bool:
-    """Return whether no step depends on an object: it shows the env, is written to, or says how the env was made."""
+    """Return whether no step depends on an object: it shows the env, is written to, or tells how the env was made."""
     if isinstance(value, _OUTPUTS) or (_is_file(value) and (value.closed or value.writable())):
         return True
     cls = type(value)
@@ -121,16 +122,15 @@ def _is_importable(function: types.FunctionType) -> bool:
 
 
 def _capture_function(function: Any) -> tuple[Any, ...]:
-    """Return what a function closes over, its defaults and its attributes: it may count in any of them.
+    """Return what a function closes over, its defaults, and its attributes, all of which it may use as state.
 
-    They are captured, and not left alone, also because others may hold them: a random generator that a function
-    shares with the env must stay the same object.
+    The env may share objects with them: a random generator that both hold must stay one object.
     """
     cells = {}
-    for number, cell in enumerate(function.__closure__ or ()):
+    for index, cell in enumerate(function.__closure__ or ()):
         try:
             if not isinstance(cell.cell_contents, (type, types.ModuleType)):
-                cells[number] = cell.cell_contents
+                cells[index] = cell.cell_contents
         except ValueError:  # empty
             continue
     return cells, function.__defaults__, function.__kwdefaults__, vars(function)
@@ -138,8 +138,8 @@ def _capture_function(function: Any) -> tuple[Any, ...]:
 
 def _restore_function(function: Any, state: tuple[Any, ...]) -> None:
     cells, function.__defaults__, function.__kwdefaults__, attributes = state
-    for number, value in cells.items():
-        function.__closure__[number].cell_contents = value
+    for index, value in cells.items():
+        function.__closure__[index].cell_contents = value
     vars(function).clear()
     vars(function).update(attributes)
 
@@ -153,7 +153,10 @@ def _describe_function(function: Any) -> tuple[Any, ...]:
 
 
 def _capture_space(space: Any) -> tuple[Any, list[Any]]:
-    """Return the generator of a space, and the spaces in it, which have their own. Bounds are constant, and large."""
+    """Return the generator of a space, and the spaces in it, which have generators too.
+
+    Bounds are large and count as constant.
+    """
     children = [*vars(space).values()]
     for value in [*children]:
         children += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -176,7 +179,7 @@ def _nothing_to_restore(_value: Any, _state: Any) -> None:
 FUNCTION = Kind("function", _capture_function, _restore_function, _describe_function)
 SPACE = Kind("space", _capture_space, _restore_space, repr)
 OUTPUT = Kind("output", _nothing, _nothing_to_restore, _nothing, required=False)
-# Arrays and structures that are memory of an engine, which is restored by itself.
+# Arrays and structures that use the memory of an engine; the engine's own kind restores it.
 VIEW = Kind("view", _nothing, _nothing_to_restore, _nothing)
 ALE = Kind("ALEInterface", ale.capture_ale, ale.restore_ale, _nothing)
 _MUJOCO = {

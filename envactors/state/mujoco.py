@@ -1,4 +1,4 @@
-"""The state of MuJoCo: that of its models and of their data."""
+"""Capture and restore the state of MuJoCo's models and data; MuJoCo itself is imported by envs only."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 import numpy as np
 
-# The arrays of fixed sizes of models and data, by name; all others lie in the arena, and each step makes them anew.
+# The names of the arrays of fixed size in models and data. All others are in the arena, and each step fills them again.
 _FIELDS: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
 # The public names of MuJoCo's classes.
 _NAMES: dict[Any, list[str]] = {}
-# Large arrays of models that change what is seen, at most.
+# Prefixes of large arrays of models that change what is seen, at most.
 _CONSTANT = ("mesh_", "skin_", "tex_data")
 # Memory addresses.
 _POINTERS = "plugin_data"
 
 
 def capture_data(data: Any) -> tuple[str, dict[str, Any], bytes]:
-    """Return all arrays of fixed sizes of MuJoCo's data, and what `mj_getState` has besides.
+    """Return all arrays of fixed size of MuJoCo's data, and what else `mj_getState` returns.
 
-    The state for integration is not enough: envs read derived arrays, such as ``xpos``, before the next step computes
-    them anew. Contacts and constraints are left out: the next step computes them before it uses them.
+    The state for integration is not enough, since envs read derived arrays, such as ``xpos``, before the next step
+    computes them. Contacts and constraints are left out, since the next step computes them before it uses them.
     """
     return _version(), _scalars(data), b"".join([getattr(data, name).tobytes() for name in _data_fields(data)])
 
 
 def restore_data(data: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
-    """Put MuJoCo's data into a state.
+    """Restore the state of MuJoCo's data.
 
     Raises:
-        ValueError: It is one of another model, or of another version of MuJoCo.
+        ValueError: It is the state of another model, or of another version of MuJoCo.
     """
     version, scalars, content = state
     _write(data, _data_fields(data), version, content)
@@ -44,7 +44,7 @@ def capture_model(model: Any) -> tuple[str, dict[str, Any], bytes]:
     """Return the parameters of a MuJoCo model, which some envs vary between episodes, without textures and meshes."""
     content = b"".join([getattr(model, name).tobytes() for name in _model_fields(model)])
     options = {name: getattr(model.opt, name) for name in _names(type(model.opt))}
-    # Mostly zeros, and so a tenth of its size in a tenth of a millisecond.
+    # It is mostly zeros: compressing it to a tenth of its size takes a tenth of a millisecond.
     return _version(), options, zlib.compress(content, 1)
 
 
@@ -52,7 +52,7 @@ def restore_model(model: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
     """Set the parameters of a MuJoCo model.
 
     Raises:
-        ValueError: They are those of another model, or of another version of MuJoCo.
+        ValueError: They belong to another model, or to another version of MuJoCo.
     """
     version, options, content = state
     _write(model, _model_fields(model), version, zlib.decompress(content))
@@ -64,7 +64,7 @@ def restore_model(model: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
 
 
 def is_engine_memory(array: np.ndarray[Any, Any], engine: Any) -> bool:
-    """Return whether an array is a view of the memory of a MuJoCo model or its data."""
+    """Return whether an array uses the memory of a MuJoCo model or its data."""
     names = _data_fields(engine) if type(engine).__name__ == "MjData" else _model_fields(engine)
     return any(np.may_share_memory(array, getattr(engine, name)) for name in names)
 
@@ -75,7 +75,7 @@ def _version() -> str:
 
 def _data_fields(data: Any) -> list[str]:
     if data not in _FIELDS:
-        # In data that was never used the arena is empty.
+        # The arena of unused data is empty.
         _FIELDS[data] = _arrays(sys.modules["mujoco"].MjData(data.model))
     return _FIELDS[data]
 
@@ -98,7 +98,7 @@ def _names(struct: Any) -> list[str]:
 
 
 def _scalars(data: Any) -> dict[str, Any]:
-    """Return the time, and what says which derived arrays are up to date and which bodies are awake."""
+    """Return the time, and the flags for derived arrays that are up to date and for bodies that are awake."""
     names = [
         name for name in _names(type(data)) if name == "time" or name.startswith("flg_") or name.endswith("_awake")
     ]

@@ -1,4 +1,7 @@
-"""Pickles the attributes of an env, and finds again in another env what is not copied."""
+"""Pickle the attributes of an env, and load them so that objects which are not copied are found in another env.
+
+Which objects these are is decided in `envactors.state.kinds`.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ _NOTHING = object()
 
 
 class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no types
-    """Pickles what envs hold. Objects of classes that cannot be imported are pickled by cloudpickle.
+    """Pickles what envs hold, with cloudpickle for objects of classes that cannot be imported.
 
     Args:
-        file: Where the pickle goes.
+        file: The file to write to.
         chain: The env and the envs that it wraps; they are referred to, not copied.
         found_at: The places of what they hold.
-        shared: Ids of arrays whose memory others use, which are pickled as views of them.
+        shared: Ids of arrays whose memory other arrays use; these are pickled as views.
     """
 
     def __init__(self, file: io.BytesIO, chain: Sequence[Any], found_at: Places, shared: set[int]) -> None:
@@ -37,17 +40,17 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
         self._depths = {id(env): depth for depth, env in enumerate(chain)}
         self._places = found_at
         self._shared = shared
-        # Of the arrays that were pickled whole: how many are views, by the id of the array whose memory they use; the
-        # ids of those that have memory of their own.
+        # Of the arrays that were pickled as a whole: how many are views, by the id of the array whose memory they use;
+        # and the ids of those that own their memory.
         self._views: dict[int, int] = {}
         self._owners: set[int] = set()
 
     def found_shared(self) -> set[int]:
-        """Return the ids of arrays whose memory others use, but not in what was loaded from this pickle."""
+        """Return the ids of arrays whose memory others use, but would not in what this pickle is loaded to."""
         return {owner for owner, count in self._views.items() if count > 1 or owner in self._owners}
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how to pickle an object that is no atom and no list, tuple, dict or set."""
+        """Return how to pickle an object of any type but the built-in ones."""
         depth = self._depths.get(id(value))
         if depth is not None:
             return env_at, (depth,)
@@ -78,7 +81,7 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        # Memory of something that is no array: MuJoCo's, or that of the bytes from which an array was unpickled.
+        # The memory may belong to MuJoCo, or to the bytes from which an array was unpickled.
         is_foreign = owner.base is not None and not isinstance(owner.base, (bytes, bytearray))
         if is_foreign and any(is_engine_memory(array, engine) for engine in self._places.engines()):
             return self._reduce_kept(array, kinds.VIEW)
@@ -93,28 +96,29 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Loads what `StatePickler` wrote, for an env of the same factory.
+    """Loads what a `StatePickler` has written, for an env of the same factory.
 
     Args:
-        file: The pickle.
+        file: The file to read from.
         chain: The env and the envs that it wraps.
     """
 
     def __init__(self, file: io.BytesIO, chain: Sequence[Any]) -> None:
         super().__init__(file)
         self._chain = chain
-        # The kinds, by id, of what the env keeps.
+        # The kinds of the objects that the env keeps, by id.
         self._kinds: dict[int, Kind] = {}
-        # The states of that. They are applied when all is loaded: until then nothing of the env is changed.
+        # These objects with their states, which are applied only when everything is loaded: until then the env does not
+        # change.
         self._states: list[tuple[Any, Any]] = []
         self._own = {"env_at": self._chain.__getitem__, "own_at": self._own_at, "apply": self._apply}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name in the pickle stands for."""
+        """Return the object that a name in the pickle refers to."""
         return self._own[name] if module == __name__ and name in self._own else super().find_class(module, name)
 
     def apply_states(self) -> None:
-        """Put the states of what the env keeps into it."""
+        """Restore the states of the objects that the env keeps."""
         for value, state in self._states:
             self._kinds[id(value)].restore(value, state)
 
@@ -140,22 +144,22 @@ class StateUnpickler(pickle.Unpickler):
 
 
 def env_at(*_args: Any) -> Any:
-    """Stand in a pickle for `StateUnpickler`'s way to an env of the chain."""
+    """Name, in a pickle, the function of a `StateUnpickler` that returns an env of the chain."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def own_at(*_args: Any) -> Any:
-    """Stand for what the env keeps at a place."""
+    """Name the function that returns the object that the env keeps at a place."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def apply(*_args: Any) -> None:
-    """Stand for putting a state into what the env keeps."""
+    """Name the function that keeps the state of such an object."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def view(owner: Any, shape: Any, dtype: Any, offset: int, strides: Any, writeable: bool) -> np.ndarray[Any, Any]:
-    """Return an array that uses the memory of another one."""
+    """Return an array that uses the memory of another array."""
     array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, owner.ravel(order="K"), offset, strides)
     array.flags.writeable = writeable
     return array

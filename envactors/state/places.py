@@ -1,4 +1,4 @@
-"""Where in an env an object is, so that its counterpart is found in another env of the same factory."""
+"""Find the place of an object in an env, and the object at that place in another env of the same factory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Places:
 
     def __init__(self, chain: Sequence[Any]) -> None:
         self._chain = chain
-        # By the ids of the objects. Nearly everything that is asked for is an attribute of an env.
+        # By the ids of the objects. Nearly all that `of` is called with are attributes of an env.
         self._attributes: dict[int, Place] = {}
         for depth, env in enumerate(chain):
             for name, value in vars(env).items():
                 self._attributes.setdefault(id(value), (depth, name))
-        # Likewise, of everything that they hold; made when it is first needed.
+        # Likewise for everything below these; computed when it is first needed.
         self._below: dict[int, Place] | None = None
         self._engines: list[Any] = []
 
@@ -54,7 +54,7 @@ class Places:
         queue: collections.deque[tuple[Place, Any]] = collections.deque(
             ((depth, name), value) for depth, env in enumerate(self._chain) for name, value in vars(env).items()
         )
-        # Breadth first: the shortest place is the one that depends least on the state.
+        # Breadth first, since the shortest place depends least on the state.
         while queue:
             place, value = queue.popleft()
             if id(value) not in found:
@@ -81,20 +81,20 @@ def at(chain: Sequence[Any], place: Place) -> Any:
 
 
 def describe(chain: Sequence[Any], place: Place) -> str:
-    """Return a place as error messages name it, such as ``TimeLimit.func``."""
+    """Return a place as text for errors, such as ``TimeLimit.func``."""
     depth, *keys = place
     return ".".join([type(chain[depth]).__name__, *map(str, keys)])
 
 
 def _is_worth(value: Any) -> bool:
-    """Return whether an object, or one below it, may be asked for; an array may if it is a view of an engine."""
+    """Return whether `of` may be called with an object or one below it; with an array only if an engine has it."""
     if isinstance(value, np.ndarray):
         return value.base is not None
     return value is not None and not isinstance(value, _ATOMS)
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys and objects below an object. The keys are strings and ints, since places are pickled."""
+    """Yield the keys and objects below an object. Keys are strings and ints, since places are pickled."""
     if isinstance(value, _ATOMS):
         return
     if isinstance(value, dict):
@@ -102,9 +102,9 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
     elif isinstance(value, (list, tuple, collections.deque)):
         yield from enumerate(value)
     elif isinstance(value, types.FunctionType):
-        for number, cell in enumerate(value.__closure__ or ()):
+        for index, cell in enumerate(value.__closure__ or ()):
             try:
-                yield number, cell.cell_contents
+                yield index, cell.cell_contents
             except ValueError:  # empty
                 continue
         yield from (("defaults", value.__defaults__), ("kwdefaults", value.__kwdefaults__))

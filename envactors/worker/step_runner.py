@@ -109,16 +109,13 @@ class StepRunner:
         # The value at the start; see `envactors.worker.context.forks`.
         self._forks = context.forks
         self._rows: list[EnvRow] = []
-        # Whether the rows are set to stream their results.
-        self._stream = False
 
     def attach(self, slab: Slab, infos: InfoWriter, autoreset: bool) -> None:
         """Use these rows from now on; with ``autoreset`` an episode that ends is reset within the step."""
-        hosted_envs = self._host.hosted_envs
         self._rows = [
-            EnvRow(hosted, slab, infos, autoreset, self._send_overflow, self._guard) for hosted in hosted_envs
+            EnvRow(hosted, slab, infos, autoreset, self._page, self._send_overflow, self._guard)
+            for hosted in self._host.hosted_envs
         ]
-        self._stream = False
         self._posted = slab.posted.data
         self._completed = slab.completed.data
         self._ops = slab.ops.data
@@ -132,11 +129,7 @@ class StepRunner:
     def run_rows(self, call_id: int) -> None:
         """Run every row that is posted and not completed, for the step of this call id."""
         page = self._page
-        page.is_streaming = stream = page.counters[STREAM] != 0
-        if stream is not self._stream:
-            self._stream = stream
-            for row in self._rows:
-                row.stamped = stream
+        page.is_streaming = page.counters[STREAM] != 0
         due: list[EnvRow] = []
         posted, completed, ops = self._posted, self._completed, self._ops
         for row in self._rows:
@@ -150,11 +143,11 @@ class StepRunner:
                     row.op = op
                     due.append(row)
         if due:
-            self._run(due, stream)
+            self._run(due)
         page.finish_step(call_id)
 
-    def _run(self, due: Sequence[EnvRow], stream: bool) -> None:
-        page, forks = self._page, self._forks
+    def _run(self, due: Sequence[EnvRow]) -> None:
+        page, forks, stream = self._page, self._forks, self._page.is_streaming
         counters, times, now, record = page.counters, page.times, time.monotonic, page.spans.add
         page.is_timing = timed = counters[TIMED] != 0
         for row in due:
@@ -194,6 +187,7 @@ class EnvRow:
         slab: The slab.
         infos: Encodes infos, object leaves and failures.
         autoreset: Whether an episode that ends is reset within the step.
+        page: The control page, which tells whether results are streamed.
         send_overflow: Sends what does not fit, by the env's index in the vector.
         guard: The guard of a worker that cannot be killed; None for others.
 
@@ -205,7 +199,6 @@ class EnvRow:
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
         failed: Whether the last result is a failure.
-        stamped: Whether to write the time of completion, as results that stream need it.
     """
 
     def __init__(
@@ -214,6 +207,7 @@ class EnvRow:
         slab: Slab,
         infos: InfoWriter,
         autoreset: bool,
+        page: ControlPage,
         send_overflow: Callable[[int, bytes | bytearray], None],
         guard: WriteGuard | None,
     ) -> None:
@@ -223,7 +217,8 @@ class EnvRow:
         self.call_id = 0
         self.op = 0
         self.payload: tuple[int, Any] = 0, None
-        self.failed = self.stamped = False
+        self.failed = False
+        self._page = page
         self._encode = infos.encode
         self._fail = infos.fail
         self._mark_plain = infos.plain_marker(index)
@@ -316,7 +311,7 @@ class EnvRow:
                 overflow = self._fail(index, failure)
             if overflow is not None:
                 self._send_overflow(index, overflow)
-            if self.stamped:
+            if self._page.is_streaming:
                 self._when[index] = time.monotonic()
             self._completed[index] = self.call_id
         finally:
