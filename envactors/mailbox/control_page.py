@@ -9,7 +9,7 @@ rings do no harm. No lock is shared, so a killed process cannot leave one held.
     worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env    SINCE, METHOD, ENV_INDEX
             finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
 
-Each method writes its counters in this order. What is asked of the envs, and what they return, is in the rows of
+Each method writes its counters in this order. Requests to envs and their results are in the rows of
 `envactors.mailbox.slab`.
 """
 
@@ -30,8 +30,8 @@ from envactors.system.polling import Doorbell
 
 PAGE: Final = mmap.PAGESIZE
 
-# A spin ends after this many rounds of about a microsecond, or after so many seconds, if other threads take the core in
-# each round.
+# A spin ends after this many rounds of about a microsecond, or after this many seconds if other threads take the core
+# in each round.
 _SPIN_ROUNDS = 150
 _SPIN_SECONDS = 1e-3
 
@@ -183,7 +183,7 @@ class ControlPage:
         # The parent's own copies of `POSTED` and `FRAMES`: env code may overwrite the page.
         self._posted = 0
         self._frames = 0
-        # Acquired as a memory barrier only: the other side, after a barrier of its own, reads what was written before.
+        # Acquired as a memory barrier only: after its own barrier, the other side reads what was written before.
         self._barrier = threading.Lock()
 
     # The parent ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Each row of an array has one writer: the parent writes requests, the env's worker writes results. Observations have two
 halves, and the parent chooses the one that a step writes to, so the last complete observation survives a worker that is
-killed while it writes the next one. Who allocates the memory, and what is sent beside it, is decided elsewhere.
+killed while it writes the next one. Who allocates the memory, and what is sent in frames, is decided elsewhere.
 """
 
 from __future__ import annotations

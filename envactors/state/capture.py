@@ -22,7 +22,7 @@ _ARGUMENTS = frozenset(["spec", "_cached_spec", "_saved_kwargs", "_ezpickle_args
 
 
 class Own:
-    """Stands for the value of an attribute that the env keeps."""
+    """Replaces the value of an attribute that the env keeps."""
 
 
 def gymnasium_snapshot(every: int = 1000) -> SnapshotPolicy:

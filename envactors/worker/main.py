@@ -48,7 +48,7 @@ class OpenMemory(Protocol):
 
 
 _ANYWHERE = contextlib.nullcontext()
-# After this many spins a worker that spins on a CPU of its own is moved there again.
+# After this many spins a worker that has its own CPU is moved there again.
 _SPINS_PER_PINNING = 50
 _PAYLOADS = Kind.PAYLOADS
 

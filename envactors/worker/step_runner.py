@@ -280,7 +280,7 @@ class EnvRow:
     def write(self, fields: Fields | None, error: BaseException | None) -> None:
         """Write the result, or the error, into the row; what does not fit there is sent first.
 
-        Only copies are made inside of the guard, and no code of users runs there: whoever closes it waits for this.
+        The guard is held only while values are copied, never while code of users runs, since closing it waits.
         """
         index, half, guard = self.index, self.op & HALF, self._guard
         beside = overflow = None
