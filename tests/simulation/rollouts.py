@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import envactors as ea
+from envactors.actor.awaiting import AwaitableFuture
 from envactors.rollout import rollouts, runner
 from simulation.policies import PolicyFailedError, SimulatedColumns, SimulatedPolicy
 from simulation.rows import RowChecker
@@ -25,7 +26,7 @@ _MOST_STEPS = 4
 _MOST_IN_FLIGHT = 2
 
 
-class SimulatedFuture(concurrent.futures.Future[Any]):
+class SimulatedFuture(AwaitableFuture[Any]):
     """A future that lets the world go on while somebody waits for it."""
 
     world: ClassVar[World]
