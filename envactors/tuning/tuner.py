@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,13 +13,15 @@ from envactors.mailbox.factory import Factory, as_callable
 from envactors.options import check_timeout
 from envactors.system.cpus import usable_cores
 from envactors.tuning.candidates import Candidate, placements, variants
-from envactors.tuning.runs import Actions, Run
+from envactors.tuning.measuring import SEED, CandidateSide, Workload
 from envactors.vector.inputs import check_counts
 
 # The share of the time in which the placements are compared; the rest is for variants of the best.
 _PLACING = 0.6
 # How long a turn takes, in seconds, unless there is time for fewer than so many rounds.
 _TURN, _ROUNDS = 0.3, 4
+# Before a turn is measured, in seconds: caller and workers find out again how to wait for each other.
+_WARM_UP = 0.05
 # What makes less than this share of the best one's steps after two rounds is not measured any longer.
 _HOPELESS = 0.75
 # What makes this share of the best one's steps counts as equally fast.
@@ -140,6 +143,46 @@ def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     return Tuner(factory, num_envs, seconds).run()
 
 
+class Run:
+    """A candidate that takes turns with others.
+
+    Args:
+        candidate: The candidate.
+        workload: Envs and actions.
+
+    Attributes:
+        candidate: The candidate.
+        started_in: How long it took from the call to the first observations, in seconds.
+        rates: The env-steps per second of each turn.
+    """
+
+    def __init__(self, candidate: Candidate, workload: Workload) -> None:
+        self.candidate = candidate
+        self.rates: list[float] = []
+        begun = time.monotonic()
+        self._side = CandidateSide(candidate, workload)
+        try:
+            self._side.start()
+            self._side.reset(SEED)
+        except BaseException:
+            self._side.close()
+            raise
+        self.started_in: float = time.monotonic() - begun
+
+    @property
+    def rate(self) -> float:
+        """The median of the turns; 0 before the first."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+    def take_turn(self, seconds: float) -> None:
+        """Step for a while, and note how fast that was."""
+        self.rates.append(self._side.play(seconds, _WARM_UP).rate)
+
+    def close(self) -> None:
+        """End the envs."""
+        self._side.close()
+
+
 class Tuner:
     """Measures candidates.
 
@@ -171,24 +214,24 @@ class Tuner:
     def run(self) -> Tuning:
         """Measure, and return the outcome."""
         self._begun = time.monotonic()
-        actions = Actions(self._factory, self._num_envs)
+        name = getattr(self._factory, "__name__", "")
+        workload = Workload.sample(self._factory, name or repr(self._factory), self._num_envs)
         with contextlib.ExitStack() as running:
-            runs = self._compare(placements(self._num_envs, usable_cores()), actions, _PLACING, running)
+            runs = self._compare(placements(self._num_envs, usable_cores()), workload, _PLACING, running)
             best = sorted(runs, key=lambda run: -run.rate)
             processes = [run.candidate for run in best if run.candidate.backend == "process"]
             if best:
                 further = variants(best[0].candidate, next(iter(processes), None), self._num_envs, usable_cores())
-                self._compare(further, actions, 1.0, running, including=best[:1])
+                self._compare(further, workload, 1.0, running, including=best[:1])
         results = sorted(self._measured.values(), key=lambda measured: -measured.rate)
         if not results[0].rate:
             raise results[0].failure or RuntimeError("no setting had a turn")
-        name = getattr(self._factory, "__name__", "")
         return Tuning(self._num_envs, results, name if name.isidentifier() else "make_env")
 
     def _compare(
         self,
         candidates: Iterable[Candidate],
-        actions: Actions,
+        workload: Workload,
         until: float,
         running: contextlib.ExitStack,
         including: list[Run] | None = None,
@@ -198,7 +241,7 @@ class Tuner:
         for candidate in candidates:
             self._tell(f"starting {candidate.label(self._num_envs)}")
             try:
-                run = Run(candidate, self._factory, self._num_envs, actions)
+                run = Run(candidate, workload)
             except Exception as error:
                 self._measured[candidate] = Measured(candidate, 0.0, failure=error)
                 continue

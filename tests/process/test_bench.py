@@ -23,21 +23,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envactors.cli import main
-from envactors.cli.bench.baselines import PlainLoop
-from envactors.cli.bench.envactors_subject import EnvactorsPacked, EnvactorsRecv, EnvactorsRollout, EnvactorsSubject
-from envactors.cli.bench.figures import Finding, Round, in_words, rates, ratio_text, ratios, spread
-from envactors.cli.bench.jobs import make_job
+from envactors.cli.bench.figures import Comparison, Spread, in_words, rates, ratio_text, ratios, spread
 from envactors.cli.bench.libraries import GymnasiumLoop
-from envactors.cli.bench.loops_apart import LoopsApart
-from envactors.cli.bench.registry import BASELINES, choose_subjects
-from envactors.cli.source import EnvInputError, EnvSource
+from envactors.cli.bench.registry import BASELINES, choose_entries, our_entries
+from envactors.cli.bench.sides import LoopsApart, PlainLoop
+from envactors.cli.source import EnvSource
 from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv, workloads
+from envactors.tuning.measuring import Round, Workload
 
 COMMAND = Path(sys.executable).with_name("envactors")
 SMALL = ("--rounds", "2", "--seconds", "0.05")
 ECHO = "envactors.testing:EchoEnv"
 LOOPS_APART = f"{min(2, len(os.sched_getaffinity(0)))} loops apart"
+
+
+def sample(env: str, num_envs: int) -> Workload:
+    return Workload.sample(EnvSource(env), env, num_envs)
+
+
+OURS = ["envactors", "envactors-packed", "envactors-recv", "envactors-rollout"]
+
+
+def our_side(name: str, workload: Workload):
+    (entry,) = [entry for entry in our_entries(workload.num_envs, 2) if entry.name == name]
+    return entry.make(workload)
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -91,7 +101,7 @@ def test_the_table_and_the_words(measured):
         assert re.search(rf"^{title}.*: started in [\d.]+ s$", done.stdout, re.MULTILINE)
         assert re.search(rf"^{title}.* [\d,]+ +[\d,]+ to [\d,]+ +[\d.]+ +[\d.]+ *$", done.stdout, re.MULTILINE)
     assert "round 2 of 2 done" in done.stdout
-    assert re.search(r"^A step of this env takes about [\d.]+ [um]s in the loop; .* times the loop", done.stdout, re.M)
+    assert re.search(r"^A step of this env takes about [\d.]+ [µm]s in the loop\. In multiples of ", done.stdout, re.M)
     assert re.search(r"^The fastest of the others is (pipe|gymnasium [\d.]+): .* its steps\.$", done.stdout, re.M)
 
 
@@ -174,7 +184,7 @@ def test_a_factory_of_ones_own_and_a_side_that_fails(own_module):
 def test_an_env_that_takes_its_process_along(own_module):
     done = run("own:Fragile", *SMALL, "--num-envs", "1", "--against", "loop", cwd=own_module)
     assert (done.returncode, done.stderr) == (1, "")
-    assert "loop (Python) failed: its process ended (3)" in done.stdout
+    assert "loop (Python) failed: ActorDiedError: " in done.stdout
     assert re.search("^envactors [^,]* failed: VectorStepError: ", done.stdout, re.MULTILINE)
 
 
@@ -215,16 +225,12 @@ def test_ctrl_c_at_a_terminal():
     assert_all_gone(descendants, 1)
 
 
-def test_nothing_is_left_when_the_command_is_killed(tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with endless_run(stdout=subprocess.PIPE, text=True, env=environment) as process:
+def test_no_process_is_left_when_the_command_is_killed():
+    with endless_run(stdout=subprocess.PIPE, text=True) as process:
         while not process.stdout.readline().startswith("round 1 "):
             pass
         descendants = workers_of(process)
-        assert list(tmp_path.iterdir()) != []
-    # Each side notices by itself.
     assert_all_gone(descendants, 10)
-    assert list(tmp_path.iterdir()) == []
 
 
 def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
@@ -292,10 +298,10 @@ def test_a_peer_that_is_missing(capsys, monkeypatch):
     errors = refused(capsys, ECHO, "--against", "dask,pipe")
     assert "envactors bench: --against dask: not installed: pip install distributed\n" in errors
     # Where nobody asks for it, it is left out.
-    sides, skipped = choose_subjects(None, make_job(ECHO, 2, 1))
+    entries, skipped = choose_entries(None, sample(ECHO, 2), ECHO, 1)
     assert skipped["dask"] == "not installed: pip install distributed"
-    assert {"pipe", "loky"} <= {side.name for side in sides}
-    assert "dask" not in {side.name for side in sides}
+    assert {"pipe", "loky"} <= {entry.name for entry in entries}
+    assert "dask" not in {entry.name for entry in entries}
 
 
 def test_a_chart_without_matplotlib_names_the_extra(capsys, monkeypatch):
@@ -342,32 +348,32 @@ def test_the_help_names_everybody(capsys):
 # The sides ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [PlainLoop, GymnasiumLoop, EnvactorsSubject, EnvactorsPacked])
-def test_all_sides_make_the_same_steps_and_do_not_count_resets(kind, tmp_path):
+@pytest.mark.parametrize("kind", [PlainLoop, GymnasiumLoop, *OURS[:2]])
+def test_all_sides_make_the_same_steps_and_do_not_count_resets(kind):
     # CartPole's episodes are over sooner or later, depending on the seed and every action.
-    job = make_job("CartPole-v1", 3, 2)
-    side = kind(job, str(tmp_path))
+    workload = sample("CartPole-v1", 3)
+    side = our_side(kind, workload) if isinstance(kind, str) else kind(workload)
     side.start()
     try:
         for _ in range(2):
             side.reset(7)
             made = [side.step() for _ in range(80)]
-            assert made == expected_steps(job, 7, 80)
+            assert made == expected_steps(workload, 7, 80)
             assert min(made) < 3
     finally:
         side.close()
 
 
-def expected_steps(job, seed, turns):
-    return list(itertools.islice(steps_per_turn(job, seed, range(job.num_envs)), turns))
+def expected_steps(workload, seed, turns):
+    return list(itertools.islice(steps_per_turn(workload, seed, range(workload.num_envs)), turns))
 
 
-def steps_per_turn(job, seed, env_ids):
-    envs = {env_id: job.source() for env_id in env_ids}
+def steps_per_turn(workload, seed, env_ids):
+    envs = {env_id: workload.factory() for env_id in env_ids}
     ended = dict.fromkeys(env_ids, False)
     for env_id, env in envs.items():
         env.reset(seed=seed + env_id)
-    for actions in itertools.cycle(job.actions):
+    for actions in itertools.cycle(workload.actions):
         yield list(ended.values()).count(False)
         for env_id, env in envs.items():
             if ended[env_id]:
@@ -378,27 +384,26 @@ def steps_per_turn(job, seed, env_ids):
                 ended[env_id] = terminated or truncated
 
 
-def test_loops_apart_count_what_their_envs_would(tmp_path):
+def test_loops_apart_count_what_their_envs_would():
     # Wherever a slice of time ends, each process has made a whole number of rounds over its envs.
-    job = make_job("CartPole-v1", 3, 1)
-    side = LoopsApart(job, str(tmp_path))
+    workload = sample("CartPole-v1", 3)
+    side = LoopsApart(workload)
     side.start()
     try:
         for _ in range(2):
             side.reset(7)
-            parts = side._ask(("run", 0.02))
+            parts = side._piped.call("run", [0.02] * side._count)
             envs_of = [part.tolist() for part in np.array_split(np.arange(3), len(parts))]
             for made, envs in zip(parts, envs_of, strict=True):
-                sums = itertools.accumulate(steps_per_turn(job, 7, envs))
+                sums = itertools.accumulate(steps_per_turn(workload, 7, envs))
                 assert made == next(total for total in sums if total >= made) > 0
             assert side.step() > 0
     finally:
         side.close()
 
 
-def test_the_asynchronous_side_counts_what_the_envs_count(tmp_path):
-    job = make_job(ECHO, 3, 1)
-    side = EnvactorsRecv(job, str(tmp_path))
+def test_the_asynchronous_side_counts_what_the_envs_count():
+    side = our_side("envactors-recv", sample(ECHO, 3))
     side.start()
     try:
         for _ in range(2):
@@ -411,9 +416,9 @@ def test_the_asynchronous_side_counts_what_the_envs_count(tmp_path):
         side.close()
 
 
-def test_rollouts_play_back_the_actions_and_count_what_the_envs_count(tmp_path):
-    job = make_job(ECHO, 3, 1)
-    side = EnvactorsRollout(job, str(tmp_path))
+def test_rollouts_play_back_the_actions_and_count_what_the_envs_count():
+    workload = sample(ECHO, 3)
+    side = our_side("envactors-rollout", workload)
     side.start()
     try:
         side.reset(0)
@@ -423,7 +428,7 @@ def test_rollouts_play_back_the_actions_and_count_what_the_envs_count(tmp_path):
         for _ in range(2):
             side.reset(0)
             rollout = side._envs.rollout(5, parameters=0)
-            assert rollout.actions.tolist() == job.actions[:5]
+            assert rollout.actions.tolist() == workload.actions[:5]
     finally:
         side.close()
 
@@ -494,62 +499,43 @@ def test_what_a_rounds_time_does_to_both_sides_does_nothing_to_their_ratio(round
     assert rates(our_counts) == spread([one for one, _, _ in rounds])
 
 
-FINDING = {
-    "step_seconds": 5e-6,
-    "default": 0.4,
-    "packed": 1.3,
-    "envs_per_actor": 4,
-    "rollout": None,
-    "asynchronous": 1.0,
-    "others": {"pipe": 1.25, "ray": 9.0},
-    "cores": 2,
-    "load": 0.1,
-}
+def compared(**to_loop: float) -> list[Comparison]:
+    """Sides by name, of which each makes this multiple of the loop's 200,000 steps per second."""
+
+    def one(value: float) -> Spread:
+        return Spread(value, value, value)
+
+    ratios_of = {"loop": 1.0, **{name.replace("_", "-"): ratio for name, ratio in to_loop.items()}}
+    default = ratios_of["envactors"]
+    return [
+        Comparison(name, name, name in OURS, one(200_000 * ratio), one(ratio), one(default / ratio))
+        for name, ratio in ratios_of.items()
+    ]
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("to_loop", "verdict"),
     [
-        (
-            {},
-            (
-                "5 us in the loop; a process costs more than it gives unless several envs share one: 4 envs per "
-                "process are 1.3 times the loop on 2 cores, the default is 0.40 times."
-            ),
-        ),
-        (
-            {"packed": 0.8, "asynchronous": 1.2},
-            (
-                "5 us in the loop; a process costs more than it gives: the default is 0.40 times the loop on 2 cores, "
-                "4 envs per process 0.80 times; taking what is done (recv) is 1.2 times the default."
-            ),
-        ),
-        (
-            {"step_seconds": 0.0012, "default": 1.0, "packed": None, "cores": 1},
-            "1.2 ms in the loop; a process costs about what it gives: the default is 1.0 times the loop on 1 core.",
-        ),
-        (
-            {"step_seconds": 80e-6, "default": 1.8, "packed": 1.9},
-            (
-                "80 us in the loop; processes pay: the default is 1.8 times the loop on 2 cores, 4 envs per process "
-                "1.9 times."
-            ),
-        ),
-        (
-            {"step_seconds": 2.0, "default": 7.5, "packed": 2.0},
-            (
-                "2.0 s in the loop; processes pay: the default is 7.5 times the loop on 2 cores (more than there are: "
-                "its steps wait more than they compute), 4 envs per process 2.0 times."
-            ),
-        ),
+        ({"envactors": 0.4, "envactors_packed": 1.3}, "The fastest is envactors-packed."),
+        ({"envactors": 1.8, "envactors_packed": 1.7}, "The fastest is envactors."),
+        ({"envactors": 0.4, "envactors_rollout": 1.02}, "Processes cost more than they give: use backend='inline', "),
     ],
-    ids=["packed pays", "nothing pays", "even", "processes pay", "waiting"],
+    ids=["packed pays", "processes pay", "nothing pays"],
 )
-def test_the_words_follow_the_figures(changes, words):
-    assert in_words(Finding(**{**FINDING, **changes})) == [
-        f"A step of this env takes about {words}",
-        "The fastest of the others is pipe: the default makes 1.2 times its steps.",
-    ]
+def test_the_words_follow_the_figures(to_loop, verdict):
+    (sentence,) = in_words(compared(**to_loop), 2, 0.1)
+    assert sentence.startswith("A step of this env takes about 5 µs in the loop. ")
+    assert f"on 2 cores: envactors: {ratio_text(to_loop['envactors'])[:3]}" in sentence
+    assert verdict in sentence
+
+
+def test_the_fastest_of_the_others_is_named():
+    _, sentence = in_words(compared(envactors=2.0, pipe=1.6, ray=0.2, apart=9.0), 2, 0.1)
+    assert sentence == "The fastest of the others is pipe: the default makes 1.2 times its steps."
+
+
+def test_without_a_loop_nothing_is_said():
+    assert in_words([one for one in compared(envactors=2.0) if one.name != "loop"], 2, 0.1) == []
 
 
 @pytest.mark.parametrize(
@@ -568,19 +554,9 @@ def test_ratios_have_two_digits_that_count(ratio, text):
     assert ratio_text(ratio) == text
 
 
-@pytest.mark.parametrize(("rollout", "told"), [(2.0, True), (1.0, False)])
-def test_rollouts_are_told_of_if_they_pay(rollout, told):
-    words = in_words(Finding(**{**FINDING, "rollout": rollout}))
-    assert ("With the policy in the workers (rollout) it is 2.0 times the loop." in words) == told
-    assert len(words) == 2 + told
-
-
-def test_a_busy_machine_is_told_of_and_nobody_is_compared_with_nobody():
-    words = in_words(Finding(**{**FINDING, "default": 2.5, "others": {}, "load": 7.0}))
+def test_a_busy_machine_is_told_of():
+    words = in_words(compared(envactors=2.5), 2, 7.0)
     assert len(words) == 2
-    assert (
-        "2.5 times the loop on 2 cores (more than there are: many processes get more of a busy machine, or" in words[0]
-    )
     assert "load average was 7.0" in words[1]
 
 
@@ -588,9 +564,3 @@ def test_names_that_gymnasium_makes_and_factories():
     assert [EnvSource(name).is_factory for name in ("CartPole-v1", "ale_py:ALE/Pong-v5", "own:make", "a.b:c.d")] == [
         False, False, True, True,
     ]  # fmt: skip
-    with pytest.raises(EnvInputError, match="could not be made: KeyError: 'no'"):
-        make_job("test_bench:broken", 1, 1)
-
-
-def broken():
-    raise KeyError("no")

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from envactors.cli.bench.registry import APART, LOOP
+from envactors.cli.units import count, duration
+from envactors.tuning.measuring import Round
 
 # Relative difference below which two rates are called equal.
 _TOLERANCE = 0.05
 # Load average per core, before the measurement, above which a machine is called busy.
 _BUSY = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """Result of one subject in one round.
-
-    Attributes:
-        steps: Number of env-steps.
-        seconds: Duration.
-    """
-
-    steps: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Env-steps per second."""
-        return self.steps / self.seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,109 +38,68 @@ def rates(rounds: Sequence[Round]) -> Spread:
 
 
 def ratios(ones: Sequence[Round], others: Sequence[Round]) -> Spread:
-    """Return the spread of the ratios of two subjects' rates within each round.
+    """Return the spread of the ratios of two sides' rates within each round.
 
-    Load that slows both subjects down in a round cancels out.
+    Load that slows both sides down in a round cancels out.
     """
     return spread([one.rate / other.rate for one, other in zip(ones, others, strict=True)])
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One subject that ran, compared with the others.
+    """One side that ran, compared with the others.
 
     Attributes:
         name: Name in arguments and files.
         title: Title in the table.
-        is_envactors: True if the subject uses envactors.
+        is_ours: True if the side uses envactors.
         rate: Env-steps per second.
         to_loop: Ratio of its rate to the loop's; None if the loop failed.
-        envactors_to_subject: Ratio of our default's rate to its own, None where our default failed.
+        envactors_to_side: Ratio of the rate of envactors' default to its own; None if that failed.
     """
 
     name: str
     title: str
-    is_envactors: bool
+    is_ours: bool
     rate: Spread
     to_loop: Spread | None
-    envactors_to_subject: Spread | None
+    envactors_to_side: Spread | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """Medians for the summary in words.
+def in_words(comparisons: Sequence[Comparison], cores: int, load: float) -> list[str]:
+    """Return what the figures mean for this env, in a few sentences.
 
-    Attributes:
-        step_seconds: Duration of a step in the loop.
-        default: Ratio of the envactors default to the loop.
-        packed: The same ratio with several envs per process; None if it was not measured.
-        envs_per_actor: Envs per process of ``packed``.
-        rollout: Ratio of rollouts to the loop; None if it was not measured.
-        asynchronous: Ratio of `recv` with half of the envs to the default; None if it was not measured.
-        others: Ratio of the default to each other subject but the loop, by title.
+    Args:
+        comparisons: The sides that ran.
         cores: Number of cores that this process may use.
         load: Load average over the minute before the measurement.
     """
-
-    step_seconds: float
-    default: float
-    packed: float | None
-    envs_per_actor: int
-    rollout: float | None
-    asynchronous: float | None
-    others: Mapping[str, float]
-    cores: int
-    load: float
-
-
-def in_words(finding: Finding) -> list[str]:
-    """Return the meaning of the figures for this env in a few sentences."""
-    duration = _duration(finding.step_seconds)
-    sentences = [f"A step of this env takes about {duration} in the loop; {_whether_processes_pay(finding)}"]
-    if finding.rollout is not None and finding.rollout > 1 + _TOLERANCE:
-        sentences.append(f"With the policy in the workers (rollout) it is {_times(finding.rollout)} the loop.")
-    if finding.others:
-        name, ratio = min(finding.others.items(), key=lambda item: item[1])
-        sentences.append(f"The fastest of the others is {name}: the default makes {_times(ratio)} its steps.")
-    if _is_busy(finding):
+    loop = next((one for one in comparisons if one.name == LOOP), None)
+    ours = [(one.to_loop.median, one.title) for one in comparisons if one.is_ours and one.to_loop is not None]
+    if loop is None or not ours:
+        return []
+    ways = "; ".join(f"{title}: {_times(ratio)}" for ratio, title in ours)
+    ratio, title = max(ours)
+    verdict = "Processes cost more than they give: use backend='inline', unless the env crashes, hangs, or leaks."
+    if ratio > 1 + _TOLERANCE:
+        verdict = f"The fastest is {title}."
+    step = duration(1 / loop.rate.median)
+    loops_steps = f"In multiples of the loop's steps, on {count(cores, 'core')}: {ways}."
+    sentences = [f"A step of this env takes about {step} in the loop. {loops_steps} {verdict}"]
+    others = [
+        (one.envactors_to_side.median, one.title)
+        for one in comparisons
+        if one.envactors_to_side is not None and not one.is_ours and one.name not in (LOOP, APART)
+    ]
+    if others:
+        ratio, title = min(others)
+        sentences.append(f"The fastest of the others is {title}: the default makes {_times(ratio)} its steps.")
+    if load > _BUSY * cores:
         sentences.append(
-            f"The load average was {finding.load:.1f} before anything was started: other processes were using the "
-            "machine, and the ratios say more than the steps per second."
+            f"The load average was {load:.1f} before anything was started: other processes were using the machine, and "
+            "the ratios say more than the steps per second."
         )
     return sentences
-
-
-def _is_busy(finding: Finding) -> bool:
-    return finding.load > _BUSY * finding.cores
-
-
-def _whether_processes_pay(finding: Finding) -> str:
-    cores = f"on {finding.cores} {'core' if finding.cores == 1 else 'cores'}"
-    default, packed = finding.default, finding.packed
-    together = f"{finding.envs_per_actor} envs per process"
-    if default > 1 + _TOLERANCE:
-        why = ""
-        if default > (1 + _TOLERANCE) * finding.cores:
-            waits = "its steps wait more than they compute"
-            if _is_busy(finding):
-                waits = f"many processes get more of a busy machine, or {waits}"
-            why = f" (more than there are: {waits})"
-        text = f"processes pay: the default is {_times(default)} the loop {cores}{why}"
-        if packed is not None:
-            text += f", {together} {_times(packed)}"
-    elif packed is not None and packed > 1 + _TOLERANCE:
-        text = (
-            f"a process costs more than it gives unless several envs share one: {together} are {_times(packed)} the "
-            f"loop {cores}, the default is {_times(default)}"
-        )
-    else:
-        cost = "about what it gives" if default >= 1 - _TOLERANCE else "more than it gives"
-        text = f"a process costs {cost}: the default is {_times(default)} the loop {cores}"
-        if packed is not None:
-            text += f", {together} {_times(packed)}"
-    if finding.asynchronous is not None and finding.asynchronous > 1 + _TOLERANCE:
-        text += f"; taking what is done (recv) is {_times(finding.asynchronous)} the default"
-    return f"{text}."
 
 
 def ratio_text(ratio: float) -> str:
@@ -164,10 +109,3 @@ def ratio_text(ratio: float) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.1f} times" if 0.995 <= ratio < 9.95 else f"{ratio_text(ratio)} times"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds * 1e6:.2g} us" if seconds < 10e-6 else f"{seconds * 1e6:.0f} us"

@@ -1,90 +1,76 @@
-"""Other libraries as subjects of a bench: vector envs, and one actor or executor per env."""
+"""Other libraries as sides of a bench: vector envs, and one actor or executor per env."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from envactors.cli.bench.baselines import EnvByEnv, SteppedEnv
-from envactors.cli.bench.subject_base import Flags, Subject, VectorSubject
-from envactors.cli.source import EnvSource
+from envactors.cli.bench.sides import EnvByEnv, SteppedEnv
+from envactors.tuning.measuring import Flags, Side, VectorSide
 
 # Vector envs -------------------------------------------------------------------------------------------------
 
 
-class GymnasiumLoop(VectorSubject):
+class GymnasiumLoop(VectorSide):
     """Gymnasium's loop in the caller's process."""
 
-    name = "loop"
-    label: ClassVar[str] = "loop (SyncVectorEnv)"
-    package = module = "gymnasium"
-    only_gymnasium = True
-
     def start(self) -> None:
         import gymnasium
 
-        self._envs = gymnasium.vector.SyncVectorEnv([self._job.source] * self._job.num_envs)
+        self._envs = gymnasium.vector.SyncVectorEnv([self._workload.factory] * self._workload.num_envs)
 
 
-class GymnasiumProcesses(VectorSubject):
+class GymnasiumProcesses(VectorSide):
     """Gymnasium's processes."""
 
-    name = package = module = "gymnasium"
-    only_gymnasium = True
-
     def start(self) -> None:
         import gymnasium
 
-        self._envs = gymnasium.vector.AsyncVectorEnv([self._job.source] * self._job.num_envs, shared_memory=True)
+        self._envs = gymnasium.vector.AsyncVectorEnv(
+            [self._workload.factory] * self._workload.num_envs, shared_memory=True
+        )
 
 
-class StableBaselines(Subject):
+class StableBaselines(Side):
     """Stable-Baselines3's processes, which reset within the step that ends an episode."""
-
-    name = package = "stable-baselines3"
-    module: ClassVar[str] = "stable_baselines3"
-    only_gymnasium = True
 
     def start(self) -> None:
         from stable_baselines3.common.vec_env import SubprocVecEnv
 
-        self._envs = SubprocVecEnv([self._job.source] * self._job.num_envs)
+        self._envs = SubprocVecEnv([self._workload.factory] * self._workload.num_envs)
 
     def _reset(self, seed: int) -> None:
         self._envs.seed(seed)
         self._envs.reset()
 
     def _step(self, row: int) -> Flags:
-        batch = self._job.batches[row]
-        self._envs.step(batch if isinstance(batch, np.ndarray) else self._job.actions[row])
+        batch = self._workload.batches[row]
+        self._envs.step(batch if isinstance(batch, np.ndarray) else self._workload.actions[row])
         return self._none
 
     def close(self) -> None:
         self._envs.close()
 
 
-class Tianshou(Subject):
+class Tianshou(Side):
     """Tianshou's processes with shared memory; the caller resets envs at an episode's end, as its collectors do."""
-
-    name = package = module = "tianshou"
-    only_gymnasium = True
 
     def start(self) -> None:
         from tianshou.env import ShmemVectorEnv
 
-        self._envs = ShmemVectorEnv([self._job.source] * self._job.num_envs)
+        self._envs = ShmemVectorEnv([self._workload.factory] * self._workload.num_envs)
 
     def _reset(self, seed: int) -> None:
         # `seed` also resets; another reset would start a second episode.
         self._envs.seed(seed)
 
     def _step(self, row: int) -> Flags:
-        batch = self._job.batches[row]
-        actions = batch if isinstance(batch, np.ndarray) else self._job.actions[row]
+        batch = self._workload.batches[row]
+        actions = batch if isinstance(batch, np.ndarray) else self._workload.actions[row]
         _, _, terminated, truncated, _ = self._envs.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         if ended.size:
@@ -101,14 +87,12 @@ class Tianshou(Subject):
 class Loky(EnvByEnv):
     """One executor with one worker per env, and one task per step."""
 
-    name = package = module = "loky"
-
     def start(self) -> None:
         import loky
 
         self._executors = [
-            loky.ProcessPoolExecutor(max_workers=1, initializer=_make_lokys_env, initargs=(self._job.source,))
-            for _ in range(self._job.num_envs)
+            loky.ProcessPoolExecutor(max_workers=1, initializer=_make_lokys_env, initargs=(self._workload.factory,))
+            for _ in range(self._workload.num_envs)
         ]
 
     def _all(self, method: str, arguments: Sequence[Any]) -> list[Any]:
@@ -125,9 +109,9 @@ class Loky(EnvByEnv):
 _lokys_env: SteppedEnv
 
 
-def _make_lokys_env(source: EnvSource) -> None:
+def _make_lokys_env(factory: Callable[[], Any]) -> None:
     global _lokys_env
-    _lokys_env = SteppedEnv(source)
+    _lokys_env = SteppedEnv(factory)
 
 
 def _call_lokys_env(method: str, argument: Any) -> Any:
@@ -136,8 +120,6 @@ def _call_lokys_env(method: str, argument: Any) -> Any:
 
 class Ray(EnvByEnv):
     """One Ray actor per env, on a local Ray instance."""
-
-    name = package = module = "ray"
 
     def start(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -150,10 +132,9 @@ class Ray(EnvByEnv):
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=self._scratch,
         )
         actor = ray.remote(num_cpus=0)(SteppedEnv)
-        self._actors = [actor.remote(self._job.source) for _ in range(self._job.num_envs)]
+        self._actors = [actor.remote(self._workload.factory) for _ in range(self._workload.num_envs)]
 
     def _all(self, method: str, arguments: Sequence[Any]) -> list[Any]:
         pairs = zip(self._actors, arguments, strict=True)
@@ -168,14 +149,11 @@ class Ray(EnvByEnv):
 class Dask(EnvByEnv):
     """One Dask actor per env, each on a worker process of its own with a direct connection."""
 
-    name = "dask"
-    package = module = "distributed"
-
     def start(self) -> None:
         import distributed
 
         self._cluster = distributed.LocalCluster(
-            n_workers=self._job.num_envs,
+            n_workers=self._workload.num_envs,
             threads_per_worker=1,
             processes=True,
             memory_limit=0,
@@ -185,7 +163,7 @@ class Dask(EnvByEnv):
         self._client = distributed.Client(self._cluster, direct_to_workers=True)
         workers = list(self._client.scheduler_info(n_workers=-1)["workers"])
         futures = [
-            self._client.submit(SteppedEnv, self._job.source, actor=True, pure=False, workers=[worker])
+            self._client.submit(SteppedEnv, self._workload.factory, actor=True, pure=False, workers=[worker])
             for worker in workers
         ]
         self._actors = [future.result() for future in futures]

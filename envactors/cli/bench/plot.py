@@ -30,7 +30,7 @@ def draw_comparisons(comparisons: Sequence[Comparison], title: str, path: Path) 
         [one.rate.median - one.rate.lower_quartile for one in comparisons],
         [one.rate.upper_quartile - one.rate.median for one in comparisons],
     ]
-    colors = [_ACCENT if one.is_envactors else _OTHERS for one in comparisons]
+    colors = [_ACCENT if one.is_ours else _OTHERS for one in comparisons]
     bars = axes.barh([one.title for one in comparisons], medians, color=colors, xerr=spreads, ecolor="#444444")
     axes.bar_label(bars, [f" {median:,.0f}" for median in medians], padding=6, fontsize=9)
     axes.invert_yaxis()

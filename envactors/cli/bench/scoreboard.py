@@ -33,7 +33,7 @@ class Scoreboard:
             TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         )
         self._drawing = drawing
-        # Drawing takes processor time from the measured subjects, so do it rarely.
+        # Drawing takes processor time from the measured sides, so do it rarely.
         self._progress = Progress(
             *columns, console=self._console, transient=True, disable=not drawing, refresh_per_second=4
         )
@@ -65,7 +65,7 @@ class Scoreboard:
         """Print the table of results.
 
         Args:
-            comparisons: Subjects that ran.
+            comparisons: Sides that ran.
             failures: Error messages of the others, by title.
         """
         table = plain_table()
@@ -77,11 +77,11 @@ class Scoreboard:
         for one in comparisons:
             quartiles = f"{one.rate.lower_quartile:,.0f} to {one.rate.upper_quartile:,.0f}"
             table.add_row(
-                Text(one.title, "bold" if one.is_envactors else ""),
+                Text(one.title, "bold" if one.is_ours else ""),
                 f"{one.rate.median:,.0f}",
                 quartiles,
                 _ratio(one.to_loop),
-                _ratio(one.envactors_to_subject),
+                _ratio(one.envactors_to_side),
             )
         for title in failures:
             table.add_row(title, Text("failed", "red"), "", "", "")
