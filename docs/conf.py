@@ -88,13 +88,13 @@ if os.environ.get("DOCS_ONLINE") == "1":
         "stable_baselines3": ("https://stable-baselines3.readthedocs.io/en/master", None),
     }
 FOREIGN = (
-    r"collections|concurrent|distributed|typing|types|enum|os|pathlib|numpy|np|npt|gymnasium|gym|stable_baselines3"
+    r"collections|concurrent|distributed|typing|types|enum|os|pathlib|time|numpy|np|npt|gymnasium|gym|stable_baselines3"
     r"|pettingzoo|tensordict|tianshou|torch|torchrl"
 )
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (
     "AgentBatches|Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod"
-    "|.*EnvFuture"
+    r"|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|R|Ts?|T_co|Item|.*AnyFuture"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {

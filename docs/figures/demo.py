@@ -22,7 +22,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 PICTURE = Path(__file__).parents[1] / "demo.svg"
-COLUMNS, LINES = 80, 30
+COLUMNS, LINES = 118, 30
 FRAMES = 18
 FRAME_SECONDS = 0.6
 LAST_FRAME_TICKS = 6

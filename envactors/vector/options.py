@@ -57,9 +57,9 @@ class VectorOptions(TypedDict, total=False):
             before it: ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])`` for episode ``e`` since the
             reset with the seed ``s`` (a random ``s`` if there was none). ``info["episode_seed"]`` of each reset is the
             seed, and a replay never reaches back beyond the current episode.
-        snapshot: Functions that read and write the state of an env, for `snapshot` and `restore`. With
+        snapshot: Functions that read and write the state of an env, for ``snapshot()`` and ``restore()``. With
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
-        checkpoint_every: Number of steps after which the file of the last `checkpoint` is written again; None
+        checkpoint_every: Number of steps after which the file of the last ``checkpoint()`` is written again; None
             (default) for never.
     """
 

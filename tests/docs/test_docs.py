@@ -22,8 +22,6 @@ PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 TORCHRL = "ignore:Creating :DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
-# What looks for processes that are left, those of other pages among them, and imports the chaos kit.
-ALONE = {"chaos.md"}
 # Runs the script in each directory as a main module of its own, and leaves there what goes to stderr.
 TOGETHER = """
 import gc, logging, os, sys, traceback, types
@@ -90,8 +88,6 @@ def write_script(page: Path, directory: Path) -> Path:
     envs = ROOT / "tests/docs/my_envs" / page.with_suffix(".py").name
     if envs.exists():
         shutil.copy(envs, directory / "my_envs.py")
-    if page.name in ALONE:
-        parts.insert(0, f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\n")
     script.write_text("\n\n".join(parts))
     return script
 
@@ -113,7 +109,7 @@ def said(request, interpreter, tmp_path_factory):
 
 
 @pytest.mark.timeout(300)  # the first of them runs all
-@pytest.mark.parametrize("page", [page for page in WITH_BLOCKS if page.name not in ALONE], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.name)
 def test_code_blocks_run(page, said):
     if (package := what_is_not_installed(page)) is not None:
         pytest.skip(f"{package} is not installed")
@@ -125,8 +121,7 @@ def test_code_blocks_run_alone(page, interpreter, tmp_path):
     if (package := what_is_not_installed(page)) is not None:
         pytest.skip(f"{package} is not installed")
     script = write_script(page, tmp_path)
-    # A run of the chaos kit looks for processes that are left.
-    done = interpreter.run(script, [], tmp_path, keeps_server=page.name not in ALONE)
+    done = interpreter.run(script, [], tmp_path)
     assert done.stderr == ""
     assert done.returncode == 0
 
