@@ -8,8 +8,8 @@ next idle actor.
 """
 
 # %%
-# The actor holds an env, and its one method plays an episode with a linear policy. Any class does, no env interface is
-# needed, and the pool's methods are those of an executor.
+# The actor holds an env, and its one method plays an episode with a linear policy. Any class works, without any env
+# interface, and the pool has the methods of an executor.
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Player:
 
 # %%
 # Each generation samples around a centre, more closely than the one before. The gradient estimate weighs the samples
-# by the ranks of their returns. `ActorPool.map` returns the results in the order of the candidates, whichever actor
-# was free for them.
+# by the ranks of their returns. `ActorPool.map` returns the results in the order of the candidates.
 
 rng = np.random.default_rng(2)
 centre = np.zeros(4)

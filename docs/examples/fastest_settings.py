@@ -2,13 +2,13 @@
 Which settings are fastest
 ==========================
 
-Whether envs belong into processes, and how many into each, depends on what a step costs. `tune` measures an env with
+Whether processes pay off, and how many envs each should have, depends on what a step costs. `tune` measures an env with
 different settings on this machine and returns those that win. Here it does so for steps of three kinds.
 """
 
 # %%
 # The envs come from ``envactors.testing.workloads``: one does nothing, one computes for about 0.1 ms, one sleeps for 2
-# ms in the mean. Any factory of an env does.
+# ms on average. Any factory of an env works.
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ print(f"\n{tunings['computes 0.1 ms']}")
 
 def kind(candidate):
     if candidate.backend != "process":
-        return {"inline": "in line", "thread": "threads"}[candidate.backend]
-    return "a process each" if candidate.envs_per_actor == 1 else "processes, several envs each"
+        return {"inline": "in-process", "thread": "threads"}[candidate.backend]
+    return "one process each" if candidate.envs_per_actor == 1 else "processes, several envs each"
 
 
-KINDS = ["in line", "threads", "a process each", "processes, several envs each"]
+KINDS = ["in-process", "threads", "one process each", "processes, several envs each"]
 shares = {}
 for name, tuning in tunings.items():
     best = {}
     for result in tuning.results:
         best[kind(result.candidate)] = max(result.rate, best.get(kind(result.candidate), 0))
-    shares[name] = {each: best.get(each, 0) / best["in line"] for each in KINDS}
+    shares[name] = {each: best.get(each, 0) / best["in-process"] for each in KINDS}
 
-assert shares["does nothing"]["in line"] > shares["does nothing"]["a process each"]
+assert shares["does nothing"]["in-process"] > shares["does nothing"]["one process each"]
 assert max(shares["sleeps 2 ms"].values()) > 2
 
 fig, axes = plt.subplots(1, 3, sharey=True, figsize=(8, 3.6), layout="constrained")

@@ -3,13 +3,13 @@ Language-model agents with asyncio
 ==================================
 
 Agents that use tools take turns of different lengths: a search, a download, an answer of the model. Each episode is a
-coroutine that awaits the futures of its own env, and one inference server answers all of them in batches. A tool that
+coroutine that awaits the futures of one env, and one inference server answers all of them in batches. A tool that
 hangs costs its own episode a deadline, and the others nothing.
 """
 
 # %%
-# The env is any class: its methods are the tools. They sleep as tools do, and ``open_page`` hangs at times. No space,
-# no ``step``, no base class.
+# The env is any class: its methods are the tools. They sleep as tools do, and ``open_page`` hangs at times. It needs no
+# spaces, no ``step``, and no base class.
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Library:
 
 
 # %%
-# The server stands in for a language model: it takes whatever prompts are waiting, and a batch of many takes little
+# The server plays the language model: it takes all waiting prompts, and a batch of many takes little
 # longer than a batch of one. A real one (vLLM, SGLang, an API) is awaited in the same place.
 
 
@@ -126,8 +126,8 @@ assert lost == sum(what == "deadline" for _, what, _, _ in spans) > 0
 assert np.mean(batches) > 2
 
 # %%
-# Each row is an agent. Where a tool hangs its deadline ends it, and recording its stacks takes a moment more; all other
-# rows go on, and no tool of theirs waits for it.
+# Each row is an agent. If a tool hangs, its deadline ends it, and recording its stacks takes a moment more. The other
+# agents continue.
 
 assert max(length for _, what, _, length in spans if what == "tool") < 1
 

@@ -7,7 +7,7 @@ gives an env a new process once its own has grown too large, between two episode
 """
 
 # %%
-# This env keeps a quarter of a megabyte for ever at each step.
+# This env leaks a quarter of a megabyte at each step.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LeakyEnv:
 
 # %%
 # ``actor.stats().rss`` is the resident memory of an actor's process, and ``incarnation`` counts its processes. A
-# recycled process is no restart: it does not count against the `RestartPolicy`.
+# recycled process does not count against the `RestartPolicy`.
 
 
 def run(recycle):
@@ -70,7 +70,7 @@ recycled, processes = run(ea.RecyclePolicy(max_rss=LIMIT * MB))
 print(f"{leaking.max():.0f} MB without recycling, {recycled.max():.0f} MB with {processes[-1] + 1} processes")
 
 # %%
-# An env outgrows the limit by what it leaks until its episode ends.
+# An env exceeds the limit until its episode ends.
 
 assert leaking.max() > 300
 assert recycled.max() < LIMIT + EPISODE / 4 + 20

@@ -2,8 +2,8 @@
 Two Dask nodes, one of which is lost
 ====================================
 
-On a cluster a vector env runs on the nodes of Dask. When a node dies, its envs are started again on those that are
-left, and with ``on_failure="replay"`` they go on where they were: the observations are those of an undisturbed run.
+On a cluster a vector env runs on the nodes of Dask. When a node is lost, its envs start again on the other
+nodes. With ``on_failure="replay"`` they continue where they were, and the observations are those of an undisturbed run.
 """
 
 # %%
@@ -65,8 +65,8 @@ def cluster(*nodes):
 
 
 # %%
-# A node counts as lost once its lease has passed without a sign of it: not before may its envs run elsewhere, since
-# nobody knows whether they still run there. Here all processes of a node are killed.
+# A node counts as lost once nothing has arrived from it for the lease. Its envs must not start elsewhere earlier, since
+# they may still be running there. Here all processes of a node are killed.
 
 
 def run(backend, lose_a_node):
@@ -117,4 +117,4 @@ axes[1].stairs(rates, bins, fill=True)
 axes[1].set(xlabel="time (s)", ylabel="env-steps per second")
 for ax in axes:
     ax.axvline(times[LOST_AT - 1], color="C3", linestyle="--")
-axes[0].set_title("node-b is killed: its envs go on at node-a, with the same observations")
+axes[0].set_title("node-b is killed: its envs continue on node-a, with the same observations")

@@ -2,7 +2,7 @@
 PPO of stable-baselines3 while workers are killed
 =================================================
 
-With ``on_failure="replay"`` a lost worker is replaced, its env is brought to the point where it was lost, and the
+With ``on_failure="replay"`` a crashed worker is restarted, its env is restored to the point of the crash, and the
 algorithm does not notice. Here PPO trains twice with the same seed: once undisturbed, and once while a thread kills a
 worker with SIGKILL twice a second. Both learning curves are the same, and so are the weights, bit for bit.
 """
@@ -86,7 +86,7 @@ disturbed, weights_with_kills, kills, restarts = train(with_kills=True)
 print(f"{len(kills)} kills, {restarts} processes replaced, {len(disturbed.returns)} episodes")
 
 # %%
-# Nothing differs: neither an episode nor a single weight.
+# All episodes and all weights are the same.
 
 assert len(kills) >= 3
 assert restarts >= 3

@@ -2,9 +2,9 @@
 Slow resets: step against send and recv
 =======================================
 
-In many simulators a reset takes far longer than a step. `VectorEnv.step` returns when the slowest env is done, so
-that each reset holds up all. `VectorEnv.send` and `VectorEnv.recv` return the results that are there, and the other
-envs go on meanwhile.
+In many simulators a reset takes far longer than a step. `VectorEnv.step` returns when the slowest env is done, so one
+reset delays all envs. `VectorEnv.send` and `VectorEnv.recv` return the results that are ready while the other envs
+continue.
 """
 
 # %%
@@ -51,8 +51,8 @@ class Simulator:
 
 
 # %%
-# Both loops collect the spans of all envs. In the second one, ``min_envs=1`` means: whatever is there, at least one
-# env. An agent would answer the observations of ``batch.env_ids`` only, as here.
+# Both loops collect the spans of all envs. In the second one, ``min_envs=1`` waits for at least one env and
+# takes all that are ready. The agent chooses actions for ``batch.env_ids`` only.
 
 
 def with_step(envs):

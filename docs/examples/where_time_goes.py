@@ -67,7 +67,8 @@ assert p99.argmax() == SLOW
 assert p99[SLOW] > 5 * np.delete(p99, SLOW).max()
 
 # %%
-# Its median is that of the others; what env 5 costs shows in its 99th percentile, and in the gaps of all other actors.
+# The median of env 5 is that of the others. Its slow steps show in its 99th percentile, and in the gaps of all other
+# actors.
 
 fig, axes = plt.subplot_mosaic("ab;cc", figsize=(8, 6), layout="constrained")
 shares = [part.rsplit(" ", 2)[:2] for part in str(stats).partition(";")[0].split(", ")]
