@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from envactors.mailbox.factory import Factory, as_callable, as_factories
+from envactors.options import SnapshotPolicy
 
 
 class EnvAdapter:
@@ -28,6 +29,16 @@ class EnvAdapter:
 
     def step(self, action: Any) -> Any:
         return self._env.step(action)
+
+
+def for_inner_env(policy: SnapshotPolicy) -> SnapshotPolicy:
+    """Return a snapshot policy whose functions get the env itself where there is an adapter around it."""
+    get, put = functools.partial(_call_inner, policy.get), functools.partial(_call_inner, policy.set)
+    return SnapshotPolicy(get, put, policy.every)
+
+
+def _call_inner(function: Callable[..., Any], env: Any, *args: Any) -> Any:
+    return function(vars(env)["_env"] if isinstance(env, EnvAdapter) else env, *args)
 
 
 def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) -> Callable[[], EnvAdapter]:

@@ -14,7 +14,26 @@ from envactors.backends.base import Backend
 from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotPolicy
 
 
-class VectorOptions(TypedDict, total=False):
+class CommonOptions(TypedDict, total=False):
+    """`VectorOptions` without ``copy`` and ``shared_memory``, which some libraries have as arguments of their own."""
+
+    envs_per_actor: int | Literal["auto"]
+    autoreset: Autoreset
+    on_failure: OnFailure
+    max_journal: int
+    deadlines: Deadlines | float
+    restart: RestartPolicy
+    recycle: RecyclePolicy | None
+    standbys: int
+    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None
+    backend: str | Backend
+    max_running: int | None
+    seed_episodes: bool
+    snapshot: SnapshotPolicy | None
+    checkpoint_every: int | None
+
+
+class VectorOptions(CommonOptions, total=False):
     """The keyword arguments of `VectorEnv`, which every drop-in takes too.
 
     A drop-in refuses an option that has no place in its library, with the reason.
@@ -48,9 +67,6 @@ class VectorOptions(TypedDict, total=False):
             has a name such as ``"standby-0"`` and a negative index.
         env_vars: Environment variables of all workers, or a sequence with one mapping per actor.
         backend: Where the actors run: ``"process"`` (default), ``"thread"``, ``"inline"``, or a backend.
-        shared_memory: Deprecated: it has no effect, and False emits a `DeprecationWarning`.
-        copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
-            that env's next step.
         max_running: Largest number of envs that step or reset at once; None (default) for all. The other requests wait
             in the caller, in order, and their deadlines count from their start.
         seed_episodes: True to give each reset without a seed a seed of its own, so that an episode depends on nothing
@@ -61,24 +77,13 @@ class VectorOptions(TypedDict, total=False):
             ``on_failure="replay"`` the state is saved every ``snapshot.every`` steps, and a replay starts there.
         checkpoint_every: Number of steps after which the file of the last ``checkpoint()`` is written again; None
             (default) for never.
+        shared_memory: Deprecated: it has no effect, and False emits a `DeprecationWarning`.
+        copy: True (default) to return copies of observations; False to return views of the shared memory, valid until
+            that env's next step.
     """
 
-    envs_per_actor: int | Literal["auto"]
-    autoreset: Autoreset
-    on_failure: OnFailure
-    max_journal: int
-    deadlines: Deadlines | float
-    restart: RestartPolicy
-    recycle: RecyclePolicy | None
-    standbys: int
-    env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None
-    backend: str | Backend
     shared_memory: bool
     copy: bool
-    max_running: int | None
-    seed_episodes: bool
-    snapshot: SnapshotPolicy | None
-    checkpoint_every: int | None
 
 
 class Choices(NamedTuple):
@@ -94,12 +99,12 @@ class Choices(NamedTuple):
     standbys: int = 0
     env_vars: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
     backend: str | Backend = "process"
-    shared_memory: bool = True
-    copy: bool = True
     max_running: int | None = None
     seed_episodes: bool = False
     snapshot: SnapshotPolicy | None = None
     checkpoint_every: int | None = None
+    shared_memory: bool = True
+    copy: bool = True
 
 
 OPTIONS = Choices._fields

@@ -180,7 +180,7 @@ def test_context_names_a_start_method(make, context):
 def test_any_backend(make):
     manager = make(backend=ea.RemoteBackend(LocalNodes(2)))
     assert list(step(manager, 0, 1)) == [0, 1]
-    assert sorted(actor.node for actor in manager._actors.actors) == ["local-0", "local-1"]
+    assert sorted(actor.node for actor in manager.vector.actors) == ["local-0", "local-1"]
 
 
 @pytest.mark.parametrize("copy_on_get", [True, False])
@@ -563,7 +563,7 @@ def test_a_killed_worker_is_raised_and_closes(make, manager):
 def test_a_reset_renews_an_env_whose_worker_was_killed(make):
     manager = make()
     os.kill(manager.pid[1], signal.SIGKILL)
-    until(lambda: manager._actors[1].state is ea.ActorState.DEAD)
+    until(lambda: manager.vector[1].state is ea.ActorState.DEAD)
     manager.reset({1: None})
     assert manager.who == [0, 1]
 

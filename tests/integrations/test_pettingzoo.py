@@ -556,7 +556,7 @@ def test_replayed_kills_change_nothing(make, tmp_path, env, autoreset):
             fuse.touch()
 
     results = run(ours, batches, before=kill)
-    assert sum(actor.stats().restarts for actor in ours.actors.actors) >= 4
+    assert sum(actor.stats().restarts for actor in ours.actors) >= 4
     for mine, theirs in zip(results, run(make([env] * 2, **options), batches), strict=True):
         assert equal(mine[0], theirs[0])
         assert equal(mine[1:], theirs[1:])
@@ -576,7 +576,7 @@ def test_a_copy_that_is_lost_truncates_the_agents_that_were_alive(make, way):
     if way == "kill":
         os.kill(envs.actors[0].pid, signal.SIGKILL)
     else:
-        envs.actors.set_attr("wants", "raise" if way == "exception" else "sleep", env_ids=[0])
+        envs.vector.set_attr("wants", "raise" if way == "exception" else "sleep", env_ids=[0])
     obs, rewards, terminations, truncations, infos = envs.step(next(numbers))
     kinds = {"kill": ea.ActorDiedError, "exception": Complaint, "deadline": ea.ActorTimeoutError}
     assert isinstance(infos[0]["failure"], kinds[way])
@@ -643,7 +643,7 @@ def test_failures_that_raise_have_the_other_copies_results(make):
     envs, plain = make(), Party()
     envs.reset(seed=0)
     plain.reset(seed=1)
-    envs.actors.set_attr("wants", "raise", env_ids=[0])
+    envs.vector.set_attr("wants", "raise", env_ids=[0])
     actions = actions_of(envs, 1)[0]
     with pytest.raises(ea.VectorStepError) as caught:
         envs.step(actions)
@@ -654,7 +654,7 @@ def test_failures_that_raise_have_the_other_copies_results(make):
     assert batch.observations["ant"][0].tolist() == theirs[0]["ant"].tolist()
     assert batch.rewards["ant"].tolist() == [theirs[1]["ant"]]
     assert batch.infos[0]["ant"] == {"count": 1}
-    envs.actors.set_attr("wants", None)
+    envs.vector.set_attr("wants", None)
     envs.step(actions)  # an exception loses nothing
     os.kill(envs.actors[0].pid, signal.SIGKILL)
     with pytest.raises(ea.VectorStepError):
@@ -669,7 +669,7 @@ def test_a_copy_raises_its_envs_exception_as_itself(make):
     envs = make()
     copy = envs.copies[1]
     copy.reset(seed=0)
-    envs.actors.set_attr("wants", "raise")
+    envs.vector.set_attr("wants", "raise")
     with pytest.raises(Complaint, match="as asked"):
         copy.step({"ant": 0, "bee": 0, 7: np.zeros(2)})
     os.kill(envs.actors[1].pid, signal.SIGKILL)
@@ -702,4 +702,4 @@ def test_on_other_nodes(make):
     loop.reset(4)
     for actions in actions_of(envs, 6):
         check_equal(envs, loop.step(actions), envs.step(actions))
-    assert sorted(actor.node for actor in envs.actors.actors) == ["local-0", "local-1"]
+    assert sorted(actor.node for actor in envs.actors) == ["local-0", "local-1"]

@@ -80,7 +80,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("name", ["forkserver", "spawn", "fork"])
 def test_start_methods_by_name(make, name, monkeypatch):
     def method(envs):
-        return envs._envs.actors[0]._supervisor.config.backend.start_method
+        return envs.vector.actors[0]._supervisor.config.backend.start_method
 
     envs = make(tellers(1), name)
     assert method(envs) == name
@@ -92,7 +92,7 @@ def test_start_methods_by_name(make, name, monkeypatch):
 @pytest.mark.fresh_processes
 def test_the_import_of_torch_is_done_once_for_the_envs_of_make_vec_env(make):
     def preload(envs):
-        return envs._envs.actors[0]._supervisor.config.backend._preload
+        return envs.vector.actors[0]._supervisor.config.backend._preload
 
     envs = make_vec_env("CartPole-v1", 2, vec_env_cls=ActorVecEnv)
     try:
@@ -320,14 +320,14 @@ def test_dict_and_tuple_observations_are_stacked_per_leaf(make, name):
 def test_an_exception_reaches_the_caller_as_itself_and_the_others_go_on(make):
     envs = make(tellers())
     envs.reset()
-    pids = [envs._envs[i].pid for i in range(3)]
+    pids = [envs.vector[i].pid for i in range(3)]
     envs.set_attr("wants", "raise", indices=[1])
     with pytest.raises(Complaint) as caught:
         envs.step([1, 1, 1])
     assert caught.value.index == 1
     assert isinstance(caught.value.__cause__, ea.RemoteTraceback)
     assert envs.step([2, 2, 2])[0].tolist() == [[0, 2, 2], [1, 1, 2], [2, 2, 2]]
-    assert [envs._envs[i].pid for i in range(3)] == pids
+    assert [envs.vector[i].pid for i in range(3)] == pids
 
 
 def test_a_lost_worker_is_an_error_and_a_reset_goes_on(make):
@@ -516,7 +516,7 @@ class Killer(threading.Thread):
     def run(self):
         rng = random.Random(0)
         while not self.stop.wait(self.pause):
-            pid = self.envs._envs[rng.randrange(self.envs.num_envs)].pid
+            pid = self.envs.vector[rng.randrange(self.envs.num_envs)].pid
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

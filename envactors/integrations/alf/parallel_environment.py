@@ -11,15 +11,13 @@ installed: any env with the interface of its ``AlfEnvironment`` works.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.handle import ActorHandle
-from envactors.actor.slots import OnFailure
-from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import DEFAULT, THREAD_CAPS, as_elsewhere
 from envactors.errors import ActorError, VectorStepError
@@ -27,9 +25,21 @@ from envactors.integrations.alf.adapter import AlfEnvAdapter
 from envactors.integrations.alf.envs import ActorEnvironment, Envs, Specs, interrupted
 from envactors.integrations.alf.rotation import Rotation
 from envactors.integrations.alf.values import AlfEnvironment, Records, torch
+from envactors.integrations.options import check_one_backend, make_vector
 from envactors.mailbox.factory import as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy, is_int
-from envactors.vector.inputs import seeds_for
+from envactors.vector.inputs import EnvVars, seeds_for
+from envactors.vector.options import VectorOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+_REFUSED = {
+    "autoreset": "in ALF the step after StepType.LAST resets the env, which is autoreset='next_step'",
+    "copy": "results are copied out of the records of the envs, and never change",
+    "standbys": "an env is made with its env_id, and a standby is made before it is known whose place it takes",
+}
 
 
 class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # its module is checked nowhere
@@ -54,21 +64,16 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` and ``"forkserver"``. None: the default of
             `ProcessBackend`, which never forks the caller; ``"fork"`` is for constructors that need the caller's
             configuration of ALF.
-        on_failure: ``"raise"``: an env that fails is a RuntimeError. ``"renew"``: its process is replaced, its episode
-            ends with a ``StepType.LAST`` of reward 0 and discount 1 (the last complete observation), and the exception
-            is in ``failures``. ``"replay"``: its process is replaced and brought to the same point, where it was
-            seeded with `seed`; see `VectorEnv`.
-        deadlines: Deadlines, or the seconds that each call may take; by default only closing has one (5 s).
-        restart: Limits of the replacement of lost processes. None: no replacement with ``on_failure="raise"``, as in
-            ALF; otherwise up to 3 in 600 s.
-        seed_episodes: True to seed each env with a seed of its own right before each reset; see `VectorEnv`. Not for
-            envs that reset themselves.
-        max_running: Largest number of envs that step or reset at once, spare envs included; None: all.
-        backend: Backend of the actors; excludes ``start_method``, and ``start_serially`` is not for it.
+        **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method`` and ignores ``start_serially``.
+            With ``on_failure="raise"`` an env that fails is a RuntimeError, and by default no process is replaced,
+            as in ALF. With ``"renew"`` the episode of a failed env ends with a ``StepType.LAST`` of reward 0 and
+            discount 1 (the last complete observation), and the exception is in ``failures``. ``"replay"`` needs `seed`.
+            ``seed_episodes`` is not for envs that reset themselves. By default only closing has a deadline (5 s).
 
     Attributes:
         envs: One `ActorEnvironment` per env that is not a spare env.
-        actors: Handles of the actors, those of spare envs last.
+        actors: Handle of each process, those of spare envs last.
+        vector: The vector behind this class, spare envs included, with handles of the envs and ``stats()``.
         failures: Exceptions that the last step or reset replaced by a result, by slot; with ``on_failure="renew"``.
         episode_seeds: Seed of the episode in each slot, by slot; with ``seed_episodes``.
 
@@ -87,69 +92,62 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
         num_spare_envs_for_reload: int = 0,
         torch_num_threads_per_env: int | None = 1,
         start_method: str | None = None,
-        *,
-        on_failure: OnFailure = "raise",
-        deadlines: Deadlines | float = Deadlines(start=None),  # noqa: B008 # frozen
-        restart: RestartPolicy | None = None,
-        seed_episodes: bool = False,
-        max_running: int | None = None,
-        backend: Backend | str | None = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
-        if start_method is not None and backend is not None:
-            raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
+        check_one_backend("start_method", start_method, options)
         super().__init__()
         threads, spares = torch_num_threads_per_env, num_spare_envs_for_reload
         factories = [
             functools.partial(AlfEnvAdapter, as_callable(constructor, f"env {env_id}"), env_id, threads)
             for env_id, constructor in enumerate(as_factories(env_constructors, "env_constructors"))
         ]
+        options["env_vars"] = _with_caps(options.get("env_vars"), threads)
         if not is_int(spares, 0) or spares >= max(len(factories), 1):
             raise ValueError(
                 f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= "
                 "0, and less than that"
             )
         try:
-            self._all = Envs(
+            self.vector: Envs = make_vector(
+                Envs,
+                "ActorParallelEnvironment",
                 factories,
-                on_failure=on_failure,
-                deadlines=deadlines,
-                restart=restart or RestartPolicy(max_restarts=0 if on_failure == "raise" else 3),
-                env_vars=None if threads is None else dict.fromkeys(THREAD_CAPS, str(threads)),
-                backend=backend
-                or ProcessBackend(
+                options,
+                _REFUSED,
+                deadlines=Deadlines(start=None),
+                restart=RestartPolicy(max_restarts=0 if options.get("on_failure", "raise") == "raise" else 10),
+                backend=ProcessBackend(
                     DEFAULT if start_method is None else as_elsewhere(start_method),
                     max_starting=1 if start_serially else None,
                 ),
                 copy=False,  # each array is copied out of the records
-                seed_episodes=seed_episodes,
-                max_running=max_running,
             )
         except ActorError as error:
             raise interrupted(error) from error
         try:
-            self._described = described = self._all.described
-            slots = self._all.num_envs - spares
+            self._described = described = self.vector.described
+            slots = self.vector.num_envs - spares
             if spares and described.resets_itself:
                 raise RuntimeError(
                     f"num_spare_envs_for_reload is {spares} and the envs' batch_size "
                     f"{described.batch_size}: expected no spare envs, since such envs reset by themselves"
                 )
-            if seed_episodes and described.resets_itself:
+            if options.get("seed_episodes") and described.resets_itself:
                 raise RuntimeError(
                     f"seed_episodes is True and the envs' batch_size {described.batch_size}: expected False, since "
                     "such envs reset by themselves"
                 )
-            self._rotation = Rotation(self._all, slots)
+            self._rotation = Rotation(self.vector, slots)
         except BaseException:
-            self._all.close(0)
+            self.vector.close(0)
             raise
         self._num_spare_envs_for_reload = spares
         self._records = Records(described, slots)
         self._seeds: list[Any] | None = None
         self._current_time_step: Any = None
-        self._each = [ActorEnvironment(self._all[i], described) for i in range(self._all.num_envs)]
+        self._each = [ActorEnvironment(self.vector[i], described) for i in range(self.vector.num_envs)]
         self.envs: list[ActorEnvironment] = self._each[:slots]
-        self.actors: list[ActorHandle[Any]] = self._all.actors
+        self.actors: list[ActorHandle[Any]] = self.vector.actors
         self.failures: dict[int, BaseException] = {}
         self.episode_seeds: dict[int, int] = {}
 
@@ -270,7 +268,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
             ValueError: The number of seeds is not the number of envs.
             Exception: The exception of the first env that failed.
         """
-        wanted = seeds_for(seeds, list(range(self._all.num_envs)))
+        wanted = seeds_for(seeds, list(range(self.vector.num_envs)))
         results = _fulfilled([env.call("seed", seed) for env, seed in zip(self._each, wanted, strict=True)])
         self._seeds = wanted
         return results
@@ -285,13 +283,21 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
 
     def close(self) -> None:
         """Close the envs and end their processes within the close deadline; also done at exit."""
-        self._all.close()
+        self.vector.close()
 
     def __enter__(self) -> ActorParallelEnvironment:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _with_caps(given: EnvVars, threads: int | None) -> EnvVars:
+    """Return the environment variables of the workers, with the number of threads of NumPy's libraries."""
+    caps = {} if threads is None else dict.fromkeys(THREAD_CAPS, str(threads))
+    if given is None or isinstance(given, Mapping):
+        return {**caps, **(given or {})} or None
+    return given if isinstance(given, str) else [{**caps, **one} for one in given]
 
 
 def _fulfilled(promises: list[Callable[[], Any]]) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from envactors.actor.states import ActorState
 from envactors.backends.starting import DEFAULT
-from envactors.errors import VectorStepError
+from envactors.errors import VectorInputError, VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.envs import Envs
 from envactors.integrations.ding.resets import Resets, TriesSpentError, is_lost, is_unreadable
@@ -26,9 +26,20 @@ from envactors.integrations.ding.values import EnvState, config_dict, read_times
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
+from envactors.vector.options import check_names
 from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
+
+
+_REFUSED = {
+    "envs_per_actor": "DI-engine resets and replaces each env's process by itself",
+    "autoreset": "DI-engine's name for it is auto_reset",
+    "max_journal": "on_failure='replay' has no place in DI-engine, whose envs need not be seeded before an episode",
+    "deadlines": "DI-engine's names for them are step_timeout, reset_timeout and connect_timeout",
+    "copy": "DI-engine's name for it is copy_on_get",
+    "checkpoint_every": "a checkpoint needs on_failure='replay', which has no place in DI-engine",
+}
 
 
 @register("async_actor")
@@ -49,16 +60,16 @@ class AsyncActorEnvManager(Envs):
     observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
     ``"fork"``).
 
-    Five entries exist only in envactors: ``on_failure`` (``"raise"``: a failed step raises and closes the manager;
-    ``"renew"``: it gives an abnormal timestep with the exception as ``info["failure"]``, and the env's next reset runs
-    in a new process), ``restart`` (limits of the replacement of lost processes under ``"renew"``), ``seed_episodes``
-    (True: each reset has a seed of its own, which `episode_seeds` says; not with ``reset_inplace``), ``max_running``
-    (largest number of envs that step or reset at once; None: all) and ``backend`` (backend of the actors, instead of a
-    ``context``).
+    Further entries are those of `envactors.VectorOptions` that have a place in DI-engine: ``on_failure`` (``"raise"``:
+    a failed step raises and closes the manager; ``"renew"``: it gives an abnormal timestep with the exception as
+    ``info["failure"]``, and the env's next reset runs in a new process), ``restart`` (limits of restarts under
+    ``"renew"``), ``seed_episodes`` (`episode_seeds` has the seeds; not with ``reset_inplace``), ``max_running``,
+    ``recycle``, ``standbys``, ``snapshot``, ``env_vars``, and ``backend`` (instead of a ``context``).
 
     Raises:
         AssertionError: An entry is invalid. All refused calls raise this type.
         TypeError: An option is unknown.
+        VectorInputError: An option has no place in DI-engine.
     """
 
     config: dict[str, Any] = {  # noqa: RUF012 # as in DI-engine
@@ -77,9 +88,13 @@ class AsyncActorEnvManager(Envs):
         "connect_timeout": 60,
         "reset_inplace": False,
         "on_failure": "raise",
-        "restart": RestartPolicy(max_restarts=3),
+        "restart": RestartPolicy(max_restarts=10),
         "seed_episodes": False,
         "max_running": None,
+        "recycle": None,
+        "standbys": 0,
+        "snapshot": None,
+        "env_vars": None,
         "backend": None,
     }
 
@@ -89,9 +104,9 @@ class AsyncActorEnvManager(Envs):
         return config_dict({**cls.config, "cfg_type": f"{cls.__name__}Dict"})
 
     def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any] | None = None, **options: Any) -> None:
-        for name in options:
-            if name not in self.config:
-                raise TypeError(f"{type(self).__name__} has no option {name!r}: expected some of {sorted(self.config)}")
+        check_names(type(self).__name__, [name for name in options if name not in self.config], self.config)
+        for name in options.keys() & _REFUSED.keys():
+            raise VectorInputError(f"{type(self).__name__} does not take {name}={options[name]!r}: {_REFUSED[name]}")
         super().__init__(env_fn, config_dict({**self.config, **(cfg or {}), **options}))
         self._episode_num = self._cfg["episode_num"]
         self._max_retry = max(self._cfg["max_retry"], 1)
@@ -209,8 +224,8 @@ class AsyncActorEnvManager(Envs):
         renews = self._on_failure == "renew"
         # Without "renew", a lost process closes the manager, or `_resets` replaces it.
         self._start(self._cfg["restart"] if renews else RestartPolicy(self._max_retry - 1))
-        self._reward_spec = self._actors.call("envactors_reward_spec", env_ids=[0])[0]
-        self._resets = Resets(self._actors, self._max_retry, self._retry_waiting_time, revives=not renews)
+        self._reward_spec = self._vector.call("envactors_reward_spec", env_ids=[0])[0]
+        self._resets = Resets(self._vector, self._max_retry, self._retry_waiting_time, revives=not renews)
         self._reset_param = {env_id: {} for env_id in range(self._env_num)}
         self._states.launch()
         self._closed = False
@@ -365,7 +380,7 @@ class AsyncActorEnvManager(Envs):
 
     def _as_batch(self, actions: list[Any]) -> Any:
         """Return the actions as one array if they fit the action spec exactly, else None."""
-        spec = self._actors.action_spec
+        spec = self._vector.action_spec
         if not isinstance(spec, ArraySpec) or not spec.batchable:
             return None
         try:
@@ -378,14 +393,14 @@ class AsyncActorEnvManager(Envs):
         each = list(actions.values())
         batch = self._as_batch(each)
         if batch is not None:
-            self._actors.send(batch, actions)
+            self._vector.send(batch, actions)
         else:
             self._access.start_unchecked_steps(list(actions), each)
         self._states.waiting.update(actions)
 
     def _receive(self, least: int | None, timeout: float | None) -> dict[int, Any]:
         try:
-            batch = self._actors.recv(least, timeout=timeout)
+            batch = self._vector.recv(least, timeout=timeout)
         except VectorStepError as error:
             failed = error
         else:
@@ -403,7 +418,7 @@ class AsyncActorEnvManager(Envs):
         timesteps = self._timesteps_of_batch(error.batch)
         for env_id, failure in error.failures.items():
             info: dict[str, Any] = {"abnormal": True}
-            actor = self._actors.actors[env_id]
+            actor = self._vector.actors[env_id]
             if not is_unreadable(failure):
                 if self._on_failure == "raise" or actor.state is ActorState.DEAD:
                     self.close()
@@ -419,7 +434,7 @@ class AsyncActorEnvManager(Envs):
     def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
         """Make timesteps, and take them into account."""
         if not isinstance(obs, (np.ndarray, list)):
-            obs = split_batch(self._actors.observation_spec, obs, len(ids), "observations")
+            obs = split_batch(self._vector.observation_spec, obs, len(ids), "observations")
         rows = list(obs)
         over = done.tolist()
         timesteps = read_timesteps(self._reward_spec, rows, rewards, over, infos)

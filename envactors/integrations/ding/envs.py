@@ -16,10 +16,15 @@ from envactors.integrations.adapter import adapted
 from envactors.integrations.ding.adapter import DingEnvAdapter
 from envactors.integrations.ding.states import require
 from envactors.integrations.ding.values import PRELOAD, BaseEnvManager
+from envactors.integrations.options import make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
+from envactors.vector.inputs import EnvVars
+
+# Entries of the configuration that are options of the vector.
+_PASSED_ON = ("seed_episodes", "max_running", "recycle", "standbys", "snapshot")
 
 
 class Reference:
@@ -60,7 +65,7 @@ class Envs(BaseEnvManager):
         self._action_seed: int | None = None
         self._spaces: tuple[Any, ...] | None = None
         self._scout: ActorHandle | None = None
-        self._actors: VectorEnv
+        self._vector: VectorEnv
         self._access: VectorAccess
 
     # State -----------------------------------------------------------------------------------------------
@@ -72,9 +77,15 @@ class Envs(BaseEnvManager):
 
     @property
     def actors(self) -> list[ActorHandle]:
-        """Handles of the actors."""
+        """Handle of each process."""
         self._check_closed()
-        return self._actors.actors
+        return self._vector.actors
+
+    @property
+    def vector(self) -> VectorEnv:
+        """The vector behind this manager, with handles of the envs (``vector[i]``) and ``stats()``."""
+        self._check_closed()
+        return self._vector
 
     @property
     def closed(self) -> bool:
@@ -119,10 +130,16 @@ class Envs(BaseEnvManager):
 
     def _first_env(self) -> ActorHandle:
         if not self._closed:
-            return self._actors.actors[0]
+            return self._vector.actors[0]
         if self._scout is None:
             factory = adapted(DingEnvAdapter, self._env_fn[0], False, False)
-            self._scout = spawn(factory, deadlines=Deadlines(start=self._start_deadline()), backend=self._backend())
+            variables = self._env_vars()
+            self._scout = spawn(
+                factory,
+                deadlines=Deadlines(start=self._start_deadline()),
+                backend=self._backend(),
+                env_vars=variables if isinstance(variables, Mapping) else None,
+            )
         return self._scout
 
     @property
@@ -147,7 +164,7 @@ class Envs(BaseEnvManager):
             RuntimeError: It is a method that is not in `method_name_list`.
             AssertionError: The manager is closed.
         """
-        if key.startswith("__") or key in ("_closed", "_actors", "_access"):
+        if key.startswith("__") or key in ("_closed", "_vector", "_access"):
             raise AttributeError(key)
         self._check_closed()
         found = self._ask(range(self._env_num), "envactors_inspect", key)
@@ -166,7 +183,7 @@ class Envs(BaseEnvManager):
         self._ask([env_id], "envactors_invoke", "enable_save_figure", figure_path)
 
     def _ask(self, env_ids: Iterable[int], method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._actors.call(method, *args, env_ids=env_ids, **kwargs)
+        return self._vector.call(method, *args, env_ids=env_ids, **kwargs)
 
     def enable_save_replay(self, replay_path: list[str] | str) -> None:
         """Save replays from the next launch on; one path for all envs, or one per env."""
@@ -186,28 +203,40 @@ class Envs(BaseEnvManager):
             RuntimeError: An env could not be created.
             SpaceMismatchError: The envs' spaces differ, and shared memory is on.
         """
-        shared, paths = bool(self._cfg["shared_memory"]), self._env_replay_path
         limits = [limit for limit in (self._reset_timeout, self._connect_timeout) if limit is not None]
         self._close_scout()
         start = self._start_deadline()
         try:
-            self._actors = VectorEnv(
-                [
-                    adapted(DingEnvAdapter, env_fn, shared, self._reset_inplace, path)
-                    for env_fn, path in zip(self._env_fn, paths, strict=True)
-                ],
+            self._vector = make_vector(
+                VectorEnv,
+                type(self).__name__,
+                self._factories(),
+                {name: self._cfg[name] for name in _PASSED_ON},  # type: ignore[arg-type] # they are options
+                {},
                 autoreset="disabled",
                 deadlines=Deadlines(start=start, step=self._step_timeout, reset=min(limits, default=None)),
                 restart=restart,
                 backend=self._backend(),
                 copy=self._cfg["copy_on_get"],
-                seed_episodes=self._cfg["seed_episodes"],
-                max_running=self._cfg["max_running"],
+                env_vars=self._env_vars(),
             )
         except ActorError as error:
             raise RuntimeError(f"an env could not be made: {error}") from error
-        self._access = VectorAccess(self._actors)
+        self._access = VectorAccess(self._vector)
         self._access.let_envs_judge()
+
+    def _factories(self) -> list[Factory]:
+        """Return the factory of each env; envs of one factory and replay path have the same one, as standbys need."""
+        made: dict[Any, Factory] = {}
+        shared = bool(self._cfg["shared_memory"])
+        return [
+            made.setdefault((id(env_fn), path), adapted(DingEnvAdapter, env_fn, shared, self._reset_inplace, path))
+            for env_fn, path in zip(self._env_fn, self._env_replay_path, strict=True)
+        ]
+
+    def _env_vars(self) -> EnvVars:
+        given = self._cfg["env_vars"]
+        return dict(given) if isinstance(given, Mapping) else given  # an EasyDict is no plain one
 
     def _start_deadline(self) -> float | None:
         """Return the start deadline: at least 60 s, since importing torch can take longer than ``connect_timeout``."""
@@ -225,7 +254,7 @@ class Envs(BaseEnvManager):
         self._close_scout()
         if not self._closed:
             self._closed = True
-            self._actors.close()
+            self._vector.close()
 
     def _close_scout(self) -> None:
         if self._scout is not None:

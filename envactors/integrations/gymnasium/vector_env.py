@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -18,9 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from envactors.actor.handle import call_or_get
-from envactors.actor.slots import OnFailure
-from envactors.backends.base import Backend
+from envactors.actor.handle import ActorHandle, call_or_get
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import as_elsewhere
 from envactors.errors import (
@@ -34,10 +32,15 @@ from envactors.errors import (
 from envactors.integrations.gymnasium.batches import Actions, Observations
 from envactors.integrations.gymnasium.pending import Pending
 from envactors.integrations.gymnasium.spaces import agree, check_mode, check_shareable, unequal
+from envactors.integrations.options import check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
-from envactors.options import Deadlines, RestartPolicy
+from envactors.options import Deadlines
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
+from envactors.vector.options import CommonOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _Flags: TypeAlias = npt.NDArray[np.bool_]
 _Steps: TypeAlias = tuple[Any, npt.NDArray[np.float64], _Flags, _Flags, dict[str, Any]]
@@ -47,6 +50,8 @@ _AUTORESETS: dict[AutoresetMode, Literal["next_step", "same_step", "disabled"]] 
     AutoresetMode.SAME_STEP: "same_step",
     AutoresetMode.DISABLED: "disabled",
 }
+
+_REFUSED = {"autoreset": "Gymnasium's name for it is autoreset_mode"}
 
 # Methods that `call` refuses, since they would bypass the record of the pending call.
 _NOT_CALLED = ("reset", "step", "close")
@@ -72,13 +77,12 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         autoreset_mode: Behaviour at the end of an episode.
         max_concurrency: Largest number of envs that step or reset at once; the others wait in the caller. It is
             ``max_running`` of `envactors.VectorEnv`.
-        envs_per_actor: Number of envs per process; see `envactors.VectorEnv`, also for the arguments below.
-        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``.
-        deadlines: Deadlines, or the seconds that each call may take; by default only closing has one (5 s).
-        restart: Limits of the replacement of lost processes.
-        standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
-        seed_episodes: True to give each episode a seed of its own, which its first info has as ``episode_seed``.
-        backend: Backend of the actors; excludes ``context``.
+        **options: See `envactors.VectorOptions`; ``backend`` excludes ``context``, and only closing has a deadline by
+            default (5 s).
+
+    Attributes:
+        vector: The vector behind this class, with handles of the envs (``vector[i]``), ``stats()``, ``send``, ``recv``.
+        actors: Handle of each process.
 
     Raises:
         RuntimeError: The envs' spaces differ.
@@ -97,14 +101,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
-        *,
-        envs_per_actor: int | Literal["auto"] = 1,
-        on_failure: OnFailure = "raise",
-        deadlines: Deadlines | float = Deadlines(start=None),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
-        standbys: int = 0,
-        seed_episodes: bool = False,
-        backend: str | Backend | None = None,
+        **options: Unpack[CommonOptions],
     ) -> None:
         self.closed: bool = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
         if worker is not None:
@@ -113,8 +110,11 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"processes: there are none here, and {worker!r} cannot be run. Put what it does into a "
                 "gymnasium.Wrapper, or use gymnasium.vector.AsyncVectorEnv"
             )
-        if context is not None and backend is not None:
-            raise ValueError(f"context={context!r} and backend={backend!r}: expected one of them")
+        check_one_backend("context", context, options)
+        if context is not None:
+            options["backend"] = ProcessBackend(_start_method(context))
+        if max_concurrency is not None and "max_running" in options:
+            raise ValueError("max_concurrency and max_running are the same: expected one of them")
         self.env_fns: list[Factory] = as_factories(env_fns, "env_fns")
         self.shared_memory: bool = shared_memory is None or shared_memory
         self.copy = copy
@@ -128,16 +128,14 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         check_mode(observation_mode)
         failure: BaseException | None = None
         try:
-            self._envs = VectorEnv(
+            self.vector: VectorEnv = make_vector(
+                VectorEnv,
+                type(self).__name__,
                 self.env_fns,
-                envs_per_actor=envs_per_actor,
+                options,
+                _REFUSED,
                 autoreset=_AUTORESETS[self.autoreset_mode],
-                on_failure=on_failure,
-                deadlines=deadlines,
-                restart=restart,
-                standbys=standbys,
-                seed_episodes=seed_episodes,
-                backend=backend or (ProcessBackend(_start_method(context)) if context is not None else "process"),
+                deadlines=Deadlines(start=None),
                 copy=False,
                 max_running=_checked_limit(max_concurrency),
             )
@@ -149,36 +147,32 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if failure is not None:
             raise failure
         try:
-            self._access = VectorAccess(self._envs)
+            self.actors: list[ActorHandle[Any]] = self.vector.actors
+            self._access = VectorAccess(self.vector)
             self._access.let_envs_judge()
-            self.metadata: dict[str, Any] = {**self._envs.metadata, "autoreset_mode": self.autoreset_mode}
-            self.render_mode: str | None = self._envs.render_mode
+            self.metadata: dict[str, Any] = {**self.vector.metadata, "autoreset_mode": self.autoreset_mode}
+            self.render_mode: str | None = self.vector.render_mode
             self._take_spaces(strictly=shared_memory is True)
         except BaseException:
-            self._envs.close(0)
+            self.vector.close(0)
             raise
         self.closed = False
 
     def _take_spaces(self, strictly: bool) -> None:
         action_spaces, observation_spaces = (
-            self._envs.get_attr("action_space"),
-            self._envs.get_attr("observation_space"),
+            self.vector.get_attr("action_space"),
+            self.vector.get_attr("observation_space"),
         )
         self.single_observation_space, self.observation_space, self.single_action_space, self.action_space = agree(
             type(self).__name__, self.observation_mode, observation_spaces, action_spaces
         )
         if strictly:
             check_shareable(self.single_observation_space)
-        self._actions = Actions(self._envs.action_spec, self.num_envs)
-        self._observations = Observations(self.single_observation_space, self._envs.observation_spec, self.num_envs)
-        self._pending = Pending(self._envs, self._observations)
+        self._actions = Actions(self.vector.action_spec, self.num_envs)
+        self._observations = Observations(self.single_observation_space, self.vector.observation_spec, self.num_envs)
+        self._pending = Pending(self.vector, self._observations)
 
     # State -----------------------------------------------------------------------------------------------
-
-    @property
-    def actors(self) -> VectorEnv:
-        """The underlying vector env: handles (``actors[i]``), ``stats()``, ``send`` and ``recv``."""
-        return self._envs
 
     @property
     def observations(self) -> Any:
@@ -284,10 +278,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             return self.step_wait()
         try:
             try:
-                result = self._envs.step(actions)
+                result = self.vector.step(actions)
             except AlreadyPendingError:
                 self._pending.discard_late_results(None)
-                result = self._envs.step(actions)
+                result = self.vector.step(actions)
         except VectorStepError as error:
             failure = error
         else:
@@ -297,7 +291,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Start a full-batch step; `step_wait` returns the result. It is queued behind a step that has timed out."""
         self._assert_is_running()
-        envs, access, pending = self._envs, self._access, self._pending
+        envs, access, pending = self.vector, self._access, self._pending
         pending.check_free("step_async")
         if pending.has_late_results():
             actions = copying.deepcopy(actions)
@@ -351,7 +345,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pending.check_free("call_async")
         if name in _NOT_CALLED:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._pending.add_calls([call_or_get(self._envs[i], name, args, kwargs) for i in range(self.num_envs)])
+        self._pending.add_calls([call_or_get(self.vector[i], name, args, kwargs) for i in range(self.num_envs)])
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`.
@@ -390,7 +384,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
         self._pending.check_free("set_attr")
-        self._envs.set_attr(name, values)
+        self.vector.set_attr(name, values)
 
     def render(self) -> tuple[Any, ...]:
         """Return the frames of all envs."""
@@ -408,7 +402,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self._pending.what is not None:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending.what}` to complete.")
             self._pending.forget()
-        self._envs.close(0 if terminate else timeout)
+        self.vector.close(0 if terminate else timeout)
 
     def _assert_is_running(self) -> None:
         if self.closed:

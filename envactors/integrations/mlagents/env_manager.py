@@ -14,19 +14,20 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, call_on_incarnation, close_all, discard_process
-from envactors.actor.launch import launch
 from envactors.actor.states import ActorState
-from envactors.backends import resolve
-from envactors.backends.base import Backend
 from envactors.errors import ActorDiedError, ActorTimeoutError, VectorInputError, raised_by_user_code
 from envactors.integrations.mlagents.adapter import UnityEnvAdapter
+from envactors.integrations.options import launch_each
 from envactors.mailbox.factory import as_callable
-from envactors.options import Deadlines, RestartPolicy, check_timeout
-from envactors.vector.inputs import limit_running
+from envactors.options import RestartPolicy, check_timeout
+from envactors.vector.options import VectorOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 try:
     from mlagents_envs.exception import (
@@ -58,6 +59,22 @@ _COMPLAINTS = (
     UnityEnvironmentException,
     UnityTimeOutException,
 )
+
+
+_ITSELF = "ML-Agents steps each worker by itself"
+_REFUSED = {
+    "envs_per_actor": f"{_ITSELF}, and the first result ends a wait for all",
+    "autoreset": "Unity envs begin new episodes by themselves",
+    "on_failure": "ML-Agents replaces a lost worker and resets all envs, within the limits of restart",
+    "max_journal": "Unity envs are not replayed",
+    "recycle": "a replaced worker would end the episodes of all envs",
+    "standbys": "a Unity program is started with its worker id, before it is known whose place it takes",
+    "shared_memory": f"{_ITSELF}, and results are pickled",
+    "copy": f"{_ITSELF}, and results are copies",
+    "seed_episodes": "a Unity env has no seed for a reset, but one for its start",
+    "snapshot": "the state of a Unity program cannot be read",
+    "checkpoint_every": "the state of a Unity program cannot be read",
+}
 
 
 class Worker:
@@ -99,14 +116,13 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are read; or an
             ``EngineConfig`` alone.
         n_env: Number of envs.
-        deadlines: Deadlines, or the seconds that each call may take.
-        restart: Limits of the replacement of lost processes. None: those of ``run_options.env_settings``; without them
-            once in any 60 seconds and 10 times in the life of a worker, as in ML-Agents.
-        max_running: Largest number of envs that step or reset at once; None: all.
-        backend: Backend of the actors.
+        **options: See `envactors.VectorOptions`, of which those about batches are refused. By default ``restart`` is
+            that of ``run_options.env_settings``; without them once in any 60 seconds and 10 times in the life of a
+            worker, as in ML-Agents.
 
     Attributes:
         env_workers: The workers.
+        actors: Handle of each process.
         env_parameters: Current parameters of the envs.
 
     Raises:
@@ -120,29 +136,19 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         env_factory: Callable[[int, list[Any]], Any] | str,
         run_options: Any,
         n_env: int = 1,
-        *,
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy | None = None,
-        max_running: int | None = None,
-        backend: Backend | str = "process",
+        **options: Unpack[VectorOptions],
     ) -> None:
         super().__init__()
-        permits = limit_running(max_running, n_env, resolve(backend))
         engine, policy = _settings(run_options)
+        if "restart" not in options:
+            options["restart"] = policy
+        factories = [
+            functools.partial(UnityEnvAdapter, as_callable(env_factory, f"worker {i}"), i, engine) for i in range(n_env)
+        ]
+        names = [f"worker-{i}" for i in range(n_env)]
+        self.actors: list[ActorHandle[Any]] = launch_each("ActorEnvManager", factories, names, options, _REFUSED)
         self.env_parameters: dict[str, Any] = {}
-        self.env_workers: list[Worker] = []
-        for i in range(n_env):
-            actor = launch(
-                [functools.partial(UnityEnvAdapter, as_callable(env_factory, f"worker {i}"), i, engine)],
-                name=f"worker-{i}",
-                first=i,
-                backend=backend,
-                deadlines=deadlines,
-                restart=restart or policy,
-                env_vars=None,
-                permits=permits,
-            )
-            self.env_workers.append(Worker(i, actor))
+        self.env_workers: list[Worker] = [Worker(i, actor) for i, actor in enumerate(self.actors)]
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
         """Send parameters to all envs, effective from their next step on; wait for pending steps.

@@ -11,24 +11,27 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import batch_space
 
-from envactors.actor.slots import Autoreset, OnFailure
-from envactors.backends.base import Backend
+from envactors.actor.handle import ActorHandle
 from envactors.errors import SpaceMismatchError, VectorStepError
 from envactors.integrations.adapter import adapter_factories
+from envactors.integrations.options import make_vector
 from envactors.integrations.pettingzoo.adapter import Agents, ParallelEnvAdapter
 from envactors.integrations.pettingzoo.batches import AgentBatches
 from envactors.integrations.pettingzoo.copies import ActorParallelEnvCopy
 from envactors.mailbox.factory import Factory
-from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.inputs import check_env_ids
+from envactors.vector.options import CommonOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ActorParallelEnv:
@@ -41,27 +44,18 @@ class ActorParallelEnv:
             workers. The copies have the same possible agents and spaces.
         copy: True to return copies of observations; False to return views of the shared memory, valid until the copy's
             next step.
-        envs_per_actor: Number of copies per process; see `envactors.VectorEnv`, also for the arguments below.
-        autoreset: When a copy whose agents are all gone is reset. ``"next_step"``: in the next step, whose actions for
-            it are ignored. ``"same_step"``: in the step in which the last agent goes; the infos of that step's agents
-            have their ``final_obs`` and ``final_info``. ``"disabled"``: never, `reset` it.
-        on_failure: ``"raise"``: the failure of a copy is raised as `VectorStepError`. ``"renew"``: its process is
-            replaced; every agent that was alive is truncated, with reward 0 and the exception as ``failure`` in its
-            info and in that of the copy. ``"replay"``: the lost step returns its true result, as if nothing had
-            happened.
-        deadlines: Deadlines, or the seconds that each call may take.
-        restart: Limits of the replacement of lost processes.
-        standbys: Number of processes kept ready to replace lost ones; ``env_fns`` must be one object n times.
-        seed_episodes: True to give each episode a seed of its own, ``infos[i]["episode_seed"]``.
-        max_running: Largest number of copies that step or reset at once; None: all.
-        backend: Backend of the actors.
+        **options: See `envactors.VectorOptions`; a copy is an env. Under ``autoreset="same_step"`` the infos of the
+            agents of an ending step have ``final_obs`` and ``final_info``. With ``on_failure="renew"`` every agent that
+            was alive is truncated, with reward 0 and the exception as ``failure`` in its info and in that of the copy.
+            With ``seed_episodes``, ``infos[i]["episode_seed"]`` is the seed.
 
     Attributes:
         num_envs: Number of copies.
         possible_agents: All agents that may appear, in order.
         agents: The same, since every batch has all of them; each copy's own are ``copies[i].agents``.
         copies: Each copy as a ``ParallelEnv`` of its own.
-        actors: The underlying vector env, with handles (``actors[i]``) and ``stats()``.
+        actors: Handle of each process.
+        vector: The vector behind this class, with handles of the copies (``vector[i]``) and ``stats()``.
         metadata: That of the first copy.
         render_mode: That of the first copy.
 
@@ -74,34 +68,15 @@ class ActorParallelEnv:
         self,
         env_fns: Iterable[Factory],
         copy: bool = True,
-        *,
-        envs_per_actor: int | Literal["auto"] = 1,
-        autoreset: Autoreset = "next_step",
-        on_failure: OnFailure = "raise",
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
-        standbys: int = 0,
-        seed_episodes: bool = False,
-        max_running: int | None = None,
-        backend: str | Backend = "process",
+        **options: Unpack[CommonOptions],
     ) -> None:
-        self.actors = envs = VectorEnv(
-            adapter_factories(ParallelEnvAdapter, env_fns),
-            envs_per_actor=envs_per_actor,
-            autoreset=autoreset,
-            on_failure=on_failure,
-            deadlines=deadlines,
-            restart=restart,
-            standbys=standbys,
-            seed_episodes=seed_episodes,
-            max_running=max_running,
-            backend=backend,
-            copy=copy,
-        )
+        factories = adapter_factories(ParallelEnvAdapter, env_fns)
+        self.vector: VectorEnv = make_vector(VectorEnv, "ActorParallelEnv", factories, options, {}, copy=copy)
+        self.actors: list[ActorHandle[Any]] = self.vector.actors
         try:
-            self._take_agents([Agents(*agents) for agents in envs.call("envactors_agents")])
+            self._take_agents([Agents(*agents) for agents in self.vector.call("envactors_agents")])
         except BaseException:
-            envs.close(0)
+            self.vector.close(0)
             raise
 
     def _take_agents(self, each: list[Agents]) -> None:
@@ -116,12 +91,12 @@ class ActorParallelEnv:
         self.num_envs: int = len(each)
         self.possible_agents: list[Hashable] = list(first.names)
         self.agents: list[Hashable] = list(first.names)
-        self.metadata, self.render_mode = self.actors.metadata, self.actors.render_mode
-        self._access = VectorAccess(self.actors)
+        self.metadata, self.render_mode = self.vector.metadata, self.vector.render_mode
+        self._access = VectorAccess(self.vector)
         self._batches = AgentBatches(first, self.num_envs)
         self._all_ids = list(range(self.num_envs))
         self.copies: list[ActorParallelEnvCopy] = [
-            ActorParallelEnvCopy(self.actors, self._batches, env_id, agents) for env_id, agents in enumerate(each)
+            ActorParallelEnvCopy(self.vector, self._batches, env_id, agents) for env_id, agents in enumerate(each)
         ]
 
     # Agents and spaces -----------------------------------------------------------------------------------
@@ -189,7 +164,7 @@ class ActorParallelEnv:
             with contextlib.suppress(VectorStepError):
                 self._access.gather(late, None, "reset")
         with self._converted_failures():
-            obs, infos = self.actors.reset(seed, options, ids)
+            obs, infos = self.vector.reset(seed, options, ids)
         rewards = np.zeros((len(ids), len(self.agents)))
         results = self._batches.unpack(ids, obs, rewards, np.zeros(len(ids), np.bool_), infos)
         observations, *_, own_infos = self._batches.batched(results)
@@ -216,12 +191,12 @@ class ActorParallelEnv:
         ids = self._ids(env_ids)
         packed = self._batches.pack(actions, ids)
         with self._converted_failures():
-            results = self.actors.step(packed, None if env_ids is None else ids)
+            results = self.vector.step(packed, None if env_ids is None else ids)
         return self._unpack(ids, results)
 
     def step_async(self, actions: Any) -> None:
         """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
-        self.actors.step_async(self._batches.pack(actions, self._all_ids))
+        self.vector.step_async(self._batches.pack(actions, self._all_ids))
 
     def step_wait(self) -> tuple[Any, ...]:
         """Wait for the step that `step_async` has started, and return what `step` returns.
@@ -231,7 +206,7 @@ class ActorParallelEnv:
             VectorStepError: Some copies failed; the other results are in ``.batch``.
         """
         with self._converted_failures():
-            results = self.actors.step_wait()
+            results = self.vector.step_wait()
         return self._unpack(self._all_ids, results)
 
     def _unpack(self, ids: list[int], results: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -257,23 +232,23 @@ class ActorParallelEnv:
 
     def render(self) -> list[Any]:
         """Return a frame per copy, as its ``render`` returns it."""
-        return self.actors.render()
+        return self.vector.render()
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of all copies side by side and return one value per copy."""
-        return self.actors.call(method, *args, **kwargs)
+        return self.vector.call(method, *args, **kwargs)
 
     def get_attr(self, name: str) -> list[Any]:
         """Return an attribute per copy."""
-        return self.actors.get_attr(name)
+        return self.vector.get_attr(name)
 
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of all copies; a list or tuple has one value per copy."""
-        self.actors.set_attr(name, values)
+        self.vector.set_attr(name, values)
 
     def close(self) -> None:
         """Close the copies and end their processes, within the close deadline; may be called again."""
-        self.actors.close()
+        self.vector.close()
 
     def __enter__(self) -> ActorParallelEnv:
         return self

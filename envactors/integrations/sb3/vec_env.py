@@ -12,28 +12,35 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView
-from envactors.actor.slots import OnFailure
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
 from envactors.backends.starting import DEFAULT, as_elsewhere
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
+from envactors.integrations.options import check_one_backend, make_vector
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
-from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
+from envactors.vector.options import VectorOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # The module of the wrapper that `make_vec_env` puts around each env. Importing it takes seconds: it imports torch.
 _MONITOR = "stable_baselines3.common.monitor"
+
+_REFUSED = {
+    "autoreset": "in stable-baselines3 the step that ends an episode resets the env, which is autoreset='same_step'",
+}
 
 
 class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
@@ -43,24 +50,18 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         env_fns: One callable per env; called only in the workers.
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``, none of which needs a ``__main__`` guard. None: the
             environment variable ``DEFAULT_START_METHOD``, and without it envactors' default.
-        envs_per_actor: Number of envs per process; ``"auto"``: as many processes as there are cores for.
-        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
-            is truncated, with the exception as ``info["failure"]``.
-        deadlines: Deadlines, or the seconds that each call may take.
-        restart: Limits of the replacement of lost processes.
-        standbys: Number of processes kept ready to replace lost ones.
-        seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
-            `VectorEnv`.
-        max_running: Largest number of envs that step or reset at once; None: all.
-        backend: Backend of the actors; excludes ``start_method``.
+        **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method``. With ``on_failure="renew"`` a
+            failed env's episode is truncated, with the exception as ``info["failure"]``; with ``seed_episodes``,
+            ``reset_infos`` have the seeds.
 
     Attributes:
-        actors: Handles of the actors.
+        actors: Handle of each process.
+        vector: The vector behind this class, with handles of the envs (``vector[i]``) and ``stats()``.
         waiting: True while a step is pending.
         closed: True after `close`.
 
     Raises:
-        ValueError: The start method is unknown, or there is a backend too.
+        ValueError: The start method is unknown, there is a backend too, or an option is invalid.
         ActorStartError: An env could not be created.
         SpaceMismatchError: The envs' spaces differ.
     """
@@ -69,42 +70,27 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         self,
         env_fns: Iterable[Factory],
         start_method: str | None = None,
-        *,
-        envs_per_actor: int | Literal["auto"] = 1,
-        on_failure: OnFailure = "raise",
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
-        standbys: int = 0,
-        seed_episodes: bool = False,
-        max_running: int | None = None,
-        backend: Backend | str | None = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
-        if start_method is not None and backend is not None:
-            raise ValueError(f"start_method={start_method!r} and backend={backend!r}: expected one of them")
+        check_one_backend("start_method", start_method, options)
         self.waiting: bool = False
         self.closed: bool = False
         env_fns = as_factories(env_fns, "env_fns")
-        self._envs = VectorEnv(
-            adapter_factories(StableBaselinesEnvAdapter, env_fns),
-            envs_per_actor=envs_per_actor,
-            autoreset="same_step",
-            on_failure=on_failure,
-            deadlines=deadlines,
-            restart=restart,
-            standbys=standbys,
-            seed_episodes=seed_episodes,
-            max_running=max_running,
-            backend=_backend(start_method, env_fns) if backend is None else backend,
+        factories = adapter_factories(StableBaselinesEnvAdapter, env_fns)
+        if "backend" not in options:
+            options["backend"] = _backend(start_method, env_fns)
+        self.vector: VectorEnv = make_vector(
+            VectorEnv, "ActorVecEnv", factories, options, _REFUSED, autoreset="same_step"
         )
         try:
-            first = self._envs[0]
+            first = self.vector[0]
             spaces = _results([first.get("observation_space"), first.get("action_space")])
-            super().__init__(self._envs.num_envs, *spaces)
+            super().__init__(self.vector.num_envs, *spaces)
         except BaseException:
-            self._envs.close(0)
+            self.vector.close(0)
             raise
-        self.actors: list[ActorHandle[Any]] = self._envs.actors
-        self.metadata: dict[str, Any] = {**self._envs.metadata, **self.metadata}
+        self.actors: list[ActorHandle[Any]] = self.vector.actors
+        self.metadata: dict[str, Any] = {**self.vector.metadata, **self.metadata}
 
     # Stepping --------------------------------------------------------------------------------------------
 
@@ -117,7 +103,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         """
         if self.waiting:
             raise AlreadyPendingError("a step is under way: take its results with step_wait() first")
-        self._envs.step_async(actions)
+        self.vector.step_async(actions)
         self.waiting = True
 
     def step_wait(self) -> tuple[Any, Any, Any, list[dict[str, Any]]]:
@@ -134,7 +120,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         if not self.waiting:
             raise NothingPendingError("step_wait() with no step under way: call step_async(actions) first")
         try:
-            obs, rewards, terminated, truncated, infos = self._envs.step_wait()
+            obs, rewards, terminated, truncated, infos = self.vector.step_wait()
         except VectorStepError as error:
             failed = error
         else:
@@ -161,14 +147,14 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             with contextlib.suppress(Exception):  # the result is discarded
                 self.step_wait()
         options = [options or None for options in self._options]
-        obs, self.reset_infos = or_first_failure(lambda: self._envs.reset(self._seeds, options))
+        obs, self.reset_infos = or_first_failure(lambda: self.vector.reset(self._seeds, options))
         self._reset_seeds()
         self._reset_options()
         return obs
 
     def close(self) -> None:
         """Discard a pending step, close the envs and end their processes, within the close deadline."""
-        self._envs.close()
+        self.vector.close()
         self.waiting, self.closed = False, True
 
     # Attributes and methods
@@ -208,7 +194,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         return self.env_method("render")
 
     def _handles(self, indices: int | Iterable[int] | None) -> list[ActorView]:
-        return [self._envs[index] for index in self._get_indices(indices)]
+        return [self.vector[index] for index in self._get_indices(indices)]
 
 
 def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

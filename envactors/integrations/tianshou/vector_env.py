@@ -6,10 +6,10 @@ tianshou's vector envs know which workers are stepping; a worker has one future,
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import wait as wait_for
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tianshou.env import BaseVectorEnv
@@ -17,16 +17,40 @@ from tianshou.env.worker import EnvWorker
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
-from envactors.actor.launch import launch, next_name
-from envactors.actor.permits import Permits
-from envactors.backends import resolve
-from envactors.backends.base import Backend
+from envactors.actor.launch import next_name
 from envactors.integrations.adapter import adapted
+from envactors.integrations.options import launch_each
 from envactors.integrations.tianshou.adapter import TianshouEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.messages import episode_seed
-from envactors.options import Deadlines, RestartPolicy
-from envactors.vector.inputs import check_flags, limit_running
+from envactors.vector.options import VectorOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+_CALLS = "tianshou steps each env by a call of its own"
+_REFUSED = {
+    "envs_per_actor": f"{_CALLS}, and the calls of one process would run one after the other",
+    "autoreset": "tianshou's collectors reset envs themselves",
+    "on_failure": f"{_CALLS}, which raises what has failed; reset the env then",
+    "max_journal": f"{_CALLS}, and calls are not replayed",
+    "recycle": f"{_CALLS}, which does not tell where an episode ends",
+    "standbys": f"{_CALLS}, on an actor that shares nothing with the others",
+    "shared_memory": f"{_CALLS}, whose result is pickled",
+    "copy": f"{_CALLS}, whose result is a copy",
+    "snapshot": f"{_CALLS}, and there is no vector that takes snapshots",
+    "checkpoint_every": f"{_CALLS}, and there is no vector that writes checkpoints",
+}
+_OF_ONE = {**_REFUSED, "max_running": "a worker has one env; ActorVectorEnv takes it"}
+
+
+def _launch(
+    whose: str, env_fns: Sequence[Factory], options: VectorOptions, refused: Mapping[str, str]
+) -> list[ActorHandle]:
+    seeds_episodes = options.get("seed_episodes", False)
+    factories = [adapted(TianshouEnvAdapter, env_fn, seeds_episodes) for env_fn in env_fns]
+    return launch_each(whose, factories, [next_name() for _ in factories], options, refused)
 
 
 class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked nowhere
@@ -36,11 +60,9 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
 
     Args:
         env_fn: Makes the env; called only in the worker.
-        deadlines: Deadlines, or the seconds that each call may take.
-        restart: Limits of the replacement of lost processes.
-        seed_episodes: True to give each reset a seed of its own, as `VectorEnv` does; `seed` is episode 0.
-        backend: Backend of the actor.
-        actor: Actor of the env, if `start` has made it already.
+        actor: Actor of the env, if there is one already.
+        **options: See `envactors.VectorOptions`. With ``seed_episodes`` each reset gets a seed of its own, and `seed`
+            begins with episode 0.
 
     Attributes:
         future: The last request; None before the first.
@@ -53,42 +75,18 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         self,
         env_fn: Factory,
         *,
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
-        seed_episodes: bool = False,
-        backend: Backend | str = "process",
         actor: ActorHandle | None = None,
+        **options: Unpack[VectorOptions],
     ) -> None:
-        check_flags(seed_episodes=seed_episodes)
+        seeds_episodes = options.get("seed_episodes", False)
         self.actor: ActorHandle[Any] = (
-            self.start(env_fn, deadlines, restart, backend, seed_episodes) if actor is None else actor
+            _launch("ActorEnvWorker", [env_fn], options, _OF_ONE)[0] if actor is None else actor
         )
         self.future: ActorFuture | None = None
-        self._seeds_episodes = seed_episodes
+        self._seeds_episodes = seeds_episodes
         # The seed of episode 0, and the number of the next one.
         self._root_seed, self._episode = int(np.random.SeedSequence().generate_state(1)[0]), 0
         super().__init__(env_fn)
-
-    @staticmethod
-    def start(
-        env_fn: Factory,
-        deadlines: Deadlines | float,
-        restart: RestartPolicy,
-        backend: Backend | str,
-        seed_episodes: bool = False,
-        permits: Permits | None = None,
-    ) -> ActorHandle:
-        """Start an env's actor, which shares permits with others, in the background and return its handle."""
-        return launch(
-            [adapted(TianshouEnvAdapter, env_fn, seed_episodes)],
-            name=next_name(),
-            first=0,
-            backend=backend,
-            deadlines=deadlines,
-            restart=restart,
-            env_vars=None,
-            permits=permits,
-        )
 
     def get_env_attr(self, key: str) -> Any:
         """Return an attribute of the env, also one that wrappers hide, or None if it has none."""
@@ -174,11 +172,10 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         env_fns: One callable per env; called only in the workers, which start in parallel.
         wait_num: Number of envs that a step waits for; None: all.
         timeout: Seconds that a step waits for them; it returns at least one result.
-        deadlines: Deadlines, or the seconds that each call may take.
-        restart: Limits of the replacement of lost processes.
-        seed_episodes: True to give each episode a seed of its own; see `ActorEnvWorker`.
-        max_running: Largest number of envs that step or reset at once; None: all.
-        backend: Backend of the actors.
+        **options: See `envactors.VectorOptions`, of which those about batches are refused.
+
+    Attributes:
+        actors: Handle of each process.
 
     Raises:
         ActorStartError: An env could not be created.
@@ -189,17 +186,12 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         env_fns: Sequence[Factory],
         wait_num: int | None = None,
         timeout: float | None = None,
-        *,
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
-        seed_episodes: bool = False,
-        max_running: int | None = None,
-        backend: Backend | str = "process",
+        **options: Unpack[VectorOptions],
     ) -> None:
-        check_flags(seed_episodes=seed_episodes)
         env_fns = as_factories(env_fns, "env_fns")
-        options = deadlines, restart, backend, seed_episodes, limit_running(max_running, len(env_fns), resolve(backend))
-        actors = iter([ActorEnvWorker.start(env_fn, *options) for env_fn in env_fns])
+        self.actors: list[ActorHandle[Any]] = _launch("ActorVectorEnv", env_fns, options, _REFUSED)
+        actors = iter(self.actors)
+        seed_episodes = options.get("seed_episodes", False)
 
         def make(env_fn: Factory) -> ActorEnvWorker:
             return ActorEnvWorker(env_fn, seed_episodes=seed_episodes, actor=next(actors))

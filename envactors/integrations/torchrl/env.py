@@ -11,7 +11,7 @@ TensorDicts of a rollout; tensors are made of them without another copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,14 +20,21 @@ from torchrl.data import TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from envactors.actor.handle import ActorHandle
-from envactors.actor.slots import OnFailure
-from envactors.backends.base import Backend
 from envactors.errors import SpaceMismatchError
 from envactors.integrations.failures import or_first_failure
+from envactors.integrations.options import make_vector
 from envactors.integrations.torchrl.values import Infos, Values, make_specs, spread
 from envactors.mailbox.factory import Factory, as_factories
-from envactors.options import Deadlines, RestartPolicy
 from envactors.vector.facade import VectorEnv
+from envactors.vector.options import VectorOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_REFUSED = {
+    "autoreset": "TorchRL asks for every reset itself, which is autoreset='disabled'",
+    "copy": "the TensorDicts of a rollout are kept, and views of the shared memory would change in them",
+}
 
 
 class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
@@ -45,19 +52,13 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         device: Device of the TensorDicts; None: they have none, and their tensors are on the CPU.
         info_spec: Specs, for one env, of entries of the infos that TensorDicts shall have; zero where an env's info
             has none.
-        envs_per_actor: Number of envs per process; ``"auto"``: as many processes as there are cores for.
-        on_failure: ``"raise"``, ``"renew"`` or ``"replay"``; see `VectorEnv`. With ``"renew"`` a failed env's episode
-            is truncated, with the exception as ``infos[i]["failure"]``, and its next reset is on a new process.
-        deadlines: Deadlines, or the seconds that each call may take.
-        restart: Limits of the replacement of lost processes.
-        standbys: Number of processes kept ready to replace lost ones.
-        max_running: Largest number of envs that step or reset at once; None: all.
-        seed_episodes: True to give each episode a seed of its own, which ``reset_infos`` have as ``episode_seed``; see
-            `VectorEnv`.
-        backend: Backend of the actors.
+        **options: See `envactors.VectorOptions`. With ``on_failure="renew"`` a failed env's episode is truncated, with
+            the exception as ``infos[i]["failure"]``, and its next reset is on a new process; with ``seed_episodes``,
+            ``reset_infos`` have the seeds.
 
     Attributes:
-        actors: Handles of the actors.
+        actors: Handle of each process.
+        vector: The vector behind this class, with handles of the envs (``vector[i]``) and ``stats()``.
         infos: Each env's info of the last step; empty if it was not stepped.
         reset_infos: Each env's info of its last reset.
 
@@ -73,30 +74,13 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         categorical_action_encoding: bool = False,
         device: torch.device | str | None = None,
         info_spec: Mapping[str, TensorSpec] | None = None,
-        envs_per_actor: int | Literal["auto"] = 1,
-        on_failure: OnFailure = "raise",
-        deadlines: Deadlines | float = Deadlines(),  # noqa: B008 # frozen
-        restart: RestartPolicy = RestartPolicy(max_restarts=3),  # noqa: B008 # frozen
-        standbys: int = 0,
-        max_running: int | None = None,
-        seed_episodes: bool = False,
-        backend: Backend | str = "process",
+        **options: Unpack[VectorOptions],
     ) -> None:
-        envs = VectorEnv(
-            as_factories(env_fns, "env_fns"),
-            envs_per_actor=envs_per_actor,
-            autoreset="disabled",
-            on_failure=on_failure,
-            deadlines=deadlines,
-            restart=restart,
-            standbys=standbys,
-            max_running=max_running,
-            seed_episodes=seed_episodes,
-            backend=backend,
-        )
+        factories = as_factories(env_fns, "env_fns")
+        envs = make_vector(VectorEnv, "ActorEnv", factories, options, _REFUSED, autoreset="disabled")
         try:
             super().__init__(device=device, batch_size=(envs.num_envs,))
-            self._envs = envs
+            self.vector: VectorEnv = envs
             self._make_specs(categorical_action_encoding, info_spec)
         except BaseException:
             envs.close(0)
@@ -107,7 +91,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         self.is_closed: bool = False
 
     def _make_specs(self, categorical: bool, info_spec: Mapping[str, TensorSpec] | None) -> None:
-        envs, first = self._envs, self._envs[0]
+        envs, first = self.vector, self.vector[0]
         observation_space = first.get("observation_space").result()
         action_space = first.get("action_space").result()
         specs = make_specs(observation_space, action_space, envs.num_envs, categorical=categorical)
@@ -135,7 +119,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         Raises:
             Exception: The exception of the first env that failed, once all have answered.
         """
-        envs, num_envs = self._envs, self._envs.num_envs
+        envs, num_envs = self.vector, self.vector.num_envs
         stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
         actions = self._actions.decode(tensordict, env_ids)
         obs, rewards, terminated, truncated, infos = or_first_failure(lambda: envs.step(actions, env_ids))
@@ -168,7 +152,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         Raises:
             Exception: The exception of the first env that failed, once all have answered.
         """
-        envs, num_envs = self._envs, self._envs.num_envs
+        envs, num_envs = self.vector, self.vector.num_envs
         _, env_ids = _selected(None if tensordict is None else tensordict.get("_reset", None), num_envs)
         obs, infos = or_first_failure(lambda: envs.reset(seed, options, env_ids))
         if env_ids is not None:
@@ -195,7 +179,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
             The seed that follows from the last env's.
         """
         seeds: list[int | None] = []
-        for _ in range(self._envs.num_envs):
+        for _ in range(self.vector.num_envs):
             seeds.append(seed)
             seed = super().set_seed(seed, static_seed)
         self._reset(seed=seeds)
@@ -206,7 +190,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
 
     def close(self, *, raise_if_closed: bool = True) -> None:  # noqa: ARG002 # TorchRL's name
         """Close the envs and end their processes, within the close deadline; may be called again."""
-        self._envs.close()
+        self.vector.close()
         self.is_closed = True
 
 

@@ -1,0 +1,119 @@
+"""The options of drop-ins: which of `VectorOptions` a library has a place for, and why it refuses the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from envactors.actor.handle import ActorHandle
+from envactors.actor.launch import launch
+from envactors.backends import resolve
+from envactors.errors import VectorInputError
+from envactors.integrations.adapter import for_inner_env
+from envactors.mailbox.factory import Factory
+from envactors.vector.facade import VectorEnv
+from envactors.vector.inputs import check_flags, group_envs, limit_running
+from envactors.vector.options import Choices, CommonOptions, VectorOptions, check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+V = TypeVar("V", bound=VectorEnv)
+
+
+def check_options(whose: str, given: CommonOptions, refused: Mapping[str, str]) -> None:
+    """Refuse options that do not exist, or that the library has no place for.
+
+    Args:
+        whose: Class that takes the options, for the error.
+        given: The options.
+        refused: The reason by option.
+
+    Raises:
+        TypeError: An option does not exist.
+        VectorInputError: An option is refused.
+    """
+    check_names(whose, given)
+    for name, value in given.items():
+        if name in refused:
+            raise VectorInputError(f"{whose} does not take {name}={value!r}: {refused[name]}")
+
+
+def check_one_backend(name: str, start_method: str | None, given: CommonOptions) -> None:
+    """Refuse a start method beside a backend, which has its own.
+
+    Args:
+        name: The library's name for the start method.
+        start_method: The start method, or None.
+        given: The options.
+
+    Raises:
+        ValueError: There are both.
+    """
+    if start_method is not None and "backend" in given:
+        raise ValueError(f"{name}={start_method!r} and backend={given['backend']!r}: expected one of them")
+
+
+def make_vector(
+    kind: type[V],
+    whose: str,
+    factories: Sequence[Factory],
+    given: CommonOptions,
+    refused: Mapping[str, str],
+    **defaults: Unpack[VectorOptions],
+) -> V:
+    """Make the vector behind a drop-in.
+
+    Args:
+        kind: Class of the vector.
+        whose: Class of the drop-in, for errors.
+        factories: One per env.
+        given: The user's options.
+        refused: The reason for each option that the library has no place for.
+        **defaults: The options that the drop-in sets.
+
+    Raises:
+        TypeError, VectorInputError: As for `check_options`.
+        Exception: As for `VectorEnv`.
+    """
+    check_options(whose, given, refused)
+    merged = cast("VectorOptions", {**defaults, **given})
+    if (policy := merged.get("snapshot")) is not None:
+        merged["snapshot"] = for_inner_env(policy)
+    return kind(factories, **merged)
+
+
+def launch_each(
+    whose: str, factories: Sequence[Any], names: Sequence[str], given: CommonOptions, refused: Mapping[str, str]
+) -> list[ActorHandle]:
+    """Start an actor per env, for a library that steps each env by calls of its own.
+
+    Args:
+        whose: Class of the drop-in, for errors.
+        factories: One per env.
+        names: Name of each actor.
+        given: The user's options.
+        refused: The reason for each option that the library has no place for.
+
+    Raises:
+        TypeError, VectorInputError: As for `check_options`.
+    """
+    check_options(whose, given, refused)
+    choices = Choices(**given)
+    check_flags(seed_episodes=choices.seed_episodes)
+    backend = resolve(choices.backend)
+    permits = limit_running(choices.max_running, len(factories), backend)
+    groups, variables = group_envs(list(factories), 1, choices.env_vars, backend)
+    return [
+        launch(
+            group,
+            name=name,
+            first=index,
+            backend=backend,
+            deadlines=choices.deadlines,
+            restart=choices.restart,
+            env_vars=env_vars,
+            permits=permits,
+        )
+        for index, (group, name, env_vars) in enumerate(zip(groups, names, variables, strict=True))
+    ]
