@@ -27,8 +27,8 @@ class SafeThread(Protocol):
 class DeferredCalls:
     """Runs functions one after the other, each until it has returned once: they must bear being run again.
 
-    A function that raises may have been interrupted, so it runs once more in a thread where nothing is. One that raises
-    there is at fault itself: the error is logged, and the functions after it run.
+    A function that raises may have been interrupted, so it runs once more in a thread that nothing interrupts. If it
+    raises there too, it is broken: the error is logged, and the remaining functions run.
 
     Args:
         safe: The thread that runs what was interrupted.
@@ -47,7 +47,7 @@ class DeferredCalls:
         self._runner: dict[None, object] = {}
 
     def run(self) -> None:
-        """Run what waits, unless another thread does so, or this one further out: then it goes on with the rest."""
+        """Run the waiting functions, unless another thread or an outer call in this one is already doing so."""
         me, waiting = object(), self.waiting
         try:
             while waiting and self._runner.setdefault(None, me) is me:
@@ -71,8 +71,8 @@ class DeferredCalls:
 class CallbackExecutor:
     """Runs functions that may block one after the other in its own thread: users' callbacks, printing, launches.
 
-    A function that blocks must not delay those behind it for ever, since it may be waiting for one of them: with
-    ``note_timer``, another thread is added after a moment.
+    A blocked function may be waiting for a function queued behind it. With ``note_timer``, another thread is added once
+    the queue has waited for a moment.
 
     Args:
         name: The name of the threads.

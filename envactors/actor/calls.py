@@ -1,4 +1,4 @@
-"""What an actor is asked: queued, sent, answered; how replies find their requests; what its lost process leaves.
+"""The calls of one actor: queued, sent, matched with their replies, and settled, also when the process is lost.
 
 At most one call runs at a time, and none while rows are in flight. Rows pipeline: the next ones are posted while the
 worker is still at those before.
@@ -147,7 +147,7 @@ class Calls:
         for frame in frames or ():
             self.on_frame(frame)
         if process.at_end and core.phase is not STOPPING:
-            # Only the sentinel tells of a death; but a worker that cannot be asked is of no use any more.
+            # The channel has ended, but only the sentinel reports the exit. Until then the worker cannot do any work.
             core.timers.set("kill", time.monotonic() + EXIT_GRACE)
         return frames is not None
 
@@ -259,7 +259,7 @@ class Calls:
             self._core.reactor.wake(call.future)
 
     def fail_lost(self) -> None:
-        """Fail what waits and was meant for a lost process, as far as no other can take its place."""
+        """Fail queued requests that only a lost process could have run."""
         core = self._core
         lost = core.incarnation if not core.lives or core.process is None else core.incarnation - 1
         for call in core.table.withdraw_calls(lambda call: call.bound is not None and call.bound <= lost):
@@ -308,7 +308,7 @@ class Calls:
         if call is not None and not began:
             table.queue.appendleft(call)
             call = None
-        table.withdraw_calls(lambda waiting: waiting.kind == Kind.REPLAY)  # the next process is asked anew
+        table.withdraw_calls(lambda waiting: waiting.kind == Kind.REPLAY)  # the next process gets its own
         return call
 
     def settle_running(self, decision: ExitDecision, call: CallRequest, error: ActorError) -> None:

@@ -1,8 +1,8 @@
 """What an actor is made of.
 
-A standby is an actor like any other, watched and restarted by its own supervisor, of which nothing is asked. What
-another actor takes is its process alone, with its channel and all descriptors (`ActorProcess.move`); an `Adopt` in
-place of a `Start` says whose it is now. The standby then starts another one in the background.
+A standby is an ordinary actor that gets no requests. Its own supervisor watches and restarts it. Another actor takes
+only its process, with the channel and all descriptors (`ActorProcess.move`), and sends an `Adopt` in place of a
+`Start`. The standby then starts another process in the background.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class LogQueue:
         self._waiting = self._size = self._dropped = 0
 
     def add(self, handle: Callable[[], object], size: int = 0) -> None:
-        """Queue a function that handles a record of so many bytes, or drop it and count that."""
+        """Queue a function that handles a record of ``size`` bytes; if the queue is full, count it as dropped."""
         with self._lock:
             if self._waiting >= _MOST_RECORDS or self._size + size > max(_MOST_BYTES, size):
                 self._dropped += 1
@@ -105,7 +105,7 @@ class Logs:
         self._count += 1
         if now >= self._report_at:
             self._report_at = now + _REPORT_BEAT
-            text = f"envactors goes on after an error in one of its handlers ({self._count} so far)"
+            text = f"an internal handler of envactors raised ({self._count} so far); all actors continue"
             self.notices.add(lambda: log_failure(text, error))
 
     def next_timer(self, timed: Timed) -> float:
@@ -124,5 +124,5 @@ class Logs:
             if self.next_timer(one) <= now:
                 self._put_off.pop(id(one), None)
                 if not self.run(lambda one=one: one.on_timer(now)):  # type: ignore[misc]
-                    # Else it would be due again at once, for ever.
+                    # Otherwise it would be due again at once, in an endless loop.
                     self._put_off[id(one)] = now + _PUT_OFF

@@ -35,7 +35,7 @@ _SAVE_RETRIES = 3
 
 
 class ActorCore:
-    """The state of one actor: what it was asked, which process it has, what follows.
+    """The state of one actor: its requests, its process, and the functions to run once the lock is released.
 
     Events come from callers' threads, the launcher's, the one that reads replies, and the reactor's. Each enters
     `change`, acquires the lock, changes the state, and leaves what follows to ``deferred``, which runs once the lock is
@@ -51,7 +51,7 @@ class ActorCore:
         self.reactor = reactor
         self.permits: Permits | None = config.permits
         self.lock: threading.RLock = threading.RLock() if self.permits is None else self.permits.lock
-        # Runs what an in-line worker was asked, once the lock is released; None for other backends.
+        # Runs the requests of an in-process worker, once the lock is released; None for other backends.
         self.run_inline: Callable[[], None] | None = None
         self.deferred: DeferredCalls = DeferredCalls(reactor, reactor.logs.report)
         self.change: StateChange = StateChange(self)
@@ -91,7 +91,7 @@ class ActorCore:
         self.longest_replay: float = 0.0
         # How long the last start took, in seconds; None before the first.
         self.started_in: float | None = None
-        # What the envs took in the processes before this one; None until that is asked for.
+        # Durations of steps and resets in earlier processes; None until somebody reads them.
         self._times: Histograms | None = None
 
     @property
@@ -119,7 +119,7 @@ class ActorCore:
 
     @property
     def queue(self) -> deque[Entry]:
-        """What waits, next one first."""
+        """The waiting requests, the next one first."""
         return self.table.queue
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
@@ -149,16 +149,16 @@ class ActorCore:
             self.timers.set("call", began + self.first_look)
 
     def dispatch(self) -> None:
-        """Send what waits; for another actor, which must not suffer for an error of this one."""
+        """Send waiting requests. Called by another actor, so an error stays with this one."""
         try:
             self.send_waiting()
         except Exception as error:
-            text = "what actor %r was asked could not be sent: %s"
+            text = "the queued requests of actor %r could not be sent: %s"
             self.reactor.logs.notices.add(functools.partial(_log.error, text, self.config.name, repr(error)))
             self.kill_inconsistent()
 
     def on_idle(self) -> None:
-        """Send what waits: what ran has ended."""
+        """Send waiting requests: nothing is running any more."""
         if self.permits is not None:
             self.permits.release(self)
         if self.queue:
@@ -174,7 +174,7 @@ class ActorCore:
         return self.errors.loss(request, loss)
 
     def _save_state(self, index: int) -> None:
-        """Have the state of an env saved after what runs; under the lock."""
+        """Queue a request that saves the state of an env; under the lock."""
         payload, timeout = dumps(tuple(Save(index - self.config.first_index))), self.config.deadlines.of("snapshot")
         self.add(CallRequest("snapshot", index, timeout, retries=_SAVE_RETRIES, kind=Kind.SAVE, payload=payload))
 
@@ -239,12 +239,12 @@ class ActorCore:
     def tell_end(self, reason: EndReason | None, error: ActorError) -> None:
         """Log the end of a process."""
         if reason in (EndReason.ABORT, EndReason.RENEW):
-            self.tell(logging.INFO, "actor %r gets another process, as was asked", self.config.name)
+            self.tell(logging.INFO, "actor %r gets a new process, on request", self.config.name)
         else:
             self.tell(logging.WARNING, "%s", str(error).partition("\n")[0])
 
     def forget_uncertain(self) -> None:
-        """Forget what the envs were asked: after an error in the middle of a change, it may be too little or twice."""
+        """Clear the journals: after an error in the middle of a change they may lack a step, or have it twice."""
         for journal in self.recovery.journals:
             journal.forget()
         self.is_inconsistent = False
@@ -271,8 +271,8 @@ class ActorCore:
 class StateChange:
     """A change of an actor's state: with signals deferred; what follows from it runs once the lock is released.
 
-    The lock is acquired beside it, ``with core.change, core.lock``: an exception can fall between the acquire and the
-    end of an ``__enter__`` in Python, and the lock would never be released.
+    It does not acquire the lock itself; write ``with core.change, core.lock``. An exception between an acquire and the
+    end of a Python-level ``__enter__`` would leave the lock held.
     """
 
     def __init__(self, core: ActorCore) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of an env's step or reset that has failed: a pure function of the env's situation.
+"""Decide the outcome of a failed step or reset: a pure function of the env's situation.
 
                          raise              renew                               replay
     its process ended    raised; the env    the last observation, truncated     the same again, in a process that was
@@ -22,7 +22,7 @@ class Cause(enum.Enum):
     """Why a request has no result."""
 
     RUNNING = enum.auto()  # its process ended while it ran
-    WAITING = enum.auto()  # its process ended before it began, or has ended before it was asked
+    WAITING = enum.auto()  # its process ended before it began
     RAISED = enum.auto()  # the env raised, or its result cannot be read
 
 
@@ -33,7 +33,7 @@ class Failed(NamedTuple):
         cause: Why.
         on_failure: What the vector does about failures.
         autoreset: What the vector does at the end of an episode.
-        was_reset: Whether the worker was asked for a reset, by the user or by autoreset.
+        was_reset: Whether the worker ran a reset, for the user or for autoreset.
         asked_reset: Whether the user asked for a reset.
         is_bound: Whether it needs the episode that the env had.
         is_whole: Whether a replay brings the env to where it was.
@@ -61,11 +61,11 @@ class Failed(NamedTuple):
 
 
 class Fate(enum.Enum):
-    """What becomes of the request."""
+    """The outcome of the request."""
 
     FAIL = enum.auto()  # the error is the outcome
     REDO = enum.auto()  # the same again, before all else
-    RESET = enum.auto()  # the env is reset in the next process, and its result tells of the failure
+    RESET = enum.auto()  # the next process resets the env, and the result contains the failure
     STAND_IN = enum.auto()  # the last observation at once, truncated; the env is reset later
 
 
@@ -73,7 +73,7 @@ class Decision(NamedTuple):
     """What follows from a failure.
 
     Attributes:
-        fate: What becomes of the request.
+        fate: The outcome of the request.
         discards_process: Whether the process is ended, since its env is not fit to be used any more.
         loses_episode: Whether the env has no episode any more, and needs a reset.
         resets_next: Whether the next step resets it.
@@ -90,7 +90,7 @@ class Decision(NamedTuple):
 
 
 def decide(failed: Failed) -> Decision:
-    """Decide what becomes of a request that has failed."""
+    """Decide the outcome of a failed request."""
     replays = failed.on_failure == "replay"
     raised = failed.cause is Cause.RAISED
     if failed.is_closing or not failed.actor_lives:

@@ -22,7 +22,7 @@ _EXIT_PATIENCE = 3.0
 _OBSERVERS = {"ENVACTORS_TRACE": "envactors.observe.trace"}
 # What lets other programs of the user look at this one. Imported by name, as it stands above this package.
 _MONITOR = "envactors.observe.on_demand"
-# How long to wait for the engine's threads, in seconds: a callback that never returns occupies its thread for ever.
+# How long to wait for the engine's threads, in seconds: a callback that never returns blocks its thread.
 _JOIN_PATIENCE = 1.0
 
 
@@ -33,8 +33,8 @@ class Launcher(CallbackExecutor):
     hundreds of interpreters imported side by side, all of them would miss their start deadlines.
 
     The kernel ends a worker when the *thread* that started it ends, so this thread must outlive all workers. It blocks
-    Ctrl-C, and its children inherit that until they have a process group of their own: none is interrupted in the
-    middle of its imports.
+    Ctrl-C, and its children inherit that until they join their own process group. So Ctrl-C never interrupts a worker
+    in the middle of its imports.
 
     Attributes:
         queued: The jobs that have not begun, in order, each with its limit.

@@ -45,7 +45,7 @@ class ErrorFactory:
     def closed(self, request: Request, incarnation: int) -> ActorError:
         """Return the error of a call after the actor was closed."""
         who, where = self._locate(incarnation, request=request)
-        return ActorClosedError(f"{request.method} was asked of {who}, which is closed", **where)
+        return ActorClosedError(f"cannot run {request.method}: {who} is closed", **where)
 
     def cannot(self, what: str, incarnation: int) -> ActorError:
         """Return the error of an operation that the backend does not support."""

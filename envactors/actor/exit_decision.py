@@ -53,7 +53,7 @@ class ExitFacts(NamedTuple):
 
 
 class Next(enum.Enum):
-    """What becomes of the actor."""
+    """What the actor does next."""
 
     CLOSED = enum.auto()
     LAUNCH = enum.auto()  # the next incarnation, not counted
@@ -63,7 +63,7 @@ class Next(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """What becomes of the request that was running."""
+    """What happens to the request that was running."""
 
     DROP = enum.auto()  # nothing: there was none, or the next process makes it anew
     HOLD = enum.auto()  # it stays the running one until the next process has started
@@ -75,8 +75,8 @@ class ExitDecision(NamedTuple):
     """What follows.
 
     Attributes:
-        next: What becomes of the actor.
-        fate: What becomes of the running request.
+        next: What the actor does next.
+        fate: What happens to the running request.
         spends_retry: Whether the running call has used up one of its retries.
         aborted: Whether the error says that the end was wanted.
     """
@@ -105,7 +105,7 @@ def decide(facts: ExitFacts) -> ExitDecision:
 
 
 def _restart(facts: ExitFacts) -> ExitDecision:
-    """Decide what becomes of the running request where the end counts as a restart."""
+    """Decide about the running request when the exit counts as a restart."""
     discarded = facts.reason is EndReason.DISCARDED
     if facts.running in (Running.NOTHING, Running.REPLAY):
         return ExitDecision(Next.RESTART)

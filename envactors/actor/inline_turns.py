@@ -1,4 +1,4 @@
-"""Running what in-line workers were asked, in the thread that asks."""
+"""Runs the requests of in-process workers in the calling thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class InlineTurns:
         self._threads: dict[int, FrameType] = {}
 
     def run(self) -> None:
-        """Run what the worker was asked, unless this thread is in here already, further out.
+        """Run the posted requests, unless an outer call in this thread is already doing so.
 
         Called without the lock, since env code runs in here.
         """

@@ -11,7 +11,7 @@ from envactors.mailbox.durations import Histograms
 
 
 def read_stats(actor: Supervisor) -> ActorStats:
-    """Return counts over the actor's life, and what it is doing."""
+    """Return counts over the actor's life and its present activity."""
     core = actor.core
     with core.change, core.lock:
         if actor.calls.rows is not None:

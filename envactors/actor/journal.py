@@ -1,10 +1,10 @@
-"""Bringing envs back to where they were lost: everything that each was asked since its last seeded reset.
+"""Journals: all requests of each env since its last seeded reset, from which a new process restores it.
 
     record ... what has ended is recorded, in the order in which the worker ran it
     replays    a new process has started: one request per env, before all that waits
     can_retry  a step was lost, or has raised: once more, from where the journal ends
 
-With snapshots it begins at the last one instead: so many steps after another, the state of the env is saved.
+With snapshots, a journal begins at the last saved state instead. States are saved at intervals of steps.
 
 All of it happens under the actor's lock.
 """
@@ -52,7 +52,7 @@ class SavedJournal(NamedTuple):
 
 
 class Journal:
-    """What one env was asked since its last seeded reset.
+    """The requests of one env since its last seeded reset.
 
     Args:
         limit: How many steps it may hold; a call counts as one, and so does each further KiB of either.
@@ -95,7 +95,7 @@ class Journal:
         return True
 
     def record_row(self, slots: Slots, index: int, autoreset: bool) -> None:
-        """Record a step or reset whose result stands in its row; a seeded reset starts anew.
+        """Record a step or reset from its row; a seeded reset starts a new journal.
 
         Args:
             slots: All envs.
@@ -122,7 +122,7 @@ class Journal:
             self.record_step(slab, index, call_id, check, resets=bool(bits & RESET))
 
     def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
-        """Record a step or an autoreset without a seed, whose action stands in its row."""
+        """Record a step, or an autoreset without a seed, from its row."""
         if not self.whole:
             self.length += 1  # an env that was never seeded is brought back once its state was saved
             return
@@ -182,7 +182,7 @@ class Journal:
         self._check, self._last_call = check, call_id
 
     def forget(self) -> None:
-        """Discard what was asked; attributes are kept."""
+        """Discard all requests; attributes are kept."""
         for entry in self._entries:
             if entry.attribute is not None:
                 self._set_attribute(entry.attribute)
@@ -263,7 +263,7 @@ class Journal:
         return bool(self._entries) and self._entries[0].resets
 
     def inputs(self, attach: Attach | None, slots: Slots, index: int) -> list[tuple[Any, ...]] | None:
-        """Return what reproduces a failure: all that was asked, and what was asked last; None if that is not known."""
+        """Return the requests that reproduce a failure, the failed one last; None if they are not known."""
         if not (self.whole or _is_seeded_reset(slots, index)):
             return None
         asked = [as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
@@ -334,7 +334,7 @@ class Journals:
         return same
 
     def record_row(self, slots: Slots, index: int) -> None:
-        """Record the result that stands in a row; see `Journal.record_row`."""
+        """Record a step or reset from its row; see `Journal.record_row`."""
         journal = self.journal(index)
         before = journal.length
         journal.record_row(slots, index, self.attach is not None and self.attach.autoreset)
@@ -374,12 +374,12 @@ class Journals:
         return True
 
     def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:
-        """Return what a new process is asked first."""
+        """Return the first requests for a new process."""
         requests = []
         for position, journal in enumerate(self.journals):
             message = journal.replay(position, self.attach)
             if message is not None:
-                # The worker says on its page what it is at; each part has its own deadline, this is that of the first.
+                # Each part of a replay has its own deadline, by the worker's progress. This is that of the first.
                 resets = not message.attributes and journal.begins_with_reset
                 timeout = deadlines.of("reset" if resets else "call")
                 payload, index = dumps(tuple(message)), self._first_index + position

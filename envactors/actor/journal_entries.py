@@ -70,7 +70,7 @@ class StepColumns:
         self._ops += ops
 
     def _grow(self, number: int, size: int) -> npt.NDArray[Any]:
-        """Make a column at least twice as long, with room for so many rows; return it."""
+        """Return a copy of a column that is at least twice as long and has room for ``size`` rows."""
         column = self._columns[number]
         larger = np.empty((max(size, 2 * len(column)), *column.shape[1:]), column.dtype)
         larger[: len(column)] = column

@@ -5,7 +5,7 @@
         │                   ▼                             ▼
      BACKOFF ◀──crash─── ENDING ────────exit───────▶ DEAD, CLOSED or LAUNCHING
 
-What becomes of the requests of a process that has ended is in `envactors.actor.calls`.
+`envactors.actor.calls` settles the requests of an ended process.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Lifecycle:
             return process
 
     def _on_certain_end(self, worker: Worker) -> None:
-        """Go on with what waited for the certain end of a worker."""
+        """Continue the launch that waited for the certain end of a worker."""
         core = self._core
         with core.change, core.lock:
             if self._uncertain is worker:
@@ -124,7 +124,7 @@ class Lifecycle:
         return next((process for process in offers if process is not None), None)
 
     def launch(self) -> None:
-        """Start a worker; runs in the launcher's thread (in line: in the caller's), once per `begin_launch`."""
+        """Start a worker, once per `begin_launch`: in the launcher's thread, or in the caller's if it is in-process."""
         core, config = self._core, self._core.config
         worker, refusal = None, None
         with core.lock:
@@ -166,7 +166,7 @@ class Lifecycle:
         if renewal is not None:
             self.calls.answer(renewal, core.incarnation)
             for journal in core.recovery.journals:
-                journal.forget()  # a fresh process was asked for; attributes are set again all the same
+                journal.forget()  # the user wants a fresh process; only attributes are restored
             self.calls.fail_lost()
         for request in reversed(core.recovery.replay_requests(core.config.deadlines)):
             core.add(request, at_front=True)
@@ -184,7 +184,7 @@ class Lifecycle:
             process.worker.kill()
             if core.config.backend.kills or not self.calls.is_busy:
                 return
-            # It goes on until its call ends, and nobody waits for it.
+            # It runs until its call ends; nobody waits for it.
             core.process = None
             core.let_go(process)
             self._after_exit(process.drain_and_reap()[1])
@@ -313,13 +313,13 @@ class Lifecycle:
         if (renewal := core.table.interrupt()) is not None:
             self.calls.fail(renewal, copy_error(final))
         if core.config.is_standby:
-            # A log handler may block, and this is no place for it.
-            text = "%s is given up, what it was for goes on: %s"
+            # Under the lock, so that a log handler must not run here: it may block.
+            text = "%s cannot be restarted; the actors that it served continue: %s"
             core.reactor.logs.notices.add(lambda: _log.warning(text, name, final))
         self.settle_dead()
 
     def settle_dead(self) -> None:
-        """Fail what waits for a dead actor, up to a renewal, which revives it."""
+        """Fail the requests that wait for a dead actor, up to a renewal, which revives it."""
         core, final = self._core, self._final_error()
         while core.phase is DEAD and core.queue:
             entry = core.queue[0]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from envactors.backends.base import Stream
 
 _KEPT_LINES = 50
-# A line without an end is printed in pieces of about this size, in bytes, rather than buffered for ever.
+# An unfinished line is printed in pieces of about this size, in bytes, so that it does not fill the memory.
 _LONGEST_LINE = 1 << 16
 # How much is read at once, in bytes, and how often in a row: a worker that never stops printing must not occupy the
 # reader's thread. Their product is the most that a pipe can hold, unless root has raised that limit.

@@ -15,10 +15,10 @@ class Holder(Protocol):
 
     @property
     def queue(self) -> deque[Entry]:
-        """What waits, next one first."""
+        """The waiting requests, the next one first."""
 
     def dispatch(self) -> None:
-        """Send what waits; raises nothing."""
+        """Send waiting requests; raises nothing."""
 
 
 class Permits:
@@ -59,7 +59,7 @@ class Permits:
         return False
 
     def release(self, holder: Holder) -> None:
-        """Take the permit of an actor back, if it has one, and start what waits, its own requests included."""
+        """Take back the permit of an actor, if it has one, and start waiting requests, also of this actor."""
         if holder in self._holders:
             self._holders.remove(holder)
             if holder.queue:
@@ -74,7 +74,7 @@ class Permits:
 
     def _grant(self) -> None:
         if self._is_granting:
-            return  # a request has ended as soon as it was started: the loop further out goes on
+            return  # a request ended as soon as it was started: the outer call continues the loop
         self._is_granting = True
         try:
             while self._waiting and len(self._holders) < self._count:

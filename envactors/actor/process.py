@@ -76,7 +76,7 @@ class ActorProcess:
         self.on_ring: Callable[[], None] | None = None
         self.overflows = 0
         self.untrue: str = ""
-        # The stacks that were asked for because of a deadline.
+        # The stacks that a passed deadline has requested.
         self._stacks: Stacks | None = None
         self._owner = owner
         self._reactor = reactor
@@ -105,7 +105,7 @@ class ActorProcess:
         return {output.stream: output.tail for output in self._outputs}
 
     def ask_stacks(self) -> None:
-        """Have what comes of its stacks reported when it ends."""
+        """Request the stacks of the worker, for the report of its end."""
         self._stacks = self.worker.ask_stacks()
 
     def introduce(self, kind: Kind, message: Start | Adopt, incarnation: int) -> None:

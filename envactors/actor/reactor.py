@@ -94,7 +94,7 @@ class Reactor:
         self._masked = False
         # Whether some thread waits in a loop, so that `_replies` stays masked between two waits.
         self._looping = False
-        # How many waits there were, also at the last check whether the loop goes on.
+        # The number of waits so far, and at the last check of whether the loop still runs.
         self._waits = 0
         self._waits_seen = 0
         # When the latest `_LOOP_WAITS` waits began (`time.monotonic`).
@@ -278,7 +278,7 @@ class Reactor:
         if self._waits % _LOOP_WAITS == 0:
             now = time.monotonic()
             if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
-                # In the reactor's thread, which is to look at the beat whether the loop goes on.
+                # In the reactor's thread, which then checks at each beat whether the loop still runs.
                 self.post(lambda: self._set_looping(True))
             self._loop_begun = now
 

@@ -1,4 +1,4 @@
-"""The requests of one actor: which call runs, what waits, in which order. No processes, no clock."""
+"""The requests of one actor: the running call and the waiting ones, in order. No processes, no clock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from envactors.mailbox.messages import Kind
 from envactors.mailbox.pickling import dumps
 from envactors.options import Deadlines
 
-# The payload of a request that says it all with its kind.
+# The payload of a request without arguments.
 NO_ARGUMENTS: Final = dumps(())
 _METHOD_NAMES = {METHOD_CALL: "call", METHOD_STEP: "step", METHOD_RESET: "reset", METHOD_POLICY: "policy"}
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Request:
-    """What a worker is asked, as errors tell of it.
+    """A request to a worker, as far as errors describe it.
 
     Attributes:
         method: What is called, for errors and deadlines.
@@ -62,7 +62,7 @@ class CallRequest(Request):
     @property
     def needs_permit(self) -> bool:
         """Whether an env steps or resets in it."""
-        # Adapters of drop-ins have methods of their own that do so.
+        # Adapters of drop-ins step and reset in methods with this prefix.
         return self.kind == Kind.REPLAY or self.method.removeprefix("envactors_") in ("step", "reset")
 
     @property
@@ -94,14 +94,14 @@ class CallRequest(Request):
             self.future.settle(value, error, incarnation)
 
     def arrive(self, settle: Callable[[], None], reactor: Reactor) -> None:
-        """Have its outcome read and handed out, by ``settle``, in a thread where that may take long."""
+        """Have ``settle`` read and deliver the outcome in a thread where that may take long."""
         if self.future is not None:
             self.future.arrive(settle)
         else:
             reactor.callbacks.submit(settle)
 
     def turn(self, page: ControlPage, deadlines: Deadlines) -> Turn:
-        """Return what runs in it."""
+        """Return the part of it that the worker is running."""
         if not self.is_stepwise:
             return Turn(self.index, self.method, self.started, self.timeout)
         progress = page.progress()
@@ -111,7 +111,7 @@ class CallRequest(Request):
         return Turn(self.index, method, progress.since, deadlines.of(method))
 
     def on_overdue(self, turn: Turn, page: ControlPage) -> None:
-        """Note that what runs in it has passed its deadline; under the lock."""
+        """Note that its running part has passed the deadline; under the lock."""
         del page
         self.timeout: float | None = turn.limit
 
@@ -122,7 +122,7 @@ class Group:
 
     Attributes:
         indices: Their indices.
-        stream: Whether each result is of use before the others are there.
+        stream: Whether the caller takes each result as soon as it is there.
         age: See `CallRequest`.
     """
 
@@ -156,11 +156,11 @@ def shortest_deadline(deadlines: Deadlines) -> float:
 
 
 class RequestTable:
-    """The call that runs and what waits, in order.
+    """The running call and the waiting requests, in order.
 
     Attributes:
         running: The call that the worker was sent and has not answered; None if there is none.
-        queue: What waits, next one first.
+        queue: The waiting requests, the next one first.
         last_id: The call id that was given last, to a call or to rows.
     """
 

@@ -1,4 +1,4 @@
-"""What becomes of the rows of an actor that have failed. Everything here runs under the actor's lock."""
+"""Settles failed rows of an actor, or has them run again. Everything here runs under the actor's lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begun(rows: ActorRows, *, blames: bool) -> list[int]:
 
 
 def lose(rows: ActorRows, begun: list[int], error: ActorError, *, was_aborted: bool, is_innocent: bool) -> None:
-    """Decide what becomes of the rows that an ended process has left.
+    """Settle the rows that an ended process has left, or queue them again.
 
     Args:
         rows: The rows.
@@ -62,7 +62,7 @@ def fail(
     was_aborted: bool = False,
     is_innocent: bool = False,
 ) -> Fate:
-    """Decide what becomes of an env's request that has failed; what is done again is `ASKED` then."""
+    """Settle a failed request of an env; if it is to run again, its state is `ASKED` afterwards."""
     core, slots = rows.core, rows.slots
     op = slots.of[index].op or Op("step")
     journal = core.recovery.journal(index)
@@ -123,7 +123,7 @@ def _act(rows: ActorRows, index: int, failed: Failed, decision: Decision, error:
 
 
 def _repeats(slots: Slots, op: Op, error: BaseException) -> bool:
-    """Return whether the next process is asked for the same reset as the user has asked for."""
+    """Return whether the next process repeats the reset as the user has requested it."""
     was_aborted = isinstance(error, ActorDiedError) and error.aborted
     # Inputs that have failed twice are not tried a third time.
     tries_again = op.failure is None and (slots.on_failure != "replay" or was_aborted)
@@ -131,7 +131,7 @@ def _repeats(slots: Slots, op: Op, error: BaseException) -> bool:
 
 
 def fail_lost(rows: ActorRows) -> None:
-    """Fail what waits and needs an episode that is gone."""
+    """Fail waiting requests that need a lost episode."""
     core, slots = rows.core, rows.slots
     for group in core.table.groups():
         for index in tuple(group.indices):

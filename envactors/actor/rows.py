@@ -79,7 +79,7 @@ class ActorRows:
     # Posting ---------------------------------------------------------------------------------------------
 
     def post(self, indices: Sequence[int], now: float, wait: int, *, stream: bool) -> None:
-        """Post envs whose actions stand in their rows; nothing else runs or waits.
+        """Post envs whose rows have their actions; nothing else runs or waits.
 
         The private number comes first: from then on the row is not complete, whatever interrupts this.
         """
@@ -119,7 +119,7 @@ class ActorRows:
         process.page.post_step(number, wait, stream, indices)
 
     def post_all(self, now: float, wait: int, *, stream: bool) -> bool:
-        """Post all envs, whose actions and operations stand in their rows, if the worker is free for them."""
+        """Post all envs, whose rows have their actions and operations, if the worker is free for them."""
         core, slots, table, process = self.core, self.slots, self.core.table, self.core.process
         # As `ActorCore.is_free` does, which would be a call per step.
         if process is None or slots.unusual or core.phase is not LIVE or core.closing or core.permits is not None:
@@ -264,7 +264,7 @@ class ActorRows:
         self.settle(index)
 
     def settle(self, index: int, outcome: Outcome | None = None) -> None:
-        """Note that the outcome of an env is there: what stands in its row, or another one."""
+        """Note that the outcome of an env is there: the result in its row, or ``outcome``."""
         slots, op = self.slots, self.slots.of[index].op
         if outcome is not None:
             slots.outcomes[index] = outcome
@@ -325,11 +325,11 @@ class ActorRows:
             slot.fresh = False
 
     def count_as_completed(self, index: int) -> None:
-        """Count what an ended process has left: so many rows are complete as long as nothing is asked."""
+        """Make the row of a lost request look complete: while an env is idle, both of its numbers are equal."""
         self._posted[index] = self._completed[index] = self._numbers[index]
 
     def request(self, index: int) -> Request:
-        """Return what an env was asked, for errors."""
+        """Return the request of an env, for errors."""
         slots = self.slots
         # What its row says is of the request before, if it waits to be posted.
         bits, op = 0 if self.is_asked(index) else slots.ops[index], slots.of[index].op

@@ -1,11 +1,11 @@
-"""The envs of a vector: the state of each, what it was asked, and where its episode stands. Changed under a lock only.
+"""The envs of a vector: the state, the request, and the episode of each. Changed under a lock only.
 
     IDLE ──asked──▶ ASKED ──posted──▶ POSTED ──complete──▶ ARRIVED ──read──▶ READY ──delivered──▶ IDLE
                       ▲                  │                    │
                       └── runs again ────┴────────────────────┘       a future gets its result from ARRIVED
 
 This is the one place that says whether an env is idle, in flight, or ready. The rows of shared memory, in which envs
-are asked and answer, are `envactors.actor.rows`.
+exchange actions and results, are `envactors.actor.rows`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The states of an env.
 IDLE: Final = 0
 ASKED: Final = 1  # waits in the queue of its actor
-POSTED: Final = 2  # stands in its row, and its worker has not completed it
+POSTED: Final = 2  # posted in its row, and not yet completed by the worker
 ARRIVED: Final = 3  # the outcome is certain and was taken into account; it is to be read
 READY: Final = 4  # the result waits to be delivered
 ROLLING: Final = 5  # in a rollout; while one of its steps is finished in its row, it has one of the states above
@@ -45,11 +45,11 @@ _LARGEST_SEED = (1 << 64) - 1
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Op:
-    """What an env was asked, if that is more than a step or an autoreset.
+    """The request of an env, if it is more than a plain step or an autoreset.
 
     Attributes:
         method: What the user called.
-        resets: Whether the worker is asked for a reset.
+        resets: Whether the worker runs a reset.
         future: Gets the result; None if the vector delivers it.
         seed: The seed of a reset; None for the one that follows from those before.
         payload: The action, or the options of a reset, as they travel; None if the row has all.
@@ -67,11 +67,11 @@ class Op:
 
 
 class Outcome(NamedTuple):
-    """What an env is answered without a result of its own.
+    """The outcome of a request that has no result.
 
     Attributes:
         error: The failure.
-        stands_in: Whether the last complete result stands in, truncated; otherwise the failure is raised.
+        stands_in: Whether the last complete result is returned again, truncated; otherwise the failure is raised.
     """
 
     error: BaseException
@@ -85,9 +85,9 @@ class Slot:
     Attributes:
         index: Its index in the vector.
         position: Its position in its actor.
-        op: What it was asked; None for a plain step, and while it is idle.
+        op: Its request; None for a plain step, and while it is idle.
         holds: The incarnation that holds its episode; `NO_EPISODE`, or `LOST` until somebody was told.
-        fresh: Whether it was not reset yet in the present process: its first reset may have a seed of its own.
+        fresh: Whether it was not reset yet in the present process, where its first reset may get a derived seed.
         seed: The seed that it was posted last; None if there was none.
         incarnation: The process that it was posted to last.
         counted_in: The process that its last result was counted in.
@@ -148,15 +148,15 @@ class Slots:
         numbers: int64: the call id of each env's last post, which no worker can overwrite.
         ops: What each env was posted last, in the bits of `envactors.mailbox.slab`.
         halves: The half of each env's last complete observation.
-        in_half: What `halves` is if these stand in the same half, by that.
+        in_half: For each half, the value of `halves` when all last observations are in it.
         ended: bool, shape (n,): whether the next step of an env resets it, by autoreset.
-        streams: Whether the time of completion stands in each env's row.
+        streams: Whether the worker writes the time of completion into each env's row.
         has_last: Whether each env has a complete result.
         unusual: The envs that need more than to be posted: they have no result of their
             process yet, need a reset, or are to leave it.
-        outcomes: What envs are answered that have no result of their own.
+        outcomes: The outcomes of envs whose requests have no result.
         overflow: What has come beside the rows, by env.
-        at_rest: The state of each env while it is asked nothing: `IDLE`, or `ROLLING`.
+        at_rest: The state of each env without a request: `IDLE`, or `ROLLING`.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Slots:
         payload = None
         if op is not None:
             bits |= RING if op.future is not None else 0
-            # An action is of no use to the reset that stands in for its step.
+            # A reset in place of a step ignores the action.
             payload = op.payload if op.method == "reset" or not resets else None
         if resets and (payload is not None or (seed or 0) > _LARGEST_SEED):
             options = Pickled(payload) if isinstance(payload, bytes) else payload
@@ -250,7 +250,7 @@ class Slots:
         return seed if bits & SEED or (bits & PAYLOAD and (seed or 0) > _LARGEST_SEED) else None
 
     def align_halves(self, half: int) -> None:
-        """Have the last observations of all envs, which are idle, stand in the same half."""
+        """Copy last observations so that those of all envs are in the same half; all envs are idle."""
         for index, other in enumerate(self.halves):
             if other != half:
                 for array in (self.slab.checks, *self.slab.observations):
@@ -259,7 +259,7 @@ class Slots:
                 self.halves[index] = half
 
     def is_bound(self, index: int) -> bool:
-        """Return whether an env was asked for something that needs the episode it had."""
+        """Return whether the request of an env needs the episode that the env had."""
         slot = self.of[index]
         op = slot.op
         if op is not None and (op.method == "reset" or op.failure is not None or op.ending is not None):
@@ -302,7 +302,7 @@ class Slots:
         self.note_usual(index)
 
     def unread(self) -> list[int]:
-        """Return the envs whose outcomes have arrived, and are no future's."""
+        """Return the envs whose outcomes have arrived for the vector, not for a future."""
         return [
             slot.index
             for slot in self.of
@@ -310,7 +310,7 @@ class Slots:
         ]
 
     def make_idle(self, index: int) -> None:
-        """Forget what an env was asked."""
+        """Forget the request of an env."""
         self.of[index].op = None
         self.states[index] = self.at_rest[index]
         self.note_usual(index)

@@ -21,7 +21,7 @@ class ActorState(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class ActorStats:
-    """Counts over an actor's life, and how it stands.
+    """Counts over an actor's life, and its present activity.
 
     Attributes:
         completed: Calls that returned or raised.
@@ -30,7 +30,7 @@ class ActorStats:
         stale: Replies that matched no running call and were dropped.
         queued: Calls that wait now.
         last_failure: The last process's death or the last failed start, None if there was none.
-        state: What it is doing.
+        state: Its state.
         pid: The process id, None while there is no process.
         node: The name of the other machine that it runs on; None for this one.
         incarnation: 0 for the first process, one more for each further one.
@@ -61,7 +61,7 @@ class ActorStats:
 
 
 class Phase(enum.Enum):
-    """Where an actor stands in its life cycle, drawn in `envactors.actor.lifecycle`."""
+    """The phases of an actor's life cycle, drawn in `envactors.actor.lifecycle`."""
 
     LAUNCHING = enum.auto()  # a process is being started, or waits for its turn to be
     LIVE = enum.auto()  # the process answers requests
@@ -69,7 +69,7 @@ class Phase(enum.Enum):
     ENDING = enum.auto()  # the process is being killed
     BACKOFF = enum.auto()  # waits before the next start
     DEAD = enum.auto()  # the restart allowance is spent; a renewal revives it
-    CLOSED = enum.auto()  # for good
+    CLOSED = enum.auto()  # never changes again
 
 
 # Before Python 3.12 looking up an enum's member costs as much as a call; these are read several times per step.

@@ -1,7 +1,7 @@
-"""One actor as the parent sees it: what can be asked of it, how it stands, and its deadlines.
+"""One actor, as handles and vectors use it: requests, state, and deadlines.
 
-What it was asked is `envactors.actor.calls`; the processes that answer, `envactors.actor.lifecycle`; the state that
-both share, `envactors.actor.core`.
+Its calls are in `envactors.actor.calls`, its processes in `envactors.actor.lifecycle`, and the state that both share in
+`envactors.actor.core`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Supervisor:
 
     @property
     def state(self) -> ActorState:
-        """What it is doing. Nothing follows from reading it: debuggers do so at any moment."""
+        """Its state. Reading it has no side effects, since debuggers do so at any moment."""
         with self.core.lock:
             return self.current_state()
 
@@ -90,7 +90,7 @@ class Supervisor:
         return not self.core.closing and self.core.phase not in (DEAD, CLOSED)
 
     def current_state(self) -> ActorState:
-        """Return what it is doing; under the lock."""
+        """Return its state; under the lock."""
         core = self.core
         phase, call = core.phase, core.table.running
         if phase is CLOSED or (phase is ENDING and core.reason is EndReason.CLOSE):
@@ -104,7 +104,7 @@ class Supervisor:
         return ActorState.BUSY if self.calls.is_busy else ActorState.IDLE
 
     def check_owner(self) -> None:
-        """Refuse to go on in a process that inherited the actor by a fork.
+        """Raise in a forked process that inherited the actor.
 
         Raises:
             ActorClosedError: This is not the process that made the actor.
@@ -145,7 +145,7 @@ class Supervisor:
                 if not self.calls.send_at_once(request):
                     self._submit(request)
                 return
-        self._submit(request)  # in line env code runs in here, and Ctrl-C shall reach it
+        self._submit(request)  # in-process env code runs in here, and Ctrl-C must reach it
 
     def renew(self, future: ActorFuture) -> None:
         """Queue the replacement of the process; the future gets the new incarnation."""
@@ -179,7 +179,7 @@ class Supervisor:
         return future
 
     def journal(self, index: int) -> Journal:
-        """Return what an env was asked, up to what has ended."""
+        """Return the journal of an env, up to its last completed request."""
         core = self.core
         with core.change, core.lock:
             if self.calls.rows is not None:
@@ -258,12 +258,12 @@ class Supervisor:
             self.reactor.wait(done, future, deadline)
 
     def resume_inline(self) -> None:
-        """Have done what an interrupt has left: results that are not handed out, requests of an in-line worker."""
+        """Complete what an interrupt has left: undelivered results, and requests of an in-process worker."""
         self.check_owner()
         if self.core.deferred.waiting:
             self.core.deferred.run()
         if self.core.run_inline is not None:
-            self.lifecycle.on_channel(READABLE)  # on its way out it runs what was asked
+            self.lifecycle.on_channel(READABLE)  # at its end it runs posted requests
 
     # Ending ----------------------------------------------------------------------------------------------
 

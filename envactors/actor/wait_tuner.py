@@ -25,7 +25,7 @@ class WaitStrategy(NamedTuple):
     Attributes:
         workers_spin: Whether a worker spins for its next request before it sleeps.
         both_spin: Whether the caller spins for the reply, too.
-        pinned: Whether each worker sleeps, and so wakes, on a core of its own rather than where the scheduler likes.
+        pinned: Whether each worker is bound to its own core while it sleeps, so that it also wakes there.
     """
 
     workers_spin: bool = False

@@ -41,7 +41,7 @@ class Watch:
         self._reported: Turn | None = None
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether what runs has passed its deadline; if not, set when to look at it again.
+        """Return whether the running request has passed its deadline; if not, set when to look again.
 
         The caller has taken into account what has come.
         """
@@ -61,7 +61,7 @@ class Watch:
     def look_unread(self, now: float) -> None:
         """Look at a worker that nothing can end, without reading what has come; not under the lock.
 
-        A change would be wrong here: at its end this thread would run what an in-line worker was asked.
+        It does not enter a change: at its end this thread would run the requests of an in-process worker.
         """
         core = self._core
         with core.lock:
@@ -71,7 +71,7 @@ class Watch:
                     self._look(core.process, now)
 
     def _look(self, process: ActorProcess, now: float) -> Turn:
-        """Return what runs, warn of it if it is slow, and set when to look again."""
+        """Return the running request, warn if it is slow, and set when to look again."""
         turn = self._calls.turn(process.page)
         if now >= turn.since + self._slow and turn != self._reported:
             self._reported = turn
