@@ -155,22 +155,37 @@ class Reports:
 
     Attributes:
         is_open: False once the caller has closed it.
+        groups: By worker's id, the process group that it leads.
+        ended: The ids of ended workers that have not been forgotten.
     """
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
-        self.is_open: bool = True
+        self.is_open = True
+        self.groups: dict[bytes, int] = {}
+        self.ended: set[bytes] = set()
         # The beginning of a line whose end has not come yet.
         self._rest = b""
 
-    def read(self) -> list[tuple[bytes, int | None]]:
-        """Return the reports that have come: the ids of workers, and the process ids of those that have started."""
+    def read(self) -> None:
+        """Read the reports that have come."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(0, 1 << 12):
                 self._rest += data
             self.is_open = False
         *lines, self._rest = self._rest.split(b"\n")
-        return [(worker, int(pid) if pid else None) for worker, _, pid in (line.partition(b" ") for line in lines)]
+        for line in lines:
+            worker, _, pid = line.partition(b" ")
+            if pid:
+                self.groups[worker] = int(pid)
+            else:
+                self.ended.add(worker)
+
+    def forget_ended(self) -> None:
+        """Forget the workers that have ended."""
+        for worker in self.ended:
+            self.groups.pop(worker, None)
+        self.ended.clear()
 
 
 class Lease:
@@ -213,16 +228,12 @@ class GroupReaper:
 
     def run(self) -> None:
         """Run until the caller has ended, or has closed descriptor 0."""
-        groups: dict[bytes, int] = {}
         reports = Reports()
         while reports.is_open and os.getppid() == self._caller:
             select.select([0], [], [], self._lease.enforce(_BEAT))
-            for worker, pid in reports.read():
-                if pid is None:
-                    groups.pop(worker, None)
-                else:
-                    groups[worker] = pid
-        for group in groups.values():
+            reports.read()
+            reports.forget_ended()
+        for group in reports.groups.values():
             with contextlib.suppress(OSError):
                 os.killpg(group, signal.SIGKILL)
 
@@ -242,10 +253,6 @@ class Reaper:
         self._lease = lease
         # What its workers' marks begin with.
         self._id = caller_id.encode() + b"/"
-        # By worker's id, the process group that it leads.
-        self._groups: dict[bytes, int] = {}
-        # The ids of ended workers whose processes are to be searched for.
-        self._ended: set[bytes] = set()
         # By identity of a process that cleans up by itself, until when it may (`time.monotonic`).
         self._spared: dict[tuple[int, int], float] = {}
         # The ids of processes that are never killed.
@@ -261,7 +268,7 @@ class Reaper:
     def run(self) -> None:
         """Run until the caller has ended, or has closed descriptor 0, and no process of its workers is left."""
         while True:
-            if self._ended or self._caller_ended:
+            if self._reports.ended or self._caller_ended:
                 self._end_processes()
             if self._caller_ended:
                 return
@@ -272,11 +279,7 @@ class Reaper:
         ready = select.select(self._sources, [], [], self._lease.enforce(seconds))[0]
         self._caller_ended |= any(fd > 0 for fd in ready)
         if 0 in ready:
-            for worker, pid in self._reports.read():
-                if pid is None:
-                    self._ended.add(worker)
-                else:
-                    self._groups[worker] = pid
+            self._reports.read()
             self._caller_ended |= not self._reports.is_open
         if self._caller_ended:
             self._sources = []  # nothing more will come
@@ -284,7 +287,7 @@ class Reaper:
 
     def _end_processes(self) -> None:
         """Kill the processes of ended workers until a search finds no more of them or `_PATIENCE` is over."""
-        for pid in self._groups.values() if self._caller_ended else ():
+        for pid in self._reports.groups.values() if self._caller_ended else ():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)  # at once, since on another node its successor may be about to start
         until = time.monotonic() + _PATIENCE
@@ -299,9 +302,7 @@ class Reaper:
             if self._read_reports(0.0 if killed or not in_exec else _EXEC):
                 until = time.monotonic() + _PATIENCE
                 searches_in_vain = 0
-        for worker in self._ended:
-            self._groups.pop(worker, None)
-        self._ended.clear()
+        self._reports.forget_ended()
 
     def _find(self) -> tuple[list[ProcessSnapshot], bool]:
         """Return the processes of ended workers, and whether any other process shows an empty environment."""
@@ -320,7 +321,7 @@ class Reaper:
                 with contextlib.suppress(OSError):  # it has ended, or has a thousand more to reap
                     os.write(0, b"%d\n" % pid)
         # The kernel does not reuse the id of a group while there are processes in it.
-        groups = {group for worker, group in self._groups.items() if self._has_ended(worker)}
+        groups = {group for worker, group in self._reports.groups.items() if self._has_ended(worker)}
         found = {
             pid
             for pid, process in processes.items()
@@ -334,7 +335,7 @@ class Reaper:
         return [processes[pid] for pid in found], in_exec
 
     def _has_ended(self, worker: bytes) -> bool:
-        return self._caller_ended or worker in self._ended
+        return self._caller_ended or worker in self._reports.ended
 
     def _is_tagged(self, tag: int) -> bool:
         """Return whether a tag is that of an ended worker."""

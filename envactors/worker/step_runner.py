@@ -159,10 +159,8 @@ class StepRunner:
             counters[BEGUN] = call_id
             fields = failed_with = None
             try:
-                if op & _UNUSUAL:
-                    fields = row.run()
-                else:  # as `HostedEnv.step`, with one call less
-                    fields = hosted.take(hosted.env.step(row.action()), row.autoreset, None)
+                # Inlined from `HostedEnv.step`.
+                fields = row.run() if op & _UNUSUAL else hosted.take(hosted.env.step(row.action()), row.autoreset, None)
             except BaseException as error:
                 failed_with = error
             if context.forks != forks:
