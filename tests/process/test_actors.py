@@ -568,7 +568,7 @@ def test_bad_input_to_spawn_is_refused(arguments, error):
 
 
 def test_bad_options_are_refused(actor):
-    for bad in ({"timeout": -1}, {"timeout": "1"}, {"retries": -1}, {"retries": 1.5}):
+    for bad in ({"deadline": -1}, {"deadline": "1"}, {"retries": -1}, {"retries": 1.5}):
         with pytest.raises(ValueError, match="expected"):
             actor.options(**bad)
 
