@@ -86,8 +86,8 @@ class ForkServer(HelperProcess):
         self._argv = list(sys.argv)
         self._has_own_path = python is not None
         self._is_ready = False
-        self._numbers = itertools.count(1)
-        # The exit codes that were read but not yet taken, by the numbers of the workers; guarded by the lock.
+        self._worker_ids = itertools.count(1)
+        # The exit codes that were read but not yet taken, by the ids of the workers; guarded by the lock.
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
         with contextlib.ExitStack() as theirs:
@@ -117,15 +117,15 @@ class ForkServer(HelperProcess):
         path = None if self._has_own_path else sys.path
         argv = None if sys.argv == self._argv else sys.argv
         setup = WorkerSetup(page, changes, path, argv, working_directory())
-        number = next(self._numbers)
+        worker_id = next(self._worker_ids)
         try:
-            socket.send_fds(self.sock, [pickle.dumps((number, *setup))], descriptors.present())
+            socket.send_fds(self.sock, [pickle.dumps((worker_id, *setup))], descriptors.present())
         except OSError as error:
             raise ForkServerLostError(f"the fork server has ended: {error}") from error
         pid, pidfds = self._receive(_FORK_PATIENCE)
         if not pidfds:  # the kernel drops descriptors that this process may not open
             raise OSError(f"too many open files: the new worker (pid {pid}) cannot be watched, and ends by itself")
-        return Process(pid, pidfds[0], lambda: self._take_exit_code(number, pid))
+        return Process(pid, pidfds[0], lambda: self._take_exit_code(worker_id, pid))
 
     def _receive(self, patience: float) -> tuple[int, list[int]]:
         """Return the process id of an answer, and the descriptors that have come with it."""
@@ -143,10 +143,10 @@ class ForkServer(HelperProcess):
             raise OSError(*answer.error)
         return answer.pid, received
 
-    def _take_exit_code(self, number: int, pid: int) -> int | None:
+    def _take_exit_code(self, worker_id: int, pid: int) -> int | None:
         """Return the exit code of a worker that has ended, minus the signal's number; None if nobody knows it."""
         with self._lock:
-            while number not in self._codes:
+            while worker_id not in self._codes:
                 try:
                     reports = self._exits.recv(100 * EXIT_REPORT.size)
                 except TimeoutError:
@@ -155,7 +155,7 @@ class ForkServer(HelperProcess):
                     self.wait()  # it is about to end, and then its workers have another parent:
                     return await_exit(pid)  # this process, if it is the parent of all orphans
                 self._codes.update(EXIT_REPORT.iter_unpack(reports))
-            return self._codes.pop(number)
+            return self._codes.pop(worker_id)
 
 
 class ForkServers:

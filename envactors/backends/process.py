@@ -151,10 +151,10 @@ class ProcessBackend(Backend):
             )
         code_tag(self.python, frozenset(env_vars.items()))
         DESCRIPTOR_LIMIT.make_room()
-        number, mark = REAPER.enlist()
+        worker_id, mark = REAPER.enlist()
         environment = {**os.environ, **starting.thread_caps(env_vars), **env_vars, **mark, VARIABLE: SYSTEM}
         slab = None if memory is None else memory.fileno()
-        return ProcessWorker(number, slab, envs, functools.partial(self._start, name, env_vars, environment))
+        return ProcessWorker(worker_id, slab, envs, functools.partial(self._start, name, env_vars, environment))
 
     def _start(
         self,
@@ -192,7 +192,7 @@ class ProcessWorker(Worker):
     """One worker process; see `envactors.backends.base.Worker`.
 
     Args:
-        number: Its number in the reaper.
+        worker_id: Its id in the reaper.
         slab: The descriptor of the memory of its vector; None without one.
         envs: How many envs it will have.
         start: Starts the process with the descriptors that it inherits and the place of its page.
@@ -202,9 +202,9 @@ class ProcessWorker(Worker):
     """
 
     def __init__(
-        self, number: int, slab: int | None, envs: int, start: Callable[[Descriptors, PagePlace], Process]
+        self, worker_id: int, slab: int | None, envs: int, start: Callable[[Descriptors, PagePlace], Process]
     ) -> None:
-        self._number = number
+        self._worker_id = worker_id
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, channel = open_pair(ours, theirs)
             (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
@@ -217,7 +217,7 @@ class ProcessWorker(Worker):
             to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.ringer()
             descriptors = Descriptors(channel, out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab, stacks)
             self._process = start(descriptors, slot.place)
-            REAPER.watch(number, self._process.pid)
+            REAPER.watch(worker_id, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
             self.channel: Channel = Channel(sock)
@@ -235,7 +235,7 @@ class ProcessWorker(Worker):
         return ProcessStacks(self._process, self._stacks)
 
     def reap(self) -> ExitStatus:
-        with REAPER.dismiss(self._number):  # ends the processes that env code has started
+        with REAPER.dismiss(self._worker_id):  # ends the processes that env code has started
             code = self._process.reap()
         self._descriptors.close()
         if code is None:

@@ -102,12 +102,12 @@ class Reaper:
     def _reset(self) -> None:
         # The beginning of the marks of this process's workers, such as "9f86d081884c7d65".
         self._id = os.urandom(8).hex()
-        self._numbers = itertools.count()
-        # The process ids of the running workers, which are also the ids of their groups, by number.
+        self._worker_ids = itertools.count()
+        # The process ids of the running workers, which are also the ids of their groups, by worker id.
         self._workers: dict[int, int] = {}
         # The same for workers that are not reaped yet.
         self._unreaped: dict[int, int] = {}
-        # The numbers of the workers that ended last.
+        # The ids of the workers that ended last.
         self._ended: deque[int] = deque(maxlen=_RECENT)
         self._helpers: list[Helper[Guard]] = []
         self._guards = {}
@@ -155,15 +155,15 @@ class Reaper:
             helper.current()
 
     def enlist(self) -> tuple[int, dict[str, str]]:
-        """Return the next worker's number, and the environment variables that mark it.
+        """Return the next worker's id, and the environment variables that mark it.
 
         Raises:
             OSError: The reaper could not be started.
         """
         self._ensure_running()
         with self._lock:
-            number = next(self._numbers)
-        return number, self.mark(str(number))
+            worker_id = next(self._worker_ids)
+        return worker_id, self.mark(str(worker_id))
 
     def mark(self, suffix: str) -> dict[str, str]:
         """Return the environment variable that marks a process, such as "9f86d081884c7d65/3" for the suffix "3".
@@ -173,25 +173,25 @@ class Reaper:
         marks = *os.environ.get(reaper.VARIABLE, "").split(), f"{self._id}/{suffix}"
         return {reaper.VARIABLE: " ".join(marks)}
 
-    def watch(self, number: int, pid: int) -> None:
+    def watch(self, worker_id: int, pid: int) -> None:
         """Report a worker that has started and leads a process group."""
         with self._lock:
-            self._workers[number] = self._unreaped[number] = pid
-            self._report(f"{number} {pid}")
+            self._workers[worker_id] = self._unreaped[worker_id] = pid
+            self._report(f"{worker_id} {pid}")
 
     @contextlib.contextmanager
-    def dismiss(self, number: int) -> Iterator[None]:
+    def dismiss(self, worker_id: int) -> Iterator[None]:
         """Report a worker that has ended and is reaped in the context; the reaper ends what it has started."""
         with self._lock:
-            pid = self._workers.pop(number)
-            self._ended.append(number)
-            if not self._report(str(number)) or PORTABLE:
+            pid = self._workers.pop(worker_id)
+            self._ended.append(worker_id)
+            if not self._report(str(worker_id)) or PORTABLE:
                 kill_group(pid)  # before the worker is reaped, no other group can have this id
         try:
             yield
         finally:
             with self._lock:
-                self._unreaped.pop(number, None)
+                self._unreaped.pop(worker_id, None)
 
     def _report(self, line: str) -> bool:
         """Report to the reaper and the keeper; return whether any of them runs."""
@@ -204,10 +204,10 @@ class Reaper:
                 raise ConnectionError("the last actor has ended")
             reap = functools.partial(self._reap_orphan, caller_id)
             guard = self._guards[program] = Guard(program, caller_id, self._lease, reap)
-            for number, pid in self._workers.items():
-                guard.report(f"{number} {pid}")
-            for number in self._ended:  # without process ids, which may be reused by now
-                guard.report(str(number))
+            for worker_id, pid in self._workers.items():
+                guard.report(f"{worker_id} {pid}")
+            for worker_id in self._ended:  # without process ids, which may be reused by now
+                guard.report(str(worker_id))
             return guard
 
     def _reap_orphan(self, caller_id: str, pid: int) -> None:

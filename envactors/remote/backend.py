@@ -65,7 +65,7 @@ class RemoteBackend(Backend):
         self._lock = threading.RLock()
         self._actors = 0
         self._session: Session | None = None
-        self._numbers = itertools.count(1)
+        self._ids = itertools.count(1)
 
     def __repr__(self) -> str:
         return f"RemoteBackend({self.launcher!r})"
@@ -98,7 +98,7 @@ class RemoteBackend(Backend):
 
     def make_memory(self) -> MirroredMemory:
         """Return memory that the nodes mirror; see `envactors.backends.base.Backend.make_memory`."""
-        return MirroredMemory(next(self._numbers), self._announce)
+        return MirroredMemory(next(self._ids), self._announce)
 
     def _announce(self, memory: MirroredMemory) -> None:
         session = self._session
@@ -112,7 +112,7 @@ class RemoteBackend(Backend):
         with self._lock:
             assert self._session is not None, "an actor uses the backend"
             session = self._session
-        worker = RemoteWorker(next(self._numbers), name, env_vars, memory, envs, session)
+        worker = RemoteWorker(next(self._ids), name, env_vars, memory, envs, session)
         session.launch(worker)
         return worker
 

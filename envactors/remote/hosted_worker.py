@@ -42,7 +42,7 @@ class HostedWorker:
     """One worker of this node.
 
     Args:
-        number: Its id on the link.
+        worker_id: Its id on the link.
         worker: The worker.
         order: The order that has started it.
         rows: Returns the rows of its memory; None without any.
@@ -52,13 +52,13 @@ class HostedWorker:
         on_exit: Called after its end was reported.
 
     Attributes:
-        memory: The id of its memory; 0 without one.
+        memory_id: The id of its memory; 0 without one.
         starting: Whether its envs are still being made.
     """
 
     def __init__(
         self,
-        number: int,
+        worker_id: int,
         worker: ProcessWorker,
         order: LaunchOrder,
         rows: Callable[[], MirroredRows | None],
@@ -67,8 +67,8 @@ class HostedWorker:
         watches: Watches,
         on_exit: Callable[[HostedWorker], None],
     ) -> None:
-        self.number = number
-        self.memory: int = order.memory
+        self.worker_id = worker_id
+        self.memory_id: int = order.memory_id
         self.starting: bool = True
         self._worker = worker
         self._page, self._channel = worker.page, worker.channel
@@ -97,7 +97,7 @@ class HostedWorker:
     def introduce(self) -> None:
         """Report its start to the caller, and watch its descriptors."""
         worker, watches = self._worker, self._watches
-        self._link.send(Record(RecordKind.LAUNCHED, self.number, call_id=worker.pid))
+        self._link.send(Record(RecordKind.LAUNCHED, self.worker_id, call_id=worker.pid))
         watches.add(self._channel.fileno(), self._on_channel)
         watches.add(worker.sentinel, lambda _mask: self._finish())
         for stream, fd in worker.outputs:
@@ -119,7 +119,7 @@ class HostedWorker:
             self._was_ended = True
             self._worker.kill()
             text = f"envactors agent: this worker was ended: {why}\n".encode(errors="replace")
-            self._link.send(Record(RecordKind.OUTPUT, self.number, text, STREAM_CODES["stderr"]))
+            self._link.send(Record(RecordKind.OUTPUT, self.worker_id, text, STREAM_CODES["stderr"]))
 
     @property
     def bell(self) -> int:
@@ -135,11 +135,11 @@ class HostedWorker:
         """Return its progress; kill it if its page contains impossible values."""
         if untrue := self._page.find_untrue(self._envs):
             text = f"envactors: {untrue} on the control page of this worker cannot be true, so it is killed\n"
-            self._link.send(Record(RecordKind.OUTPUT, self.number, text.encode(), STREAM_CODES["stderr"]))
+            self._link.send(Record(RecordKind.OUTPUT, self.worker_id, text.encode(), STREAM_CODES["stderr"]))
             self._worker.kill()
         call_id, ended, position, method, since = self._page.progress()
         rss = resident_memory(self._worker.pid)
-        return ProgressReport(self.number, call_id, ended, position, method, time.monotonic() - since, rss)
+        return ProgressReport(self.worker_id, call_id, ended, position, method, time.monotonic() - since, rss)
 
     def set_lease(self, until: float) -> None:
         """Set the time until which it may begin requests."""
@@ -175,22 +175,22 @@ class HostedWorker:
                 with contextlib.suppress(OSError):  # without memory there is no timing
                     self._begin_timing(bool(record.frame_kind))
 
-    def _ask_stacks(self, number: int) -> None:
-        answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), number)
+    def _ask_stacks(self, request_id: int) -> None:
+        answer = functools.partial(self._send_stacks, self._worker.ask_stacks(), request_id)
         try:
             threading.Thread(target=answer, name="envactors-stacks", daemon=True).start()
         except RuntimeError as error:  # the system has no more threads
             text = f"its node cannot read its stacks: {error}\n".encode()
-            self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
+            self._link.send(Record(RecordKind.STACKS, self.worker_id, text, call_id=request_id))
 
     def _begin_timing(self, spans: bool) -> None:
         self._sends_spans = spans
         self._worker.begin_timing(spans)
 
-    def _send_stacks(self, stacks: Stacks, number: int) -> None:
+    def _send_stacks(self, stacks: Stacks, request_id: int) -> None:
         text = stacks.wait(_STACKS_PATIENCE).encode(errors="replace")
         with contextlib.suppress(OSError):  # the caller has ended
-            self._link.send(Record(RecordKind.STACKS, self.number, text, call_id=number))
+            self._link.send(Record(RecordKind.STACKS, self.worker_id, text, call_id=request_id))
 
     def _open_columns(self, payload: bytes | bytearray | memoryview) -> None:
         (_, pickled), (_, content) = bundle.unpack(payload)
@@ -206,7 +206,7 @@ class HostedWorker:
             self._columns = None
             content = trajectory.pack(note.first, note.stop, note.start)
             payload = bundle.pack([(COLUMNS, content)])
-            record = Record(RecordKind.FRAME, self.number, payload, Kind.PART, self._incarnation, self._last_call)
+            record = Record(RecordKind.FRAME, self.worker_id, payload, Kind.PART, self._incarnation, self._last_call)
             self._link.send(record)
 
     def _forward(self, frame: Frame) -> None:
@@ -244,7 +244,7 @@ class HostedWorker:
             spans = spans[:0]
         payload = zlib.compress(spans.tobytes() + page.histograms(self._envs).tobytes(), 1)
         now = int(time.monotonic() * 1e9)
-        self._link.send(Record(RecordKind.MEASURED, self.number, payload, incarnation=len(spans), call_id=now))
+        self._link.send(Record(RecordKind.MEASURED, self.worker_id, payload, incarnation=len(spans), call_id=now))
 
     # To the caller ---------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ class HostedWorker:
             for rows in groups:
                 payload = mirrored.pack_results(rows) if rows else b""
                 ended = finished if rows is groups[-1] else 0
-                record = Record(RecordKind.RESULTS, self.number, payload, incarnation=self._overflows, call_id=ended)
+                record = Record(RecordKind.RESULTS, self.worker_id, payload, incarnation=self._overflows, call_id=ended)
                 self._link.send(record)
 
     def _on_channel(self, mask: int) -> None:
@@ -303,7 +303,7 @@ class HostedWorker:
                 self._send_columns()  # before the reply
             for kind, incarnation, call_id, payload in fit_reply(frame, self._mark_failed):
                 self._overflows += sum(1 for _ in bundle.unpack(payload)) if kind == Kind.OVERFLOW else 0
-                self._link.send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
+                self._link.send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
         return True
 
     def _mark_failed(self, index: int) -> None:
@@ -323,7 +323,7 @@ class HostedWorker:
             data = os.read(fd, _OUTPUT_CHUNK)
         except BlockingIOError:
             return True
-        self._link.send(Record(RecordKind.OUTPUT, self.number, data, STREAM_CODES[stream]))
+        self._link.send(Record(RecordKind.OUTPUT, self.worker_id, data, STREAM_CODES[stream]))
         return bool(data)
 
     def _finish(self) -> None:
@@ -347,11 +347,11 @@ class HostedWorker:
                 self._read_output(stream, fd)
             self.send_measured()
             progress = self.progress()
-        send_exit(self._link, self.number, ExitNotice(progress, *worker.reap()))
+        send_exit(self._link, self.worker_id, ExitNotice(progress, *worker.reap()))
         self._on_exit(self)
 
 
-def send_exit(link: Link, number: int, notice: ExitNotice) -> None:
+def send_exit(link: Link, worker_id: int, notice: ExitNotice) -> None:
     """Report to the caller how a worker has ended, or why it could not be started."""
     progress = None if notice.progress is None else tuple(notice.progress)
-    link.send(Record(RecordKind.EXIT, number, pickle.dumps((progress, *notice[1:]))))
+    link.send(Record(RecordKind.EXIT, worker_id, pickle.dumps((progress, *notice[1:]))))

@@ -88,41 +88,41 @@ class Hosting:
         elif record.worker in self._early:
             self._early[record.worker].append(record)
 
-    def _on_memory(self, number: int, layout: bytes | bytearray | memoryview) -> None:
-        self._broken_memories.pop(number, None)  # it is retried for each worker, or no longer needed
+    def _on_memory(self, memory_id: int, layout: bytes | bytearray | memoryview) -> None:
+        self._broken_memories.pop(memory_id, None)  # it is retried for each worker, or no longer needed
         if not layout:
-            self._rows.pop(number, None)
-            self._parts.pop(number, None)
-            if (memory := self._memories.pop(number, None)) is not None:
+            self._rows.pop(memory_id, None)
+            self._parts.pop(memory_id, None)
+            if (memory := self._memories.pop(memory_id, None)) is not None:
                 memory.close()
-        elif number not in self._rows:
-            slab, _ = self._memory(number).create(pickle.loads(layout))
-            self._rows[number] = MirroredRows(slab)
+        elif memory_id not in self._rows:
+            slab, _ = self._memory(memory_id).create(pickle.loads(layout))
+            self._rows[memory_id] = MirroredRows(slab)
 
-    def _on_part(self, number: int, content: memoryview) -> None:
-        if number in self._memories:  # else the vector was closed
-            self._part(number, PLACE.unpack_from(content))[:] = content[PLACE.size :]
+    def _on_part(self, memory_id: int, content: memoryview) -> None:
+        if memory_id in self._memories:  # else the vector was closed
+            self._part(memory_id, PLACE.unpack_from(content))[:] = content[PLACE.size :]
 
-    def _part(self, number: int, place: tuple[int, int]) -> Part:
+    def _part(self, memory_id: int, place: tuple[int, int]) -> Part:
         """Return a part of a memory, which is zeros until something is written there."""
-        parts = self._parts.setdefault(number, {})
-        found = parts.pop(place, None) or self._memory(number).add(*place)
+        parts = self._parts.setdefault(memory_id, {})
+        found = parts.pop(place, None) or self._memory(memory_id).add(*place)
         parts[place] = found
         while len(parts) > _MOST_PARTS:
             parts.pop(next(iter(parts)))
         return found
 
-    def _give_up_memory(self, number: int, error: Exception) -> None:
+    def _give_up_memory(self, memory_id: int, error: Exception) -> None:
         """End the workers of a memory that could not be allocated."""
-        self._broken_memories[number] = why = f"its node has no memory for the vector: {error!r}"
+        self._broken_memories[memory_id] = why = f"its node has no memory for the vector: {error!r}"
         for worker in self.workers.values():
-            if worker.memory == number:
+            if worker.memory_id == memory_id:
                 worker.end_because(why)
 
-    def _memory(self, number: int) -> MappedMemory:
-        if number not in self._memories:
-            self._memories[number] = self._backend.make_memory()
-        return self._memories[number]
+    def _memory(self, memory_id: int) -> MappedMemory:
+        if memory_id not in self._memories:
+            self._memories[memory_id] = self._backend.make_memory()
+        return self._memories[memory_id]
 
     def set_lease(self, until: float) -> None:
         """Set the time until which workers may begin requests."""
@@ -143,58 +143,58 @@ class Hosting:
             starting = self._launching + sum(worker.starting for worker in self.workers.values())
             if limit is not None and starting >= limit:
                 return
-            number, payload = self._queue.popleft()
+            worker_id, payload = self._queue.popleft()
             try:
                 order = LaunchOrder(*pickle.loads(payload))
                 if order.env_vars not in self._retained:
                     self._backend.retain(order.env_vars)
                     self._retained.append(order.env_vars)
-                memory = self._memory(order.memory) if order.memory else None
+                memory = self._memory(order.memory_id) if order.memory_id else None
             except Exception as error:
-                self._refuse(number, error)
+                self._refuse(worker_id, error)
                 continue
             self._launching += 1
-            self._launcher.submit(functools.partial(self._launch, number, order, memory))
+            self._launcher.submit(functools.partial(self._launch, worker_id, order, memory))
 
-    def _refuse(self, number: int, error: Exception) -> None:
+    def _refuse(self, worker_id: int, error: Exception) -> None:
         """Report to the caller why a worker cannot be started."""
-        self._early.pop(number, None)
+        self._early.pop(worker_id, None)
         for_good = isinstance(error, LaunchRefusedError)
-        send_exit(self._link, number, ExitNotice(None, refusal=str(error) or repr(error), for_good=for_good))
+        send_exit(self._link, worker_id, ExitNotice(None, refusal=str(error) or repr(error), for_good=for_good))
 
-    def _launch(self, number: int, order: LaunchOrder, memory: MappedMemory | None) -> None:
+    def _launch(self, worker_id: int, order: LaunchOrder, memory: MappedMemory | None) -> None:
         """Start a worker; runs in the launcher's thread."""
         outcome: ProcessWorker | Exception
         try:
             outcome = self._backend.launch(order.name, order.env_vars, memory, order.envs)
         except Exception as error:
             outcome = error
-        self._launched.append((number, order, outcome))
+        self._launched.append((worker_id, order, outcome))
         self._bell.ring()
 
     def _take_launched(self) -> None:
         self._bell.clear()
         while self._launched:
-            number, order, outcome = self._launched.popleft()
+            worker_id, order, outcome = self._launched.popleft()
             self._launching -= 1
             if isinstance(outcome, Exception):
-                self._refuse(number, outcome)
+                self._refuse(worker_id, outcome)
             else:
-                self._take(number, order, outcome)
+                self._take(worker_id, order, outcome)
         self.launch_queued()
 
-    def _take(self, number: int, order: LaunchOrder, started: ProcessWorker) -> None:
+    def _take(self, worker_id: int, order: LaunchOrder, started: ProcessWorker) -> None:
         """Begin to serve a worker that has started."""
-        early = self._early.pop(number)
-        rows = functools.partial(self._rows.get, order.memory)
-        part = functools.partial(self._part, order.memory)
-        worker = HostedWorker(number, started, order, rows, part, self._link, self._watches, self._forget)
-        self.workers[number] = worker
+        early = self._early.pop(worker_id)
+        rows = functools.partial(self._rows.get, order.memory_id)
+        part = functools.partial(self._part, order.memory_id)
+        worker = HostedWorker(worker_id, started, order, rows, part, self._link, self._watches, self._forget)
+        self.workers[worker_id] = worker
         with worker.serving():
             worker.set_lease(self._lease)
             worker.introduce()
             self._watches.add_bell(started.page.to_parent, functools.partial(self._on_bell, worker.bell))
-        if (why := self._broken_memories.get(order.memory)) is not None:
+        if (why := self._broken_memories.get(order.memory_id)) is not None:
             worker.end_because(why)
         for record in early:
             worker.on_record(record)
@@ -206,7 +206,7 @@ class Hosting:
                     worker.send_results()
 
     def _forget(self, worker: HostedWorker) -> None:
-        del self.workers[worker.number]
+        del self.workers[worker.worker_id]
         self.launch_queued()
 
     def end(self) -> None:

@@ -70,21 +70,21 @@ class Node(Timed):
     def announce(self, memory: MirroredMemory) -> None:
         """Send the agent the layout and content of a memory, or have it free the memory."""
         if memory.is_closed:
-            self._contents.pop(memory.number, None)
-            self.send(Record(RecordKind.MEMORY, call_id=memory.number))
+            self._contents.pop(memory.memory_id, None)
+            self.send(Record(RecordKind.MEMORY, call_id=memory.memory_id))
         elif memory.layout is not None:
-            self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory.number))
-            known = self._contents.get(memory.number, {})
-            self._contents[memory.number] = {place: content for place, (content, _) in memory.published.items()}
+            self.send(Record(RecordKind.MEMORY, payload=pickle.dumps(memory.layout), call_id=memory.memory_id))
+            known = self._contents.get(memory.memory_id, {})
+            self._contents[memory.memory_id] = {place: content for place, (content, _) in memory.published.items()}
             for place, (content, part) in memory.published.items():
                 if known.get(place) != content:
-                    self.send(Record(RecordKind.PART, payload=PLACE.pack(*place) + part[:], call_id=memory.number))
+                    self.send(Record(RecordKind.PART, payload=PLACE.pack(*place) + part[:], call_id=memory.memory_id))
 
     def place(self, worker: RemoteWorker) -> None:
         """Start a worker here."""
         if worker.memory is not None:
             self.announce(worker.memory)
-        self.workers[worker.number] = worker
+        self.workers[worker.worker_id] = worker
         worker.place(self)
         if self.is_lost:  # another thread may have lost the node since it was chosen, without knowing of this worker
             self._loop.post(lambda: self._end_lost(worker))
@@ -95,9 +95,9 @@ class Node(Timed):
 
     def kill(self, worker: RemoteWorker) -> None:
         """Kill a worker; if its end is not reported soon, it counts as ended."""
-        self.send(Record(RecordKind.KILL, worker.number))
+        self.send(Record(RecordKind.KILL, worker.worker_id))
         when = time.monotonic() + _KILL_PATIENCE
-        self._kills.setdefault(worker.number, when)
+        self._kills.setdefault(worker.worker_id, when)
         self._loop.note_timer(when)
 
     def cork(self) -> None:
@@ -167,8 +167,8 @@ class Node(Timed):
             worker.page.report(report)
 
     def _forget(self, worker: RemoteWorker) -> None:
-        self._kills.pop(worker.number, None)
-        self.workers.pop(worker.number, None)  # the reactor's thread may have removed it, when the lease was over
+        self._kills.pop(worker.worker_id, None)
+        self.workers.pop(worker.worker_id, None)  # the reactor's thread may have removed it, when the lease was over
         self._on_change(self)
 
     # Losing it -------------------------------------------------------------------------------------------
@@ -182,9 +182,9 @@ class Node(Timed):
 
     def on_timer(self, now: float) -> None:
         """Handle the deadlines that have passed."""
-        for number in [number for number, when in tuple(self._kills.items()) if when <= now]:
-            self._kills.pop(number, None)  # the thread that reads replies may have removed it
-            if (worker := self.workers.get(number)) is not None:
+        for worker_id in [worker_id for worker_id, when in tuple(self._kills.items()) if when <= now]:
+            self._kills.pop(worker_id, None)  # the thread that reads replies may have removed it
+            if (worker := self.workers.get(worker_id)) is not None:
                 worker.end()
         if not self.is_lost and boot_clock() >= self._lease.silent_at:
             self.give_up(f"which was silent for {self._lease_seconds:g} s")

@@ -25,12 +25,12 @@ def fit_request(frame: Frame) -> tuple[Frame | None, Frame | None]:
         return None, _as_failed(frame, "its arguments have")
     parts: list[tuple[int, bytes | bytearray | memoryview]] = []
     room = records.LONGEST - _PER_BUNDLE
-    for number, part in bundle.unpack(frame.payload):
+    for index, part in bundle.unpack(frame.payload):
         if len(part) + _PER_PART <= room:
             room -= len(part) + _PER_PART
-            parts.append((number, part))
+            parts.append((index, part))
         else:
-            parts.append((number, dumps(_failure("its arguments have", len(part)))))
+            parts.append((index, dumps(_failure("its arguments have", len(part)))))
     return frame._replace(payload=bundle.pack(parts)), None
 
 
@@ -44,11 +44,11 @@ def fit_reply(frame: Frame, mark_failed: Callable[[int], None]) -> Iterator[Fram
     if len(frame.payload) <= records.LONGEST:
         yield frame
     elif frame.kind == Kind.OVERFLOW:
-        for number, part in bundle.unpack(frame.payload):  # one by one, since together they may be too large again
-            piece: tuple[int, bytes | bytearray | memoryview] = number, part
+        for index, part in bundle.unpack(frame.payload):  # one by one, since together they may be too large again
+            piece: tuple[int, bytes | bytearray | memoryview] = index, part
             if len(part) + _PER_BUNDLE + _PER_PART > records.LONGEST:
-                piece = number, dumps(tuple(_failure("its result has", len(part))))
-                mark_failed(number)
+                piece = index, dumps(tuple(_failure("its result has", len(part))))
+                mark_failed(index)
             yield frame._replace(payload=bundle.pack([piece]))
     elif frame.kind != Kind.LOGGED:
         yield _as_failed(frame, "its result has")

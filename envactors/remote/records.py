@@ -295,13 +295,13 @@ class LaunchOrder(NamedTuple):
     Attributes:
         name: The actor's name.
         env_vars: Environment variables to set before anything is imported.
-        memory: The id of the memory of its vector; 0 without one.
+        memory_id: The id of the memory of its vector; 0 without one.
         envs: How many envs it will have.
     """
 
     name: str
     env_vars: dict[str, str]
-    memory: int = 0
+    memory_id: int = 0
     envs: int = 1
 
 

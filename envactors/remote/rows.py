@@ -184,7 +184,7 @@ class MirroredMemory:
     """The caller's copy of the slab of a vector whose workers are on nodes; see `envactors.backends.base.RowMemory`.
 
     Args:
-        number: Its id, unique in the backend.
+        memory_id: Its id, unique in the backend.
         announce: Called when its layout or content changes, and when it is closed.
 
     Attributes:
@@ -193,8 +193,8 @@ class MirroredMemory:
         published: The published parts by place: the id of the content, and the part.
     """
 
-    def __init__(self, number: int, announce: Callable[[MirroredMemory], None]) -> None:
-        self.number = number
+    def __init__(self, memory_id: int, announce: Callable[[MirroredMemory], None]) -> None:
+        self.memory_id = memory_id
         self.layout: Layout | None = None
         self.rows: MirroredRows | None = None
         self.is_closed: bool = False

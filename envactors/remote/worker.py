@@ -46,7 +46,7 @@ _MOST_OUTPUT = 1 << 20
 STREAMS: dict[int, Stream] = {1: "stdout", 2: "stderr"}
 _STDERR = 2
 # The ids of requests for stacks.
-_numbers = itertools.count(1)
+_request_ids = itertools.count(1)
 
 
 class Host(Protocol):
@@ -181,7 +181,7 @@ class RemoteWorker(Worker):
     """One worker on another machine; see `envactors.backends.base.Worker`. It is placed after its launch.
 
     Args:
-        number: Its id, unique in the backend.
+        worker_id: Its id, unique in the backend.
         name: The actor's name.
         env_vars: Its environment variables.
         memory: The memory of its vector; None without one.
@@ -191,17 +191,17 @@ class RemoteWorker(Worker):
 
     def __init__(
         self,
-        number: int,
+        worker_id: int,
         name: str,
         env_vars: Mapping[str, str],
         memory: MirroredMemory | None,
         envs: int,
         queue: Host,
     ) -> None:
-        self.number = number
+        self.worker_id = worker_id
         self.envs = envs
         self.memory = memory
-        self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.number, envs)
+        self.order: LaunchOrder = LaunchOrder(name, dict(env_vars), 0 if memory is None else memory.memory_id, envs)
         self.pid: int = 0
         self.is_over: bool = False
         self.page: MirroredPage = MirroredPage(envs, self._send_rows)
@@ -249,19 +249,19 @@ class RemoteWorker(Worker):
     def begin_timing(self, spans: bool) -> None:
         if not self.page.counters[TIMED] or spans is not self._sends_spans:
             self.page.counters[TIMED], self._sends_spans = True, spans
-            self._send(Record(RecordKind.BEGIN_TIMING, self.number, frame_kind=spans))
+            self._send(Record(RecordKind.BEGIN_TIMING, self.worker_id, frame_kind=spans))
 
     def ask_stacks(self) -> RemoteStacks:
-        number, stacks = next(_numbers), RemoteStacks(self._host.name)
-        self._stacks[number] = stacks
-        self._send(Record(RecordKind.ASK_STACKS, self.number, call_id=number))
+        request_id = next(_request_ids)
+        stacks = self._stacks[request_id] = RemoteStacks(self._host.name)
+        self._send(Record(RecordKind.ASK_STACKS, self.worker_id, call_id=request_id))
         return stacks
 
     def resident_memory(self) -> int:
         return self.page.rss
 
     def mirror(self, note: tuple[Any, ...], content: bytes) -> None:
-        self._send(Record(RecordKind.COLUMNS, self.number, bundle.pack(enumerate((pickle.dumps(note), content)))))
+        self._send(Record(RecordKind.COLUMNS, self.worker_id, bundle.pack(enumerate((pickle.dumps(note), content)))))
 
     def when_over(self, then: Callable[[], None]) -> None:
         with self._lock:
@@ -290,14 +290,14 @@ class RemoteWorker(Worker):
             return
         kind, incarnation, call_id, payload = request
         self._last_call, self._sent = call_id, time.monotonic()
-        self._send(Record(RecordKind.FRAME, self.number, payload, kind, incarnation, call_id))
+        self._send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
 
     def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
         assert self.memory is not None, "it has rows"
         assert self.memory.rows is not None, "it has rows"
         self._last_call, self._sent = call_id, time.monotonic()
         payload = self.memory.rows.pack_requests(rows)
-        self._send(Record(RecordKind.REQUESTS, self.number, payload, int(stream), call_id=call_id))
+        self._send(Record(RecordKind.REQUESTS, self.worker_id, payload, int(stream), call_id=call_id))
 
     def _send(self, record: Record) -> None:
         with self._lock:
@@ -311,7 +311,7 @@ class RemoteWorker(Worker):
     def place(self, host: Host) -> None:
         """Start it on a node, and send the records that have waited for that."""
         with self._lock:
-            host.send(Record(RecordKind.LAUNCH, self.number, pickle.dumps(tuple(self.order))))
+            host.send(Record(RecordKind.LAUNCH, self.worker_id, pickle.dumps(tuple(self.order))))
             for record in self._early:
                 host.send(record)
             self._early.clear()
