@@ -33,7 +33,8 @@ class DescriptorLimit:
             LaunchRefusedError: The hard limit is not enough.
         """
         with self._lock:
-            count, (soft, hard) = count_descriptors(), descriptor_limits()
+            count = count_descriptors()
+            soft, hard = descriptor_limits()
             wanted = count + _NEEDED
             if wanted <= soft:
                 return

@@ -153,7 +153,9 @@ class LocalWorker(Worker):
         # The id of the thread that runs requests.
         self.thread: int | None = None
         self.outputs: list[tuple[Stream, int]] = []
-        to_worker, to_parent, self._replied = Doorbell(), Doorbell(), Doorbell()
+        to_worker = Doorbell()
+        to_parent = Doorbell()
+        self._replied = Doorbell()
         to_parent.ring_open = to_parent.ring  # an abandoned worker may ring after the parent has closed the doorbell
         self.page: ControlPage = ControlPage(bytearray(page_size(envs)), to_worker, to_parent)
         # Rung when the worker has ended.

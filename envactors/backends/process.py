@@ -207,21 +207,24 @@ class ProcessWorker(Worker):
         self._worker_id = worker_id
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             sock, channel = open_pair(ours, theirs)
-            (out_r, out_w), (err_r, err_w) = _pipe(ours, theirs), _pipe(ours, theirs)
+            out_r, out_w = _pipe(ours, theirs)
+            err_r, err_w = _pipe(ours, theirs)
             self.outputs: list[tuple[Stream, int]] = [("stdout", out_r), ("stderr", err_r)]
             self._slot = slot = PAGES.take(envs)
             ours.callback(PAGES.give_back, slot)
             self.page: ControlPage = slot.page
             self._stacks = SharedFile(STACKS_FILE) if PORTABLE else None
             stacks = None if self._stacks is None else self._stacks.fileno()
-            to_worker, to_parent = slot.page.to_worker.fileno(), slot.page.to_parent.ringer()
+            to_worker = slot.page.to_worker.fileno()
+            to_parent = slot.page.to_parent.ringer()
             descriptors = Descriptors(channel, out_w, err_w, slot.file.fileno(), to_worker, to_parent, slab, stacks)
             self._process = start(descriptors, slot.place)
             REAPER.watch(worker_id, self._process.pid)
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
             self.channel: Channel = Channel(sock)
-            self.pid, self.sentinel = self._process.pid, self._process.fileno()
+            self.pid = self._process.pid
+            self.sentinel = self._process.fileno()
             self._descriptors = ours.pop_all()
 
     def kill(self) -> None:

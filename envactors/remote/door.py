@@ -52,7 +52,8 @@ class Door:
     ) -> None:
         self.admitted: tuple[Link, float] | None = None
         self._listener = listener
-        self._orders, self._tls = orders, tls
+        self._orders = orders
+        self._tls = tls
         self._watches = watches
         # By descriptor, oldest first.
         self._strangers: dict[int, _Stranger] = {}

@@ -71,7 +71,8 @@ class HostedWorker:
         self.memory_id: int = order.memory_id
         self.starting: bool = True
         self._worker = worker
-        self._page, self._channel = worker.page, worker.channel
+        self._page = worker.page
+        self._channel = worker.channel
         self._envs = order.envs
         self._rows = rows
         self._part = part
@@ -96,7 +97,8 @@ class HostedWorker:
 
     def introduce(self) -> None:
         """Report its start to the caller, and watch its descriptors."""
-        worker, watches = self._worker, self._watches
+        worker = self._worker
+        watches = self._watches
         self._link.send(Record(RecordKind.LAUNCHED, self.worker_id, call_id=worker.pid))
         watches.add(self._channel.fileno(), self._on_channel)
         watches.add(worker.sentinel, lambda _mask: self._finish())
@@ -210,7 +212,8 @@ class HostedWorker:
             self._link.send(record)
 
     def _forward(self, frame: Frame) -> None:
-        self._last_call, self._incarnation = frame.call_id, frame.incarnation
+        self._last_call = frame.call_id
+        self._incarnation = frame.incarnation
         self._page.set_wait(ASLEEP, frame.call_id)
         with contextlib.suppress(OSError):  # it has ended, which its sentinel reports
             self._channel.send(frame)
@@ -219,7 +222,8 @@ class HostedWorker:
                 self._watches.want_write(self._channel.fileno(), True)
 
     def _post_rows(self, record: Record) -> None:
-        mirrored, stream = self._rows(), bool(record.frame_kind)
+        mirrored = self._rows()
+        stream = bool(record.frame_kind)
         assert mirrored is not None, "the layout comes before the first rows"
         rows = mirrored.apply_requests(record.payload)
         self._last_call = record.call_id
@@ -250,11 +254,13 @@ class HostedWorker:
 
     def send_results(self, *, all_complete: bool = False) -> None:
         """Send the results of finished steps, and single results of steps that stream."""
-        mirrored, counters = self._rows(), self._page.counters
+        mirrored = self._rows()
+        counters = self._page.counters
         if mirrored is None or not self._steps:
             return
         # Env code may have written any value there; the caller finds out which results are missing.
-        finished, ready = min(max(0, counters[FINISHED]), self._last_call), []
+        finished = min(max(0, counters[FINISHED]), self._last_call)
+        ready = []
         for call_id, stream, rows in self._steps:
             if finished >= call_id or stream or all_complete:
                 complete = mirrored.complete(rows)
@@ -333,7 +339,8 @@ class HostedWorker:
                 pass
             self._send_columns()
             self.send_results(all_complete=True)
-        worker, watches = self._worker, self._watches
+        worker = self._worker
+        watches = self._watches
         with self.serving():
             for _, _, rows in self._steps:
                 if (mirrored := self._rows()) is not None:

@@ -99,7 +99,8 @@ class Link:
             self._flush()
 
     def _flush(self) -> None:
-        self.is_full, outbox = False, self._outbox
+        self.is_full = False
+        outbox = self._outbox
         while True:
             if not outbox:
                 # Not earlier: later urgent records have to wait for prepared bytes.

@@ -59,8 +59,10 @@ class LocalNodes(Launcher):
         self._start_next()
 
     def _start(self, number: int, options: AgentOptions, nodes: NodeRegistry) -> None:
-        name, host = f"local-{number}", f"127.0.0.{2 + number % _ADDRESSES}"
-        secret, epoch = new_secret(), new_secret()[:16]
+        name = f"local-{number}"
+        host = f"127.0.0.{2 + number % _ADDRESSES}"
+        secret = new_secret()
+        epoch = new_secret()[:16]
         orders = AgentOrders(name, host, secret, epoch, *options)
         agent = self.agents[name] = start_agent(orders)
 

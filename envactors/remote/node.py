@@ -208,7 +208,8 @@ class Node(Timed):
         with self._watch_lock:
             if self.is_lost:
                 return False
-            self._loss, self.is_lost = NodeLoss(self.name, reason), True
+            self._loss = NodeLoss(self.name, reason)
+            self.is_lost = True
             self._loop.unwatch_channel(self._link.fileno())
         self._link.close()
         return True

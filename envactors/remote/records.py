@@ -221,7 +221,9 @@ class RecordReader:
         Raises:
             LinkCorruptError: The bytes are not the next frame. The link is not usable any more.
         """
-        buffer, start, end = self._buffer, 0, self._filled + count
+        buffer = self._buffer
+        start = 0
+        end = self._filled + count
         records: list[Record] = []
         while end - start >= HEADER_SIZE:
             if self._head is None:

@@ -61,7 +61,8 @@ class MirroredRows:
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
-        self._posted, self._completed = slab.posted.data, slab.completed.data
+        self._posted = slab.posted.data
+        self._completed = slab.completed.data
         self._ops = slab.ops.data
         self._encodings = slab.info_encoding.data
         self._sizes = slab.inline_info_sizes.data
@@ -96,11 +97,15 @@ class MirroredRows:
 
     def _split(self, rows: Sequence[int], halves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """Yield (first row, count, half) for the runs of these rows with observations in the same half."""
-        first, half, count = rows[0], halves[0], 0
+        first = rows[0]
+        half = halves[0]
+        count = 0
         for row, other in zip(rows, halves, strict=True):
             if row != first + count or other != half:
                 yield first, count, half
-                first, half, count = row, other, 0
+                first = row
+                half = other
+                count = 0
             count += 1
         yield first, count, half
 
@@ -114,7 +119,9 @@ class MirroredRows:
 
     def apply_requests(self, payload: bytes | bytearray | memoryview) -> list[int]:
         """Write requests into the node's slab; return the envs that they are for."""
-        view, at, rows = memoryview(payload), 0, list[int]()
+        view = memoryview(payload)
+        at = 0
+        rows = list[int]()
         while at < len(view):
             first, count, _ = _HEAD.unpack_from(view, at)
             run = self._run(first, count)
@@ -124,7 +131,8 @@ class MirroredRows:
 
     def complete(self, rows: Sequence[int]) -> list[int]:
         """Return the envs among these whose results are complete."""
-        posted, completed = self._posted, self._completed
+        posted = self._posted
+        completed = self._completed
         return [row for row in rows if completed[row] == posted[row]]
 
     def take_back(self, rows: Sequence[int]) -> None:
@@ -139,7 +147,8 @@ class MirroredRows:
     def pack_results(self, rows: Sequence[int]) -> bytes:
         """Return the results of these envs, which must be complete."""
         parts: list[bytes | memoryview] = []
-        ops, encodings = self._ops, self._encodings
+        ops = self._ops
+        encodings = self._encodings
         for first, count, half in self._split(rows, [ops[row] & HALF for row in rows]):
             run = self._run(first, count)
             parts += (_HEAD.pack(first, count, half), run.numbers, *run.result, *run.halves[half])
@@ -150,8 +159,11 @@ class MirroredRows:
 
     def apply_results(self, payload: bytes | bytearray | memoryview) -> None:
         """Write results into the caller's slab, numbers last."""
-        view, at = memoryview(payload), 0
-        encodings, sizes, rooms = self._encodings, self._sizes, self.slab.inline_info_rooms
+        view = memoryview(payload)
+        at = 0
+        encodings = self._encodings
+        sizes = self._sizes
+        rooms = self.slab.inline_info_rooms
         while at < len(view):
             first, count, half = _HEAD.unpack_from(view, at)
             run = self._run(first, count)
@@ -213,7 +225,8 @@ class MirroredMemory:
                 f"a step of {layout.envs} envs sends {rows.request_size * layout.envs} bytes, and an env returns up to "
                 f"{rows.result_size}: one record of a node's link has at most {records.LONGEST}"
             )
-        self.layout, self.rows = layout, rows
+        self.layout = layout
+        self.rows = rows
         self._announce(self)
         return slab, InfoReader(slab)
 

@@ -108,11 +108,14 @@ class MirroredPage(ControlPage):
 
     def report(self, report: ProgressReport) -> None:
         """Store a report of the agent."""
-        self._report, self._reported = report, time.monotonic()
+        self._report = report
+        self._reported = time.monotonic()
 
     def post_step(self, call_id: int, wait: int, stream: bool, rows: Sequence[int] = ()) -> None:
         del wait
-        self.counters[STREAM], self.counters[STEP], self.last_call = stream, call_id, call_id
+        self.counters[STREAM] = stream
+        self.counters[STEP] = call_id
+        self.last_call = call_id
         self._post(call_id, stream, rows)
 
     def finish_rows(self, finished: int, overflows: int) -> None:
@@ -132,7 +135,8 @@ class MirroredPage(ControlPage):
             self.report(report._replace(call_id=call_id, ended=False, position=0, method=METHOD_STEP, age=age))
 
     def progress(self) -> Progress:
-        report, since = self._report, time.monotonic() - self._reported
+        report = self._report
+        since = time.monotonic() - self._reported
         age = report.age if since < _FRESH else report.age + since
         return Progress(report.call_id, report.ended, report.position, report.method, time.monotonic() - age)
 
@@ -229,7 +233,8 @@ class RemoteWorker(Worker):
             for fd in (reader, writer):
                 os.set_blocking(fd, False)
             self.outputs.append((stream, reader))
-            self._writers[code], self._waiting_output[code] = writer, b""
+            self._writers[code] = writer
+            self._waiting_output[code] = b""
 
     # The supervisor's side -------------------------------------------------------------------------------
 
@@ -248,7 +253,8 @@ class RemoteWorker(Worker):
 
     def begin_timing(self, spans: bool) -> None:
         if not self.page.counters[TIMED] or spans is not self._sends_spans:
-            self.page.counters[TIMED], self._sends_spans = True, spans
+            self.page.counters[TIMED] = True
+            self._sends_spans = spans
             self._send(Record(RecordKind.BEGIN_TIMING, self.worker_id, frame_kind=spans))
 
     def ask_stacks(self) -> RemoteStacks:
@@ -289,13 +295,15 @@ class RemoteWorker(Worker):
         if request is None:
             return
         kind, incarnation, call_id, payload = request
-        self._last_call, self._sent = call_id, time.monotonic()
+        self._last_call = call_id
+        self._sent = time.monotonic()
         self._send(Record(RecordKind.FRAME, self.worker_id, payload, kind, incarnation, call_id))
 
     def _send_rows(self, call_id: int, stream: bool, rows: Sequence[int]) -> None:
         assert self.memory is not None, "it has rows"
         assert self.memory.rows is not None, "it has rows"
-        self._last_call, self._sent = call_id, time.monotonic()
+        self._last_call = call_id
+        self._sent = time.monotonic()
         payload = self.memory.rows.pack_requests(rows)
         self._send(Record(RecordKind.REQUESTS, self.worker_id, payload, int(stream), call_id=call_id))
 
@@ -330,7 +338,9 @@ class RemoteWorker(Worker):
 
     def _handle(self, record: Record) -> None:
         if record.kind == RecordKind.FRAME:
-            kind, incarnation, call_id = record.frame_kind, record.incarnation, record.call_id
+            kind = record.frame_kind
+            incarnation = record.incarnation
+            call_id = record.call_id
             self.channel.deliver(Frame(kind, incarnation, call_id, record.payload))
         elif record.kind == RecordKind.RESULTS:
             self._take_results(record)

@@ -138,7 +138,8 @@ def fixed_layout() -> Iterator[bool]:
     Yields:
         Whether this has fixed the addresses, so that the started programs must call `restore_random_layout`.
     """
-    before, fixed = _personality(_QUERY), _NO_RANDOMIZE | _COMPAT_LAYOUT
+    before = _personality(_QUERY)
+    fixed = _NO_RANDOMIZE | _COMPAT_LAYOUT
     changed = before >= 0 and not before & _NO_RANDOMIZE and _personality(before | fixed) >= 0
     try:
         yield changed
