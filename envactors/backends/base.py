@@ -10,6 +10,7 @@ from envactors.mailbox.channel import FrameChannel
 from envactors.mailbox.control_page import ControlPage
 from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.slab import Layout, Slab
+from envactors.process.refusal import LaunchRefusedError as LaunchRefusedError  # noqa: PLC0414 # for other backends
 from envactors.system.cpus import usable_cores
 from envactors.system.processes import resident_memory
 
@@ -29,10 +30,6 @@ class NodeLoss(NamedTuple):
 
     node: str
     reason: str
-
-
-class LaunchRefusedError(OSError):
-    """A worker that cannot be started, so that a retry is useless."""
 
 
 class Stacks(Protocol):

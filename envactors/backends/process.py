@@ -9,20 +9,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
-from envactors.backends import starting
 from envactors.backends.base import Backend, EventLoop, ExitStatus, LaunchRefusedError, RowMemory, Stream, Worker
-from envactors.backends.descriptor_limit import DESCRIPTOR_LIMIT
-from envactors.backends.fork_server import FORK_SERVERS, Settings
-from envactors.backends.interpreters import code_tag
-from envactors.backends.pages import PAGES
-from envactors.backends.reaping import REAPER
-from envactors.backends.stacks import ProcessStacks
 from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import ControlPage, PagePlace
 from envactors.mailbox.info_codec import InfoReader
 from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
+from envactors.process import starting
+from envactors.process.descriptor_limit import DESCRIPTOR_LIMIT
+from envactors.process.fork_server import FORK_SERVERS, Settings
+from envactors.process.interpreters import code_tag
+from envactors.process.pages import PAGES
+from envactors.process.reaping import REAPER
+from envactors.process.stacks import ProcessStacks
 from envactors.system.choice import PORTABLE, SYSTEM, VARIABLE
 from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile

@@ -176,8 +176,8 @@ def _limits(which: int | None) -> dict[str, int | None]:
 
 
 def _examine_processes() -> dict[str, Any]:
-    from envactors.backends.starting import DEFAULT, StartMethod
     from envactors.observe.listener import socket_directory
+    from envactors.process.starting import DEFAULT, StartMethod
     from envactors.system.choice import PORTABLE
 
     return {

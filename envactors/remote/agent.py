@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from envactors.backends.reaping import REAPER
+from envactors.process.reaping import REAPER
 from envactors.remote.door import Door
 from envactors.remote.hosted_worker import MOST_OUTPUT, HostedWorker
 from envactors.remote.hosting import Hosting

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from envactors.backends.starting import python_command
+from envactors.process.starting import python_command
 from envactors.remote.tls import Certificates
 from envactors.system.sockets import sigpipe_blocked
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import DEFAULT, StartMethod
+from envactors.process.starting import DEFAULT, StartMethod
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The fork server: a program that imports what workers need and forks a worker for each request.
 
 Each request and each answer is one packet: with a request come the worker's descriptors, with the answer its pidfd. The
-exit codes of workers are reported through another socket. The caller's half is `envactors.backends.fork_server`.
+exit codes of workers are reported through another socket. The caller's half is `envactors.process.fork_server`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check, in another interpreter, whether it can run workers; `envactors.backends.interpreters` runs this there."""
+"""Check, in another interpreter, whether it can run workers; `envactors.process.interpreters` runs this there."""
 
 from __future__ import annotations
 

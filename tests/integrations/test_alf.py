@@ -30,8 +30,8 @@ from helpers import (
 )
 
 import envactors as ea
-from envactors.backends import starting
 from envactors.integrations.alf import ActorParallelEnvironment, StepType, TimeStep, parallel_environment
+from envactors.process import starting
 from envactors.remote import LocalNodes
 
 FIRST, MID, LAST = range(3)

@@ -18,7 +18,7 @@ from dingenvs import Bare, Complaint, Env, Late, Nested, Rewarding, Teller
 from helpers import FORK_SERVER, SOON, clocked, episode_seed, most_at_once, run_script, wait_until
 
 import envactors as ea
-from envactors.backends import starting
+from envactors.process import starting
 from envactors.remote import LocalNodes
 
 with warnings.catch_warnings():

@@ -18,7 +18,7 @@ import pytest
 from helpers import FORK_SERVER, SOON, Counter, promised, run_script
 
 import envactors as ea
-from envactors.backends.starting import THREAD_CAPS
+from envactors.process.starting import THREAD_CAPS
 from envactors.system.cpus import cores
 from envactors.system.processes import fixed_layout
 from envactors.testing import BackendConformance, EchoEnv

@@ -15,7 +15,7 @@ import pytest
 from helpers import SOON, is_gone, promised, wait_until
 
 import envactors as ea
-from envactors.backends import fork_server
+from envactors.process import fork_server
 
 MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envactors.backends.fork_server import ForkServer
+from envactors.process.fork_server import ForkServer
 from envactors.system.choice import PORTABLE
 
 

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import envactors as ea
-from envactors.backends import pages
-from envactors.backends.pages import PagePool
 from envactors.backends.process import ProcessWorker
 from envactors.mailbox.control_page import FINISHED, PAGE, POSTED
 from envactors.mailbox.durations import METHOD_RESET, Histograms
+from envactors.process import pages
+from envactors.process.pages import PagePool
 from envactors.system.choice import PORTABLE
 from envactors.system.descriptors import count_descriptors
 from envactors.testing import EchoEnv

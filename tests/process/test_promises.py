@@ -35,7 +35,7 @@ from helpers import (
 )
 
 import envactors as ea
-from envactors.backends.starting import THREAD_CAPS
+from envactors.process.starting import THREAD_CAPS
 from envactors.testing import EchoEnv, FaultyEnv
 
 METHODS = START_METHODS

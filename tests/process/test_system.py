@@ -321,7 +321,7 @@ def test_the_stand_in_works_and_says_what_it_has_not():
     code = """
         import os, signal
         import envactors as ea
-        from envactors.backends.starting import DEFAULT
+        from envactors.process.starting import DEFAULT
         from envactors.integrations.gymnasium.vector_env import _start_method
         from envactors.testing import EchoEnv
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import DEFAULT, THREAD_CAPS, as_elsewhere
 from envactors.errors import ActorError, VectorStepError
 from envactors.integrations.alf.adapter import AlfEnvAdapter
 from envactors.integrations.alf.envs import ActorEnvironment, Envs, Specs, interrupted
@@ -28,6 +27,7 @@ from envactors.integrations.alf.values import AlfEnvironment, Records, torch
 from envactors.integrations.options import check_one_backend, make_vector
 from envactors.mailbox.factory import as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy, is_int
+from envactors.process.starting import DEFAULT, THREAD_CAPS, as_elsewhere
 from envactors.vector.inputs import EnvVars, seeds_for
 from envactors.vector.options import VectorOptions
 

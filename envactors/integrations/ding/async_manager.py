@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.states import ActorState
-from envactors.backends.starting import DEFAULT
 from envactors.errors import VectorInputError, VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.envs import Envs
@@ -26,6 +25,7 @@ from envactors.integrations.ding.values import EnvState, config_dict, read_times
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
+from envactors.process.starting import DEFAULT
 from envactors.vector.options import check_names
 from envactors.vector.results import Batch
 

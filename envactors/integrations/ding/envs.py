@@ -10,7 +10,6 @@ from envactors.actor.handle import ActorHandle
 from envactors.actor.launch import spawn
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import as_elsewhere
 from envactors.errors import ActorError
 from envactors.integrations.adapter import adapted
 from envactors.integrations.ding.adapter import DingEnvAdapter
@@ -19,6 +18,7 @@ from envactors.integrations.ding.values import PRELOAD, BaseEnvManager
 from envactors.integrations.options import make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines, RestartPolicy
+from envactors.process.starting import as_elsewhere
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.inputs import EnvVars

@@ -20,7 +20,6 @@ from gymnasium.vector.utils import iterate
 
 from envactors.actor.handle import ActorHandle, call_or_get
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import as_elsewhere
 from envactors.errors import (
     ActorStartError,
     AlreadyPendingError,
@@ -35,6 +34,7 @@ from envactors.integrations.gymnasium.spaces import agree, check_mode, check_sha
 from envactors.integrations.options import check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
+from envactors.process.starting import as_elsewhere
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import CommonOptions

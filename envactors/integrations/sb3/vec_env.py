@@ -21,7 +21,6 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
-from envactors.backends.starting import DEFAULT, as_elsewhere
 from envactors.errors import AlreadyPendingError, NothingPendingError, VectorStepError
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import first_failure, or_first_failure
@@ -29,6 +28,7 @@ from envactors.integrations.options import check_one_backend, make_vector
 from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
+from envactors.process.starting import DEFAULT, as_elsewhere
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import VectorOptions
 

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from envactors.backends.helper import Helper, HelperProcess
+from envactors.process.helper import Helper, HelperProcess
 from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
 from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe

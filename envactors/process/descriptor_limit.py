@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from envactors.backends.base import LaunchRefusedError
+from envactors.process.refusal import LaunchRefusedError
 from envactors.system.descriptors import count_descriptors, descriptor_limits, limit_descriptors
 
 _log = logging.getLogger("envactors")

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from envactors.backends.base import LaunchRefusedError
 from envactors.mailbox.control_page import PagePlace
+from envactors.process.refusal import LaunchRefusedError
 from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, open_sentinel
 from envactors.system.sockets import sigpipe_blocked

@@ -10,7 +10,6 @@ import os
 import re
 import time
 
-from envactors.backends.base import Stacks
 from envactors.system.memory import SharedFile, open_file_of
 from envactors.system.processes import STACKS_SIGNAL, Process, describe_state
 from envactors.worker.bootstrap import STACKS_FILE
@@ -24,8 +23,8 @@ _READY = 1
 _HEAD = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 
 
-class ProcessStacks(Stacks):
-    """One request for the stacks of a process, sent by the constructor.
+class ProcessStacks:
+    """One request for the stacks of a process, sent by the constructor; see `envactors.backends.base.Stacks`.
 
     Args:
         process: The process; it may be reaped meanwhile.

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 
-from envactors.backends.base import LaunchRefusedError
-from envactors.backends.starting import python_command
+from envactors.process.refusal import LaunchRefusedError
+from envactors.process.starting import python_command
 from envactors.system.choice import SYSTEM
 from envactors.worker.interpreter import platform
 

@@ -5,7 +5,7 @@
     reactor's thread  ◀──exit codes──────────────────┘
 
 A server is a fresh interpreter, never a copy of the caller, and is replaced when it ends. Its workers outlive it: the
-reaper (`envactors.backends.reaping`) ends them with the caller.
+reaper (`envactors.process.reaping`) ends them with the caller.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from envactors.backends.base import LaunchRefusedError
-from envactors.backends.helper import Helper, HelperProcess
-from envactors.backends.reaping import REAPER
-from envactors.backends.starting import THREAD_CAPS, start_python, working_directory
 from envactors.mailbox.control_page import PagePlace
+from envactors.process.helper import Helper, HelperProcess
+from envactors.process.reaping import REAPER
+from envactors.process.refusal import LaunchRefusedError
+from envactors.process.starting import THREAD_CAPS, start_python, working_directory
 from envactors.system.processes import Process, await_exit
 from envactors.system.sockets import open_pair
 from envactors.worker.bootstrap import Descriptors
