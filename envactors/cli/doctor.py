@@ -1,4 +1,4 @@
-"""``envactors doctor``: what this machine gives to envactors, and what may get in its way; standard library only."""
+"""``envactors doctor``: show the resources and limits of this machine, and warn of problems."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _FEW_DESCRIPTORS, _FEW_PROCESSES, _LITTLE_MEMORY, _LITTLE_SHM = 1024, 512, 1 << 
 
 _DESCRIPTION = """\
 Shows what envactors finds on this machine: cores, limits of containers and users,
-memory, ways to start processes, and installed libraries; and warns of what may get in
-the way, with a remedy.
+memory, start methods, and installed libraries. Warnings name the problem and what to
+do about it.
 """
 
 
@@ -38,7 +38,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the parser."""
     parser = commands.add_parser(
         "doctor",
-        help="show what this machine gives, and warn of what may get in the way",
+        help="show resources and limits of this machine, and warn of problems",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: As `register` describes them.
 
     Returns:
-        The exit status, which is always 0: warnings are no failures.
+        The exit status, always 0: a warning is not a failure.
     """
     found = examine()
     warnings = warn(found)
@@ -120,7 +120,7 @@ def warn(found: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     )
     check(
         not processes["memfd"] and _is_below(memory["dev_shm"], _LITTLE_SHM),
-        f"{_SHM} has {size(memory['dev_shm'] or 0)}, and there is no memfd",
+        f"{_SHM} has {size(memory['dev_shm'] or 0)}, and memfd_create is missing",
         "Give the container more: docker run --shm-size=1g.",
     )
     check(
@@ -143,7 +143,7 @@ def _examine_cores() -> dict[str, Any]:
 
 
 def _cpu_quota() -> float | None:
-    """Return how many cores the container may keep busy, None if there is no limit or the system does not tell."""
+    """Return the number of cores that the container may keep busy; None without a limit or if it is unknown."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

@@ -1,4 +1,4 @@
-"""Finding the programs that are monitored, asking them, and saying why one does not answer; standard library only."""
+"""Programs that can be shown: finding them, sending requests, and explaining why one does not answer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ENDED = "has ended"
 
 
 class ProgramError(Exception):
-    """A program that cannot be shown; its text says why.
+    """A program cannot be shown; the text says why.
 
     Args:
         text: Why.
-        is_lost: Whether it has ended or is not monitored, so that asking again is of no use.
+        is_lost: Whether it has ended or has no socket, so that another request is useless.
     """
 
     def __init__(self, text: str, *, is_lost: bool = False) -> None:
@@ -40,7 +40,7 @@ class ProgramError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program that is monitored.
+    """A program that can be shown.
 
     Attributes:
         path: Its socket.
@@ -110,12 +110,12 @@ def find_program(name: str) -> Program:
     pid = int(name)
     program = Program(path_of(pid), pid)
     if not program.path.exists() and describe_state(pid) == _ENDED:
-        raise ProgramError(f"there is no process {pid}", is_lost=True)
+        raise ProgramError(f"process {pid} does not exist", is_lost=True)
     return program
 
 
 def find_programs() -> list[Program]:
-    """Return this user's programs that are monitored, in the order of their process ids.
+    """Return this user's programs that can be shown, ordered by process id.
 
     Raises:
         PermissionError: The directory of the sockets is not this user's alone.
@@ -135,7 +135,7 @@ def printable(text: str) -> str:
 
 
 def headline(actor: dict[str, Any]) -> str:
-    """Return an actor's name, its process, and what that is at."""
+    """Return an actor's name, its process, and the method that it runs."""
     place = "no process" if actor["pid"] is None else f"process {actor['pid']}"
     if actor["node"] is not None:
         place += f" of node {actor['node']}"

@@ -1,4 +1,4 @@
-"""``envactors stacks``: print what the workers of a running program are at."""
+"""``envactors stacks``: print the stacks of the workers of a running program."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
 _LONGEST_WAIT = 10.0
 
 _DESCRIPTION = """\
-Prints the stacks of all threads of a running program's workers, whatever these are
-at: also if C code holds the GIL. No env is touched.
+Prints the stacks of all threads of a running program's workers, even while C code
+holds the GIL. Envs are not disturbed.
 
 PROGRAM is a process id, or the path given to ea.monitor(). It may be left out if only
 one program of this user has actors. Programs started with ENVACTORS_MONITOR=0 do not
@@ -24,7 +24,7 @@ answer.
 """
 _EPILOG = f"""\
 exit status:
-  {_SHOWN}    printed; a worker that has none to show has a line that says why
+  {_SHOWN}    printed; a worker without stacks has a line that says why
   {_NOT_FOUND}    no such program or actor, or the program does not answer
   {_NOT_RUN}    wrong arguments, or several programs to choose from
   130  interrupted by Ctrl-C
@@ -35,13 +35,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the parser."""
     parser = commands.add_parser(
         "stacks",
-        help="print what the workers of a running program are at",
+        help="print the stacks of the workers of a running program",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_program(parser)
-    parser.add_argument("--actor", metavar="NAME", help="of the actors with this name only")
+    parser.add_argument("--actor", metavar="NAME", help="only actors with this name")
     parser.add_argument(
         "--timeout", type=_wait, default=1.0, metavar="S", help="how long to wait for each, at most 10 s (default: 1)"
     )

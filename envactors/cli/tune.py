@@ -10,10 +10,10 @@ from envactors.cli.arguments import STDOUT, add_env, add_json, at_least, fail, r
 _RAN, _FAILED, _NOT_RUN = 0, 1, 2
 
 _DESCRIPTION = """\
-Measures env-steps per second of one env with different settings, in turns: in line,
-on threads, in processes with more or fewer envs each, and of the best of them without
-copies, with other start methods, and with send and recv. Prints a table and the line
-to paste.
+Measures env-steps per second of one env with different settings, in turns:
+in-process, on threads, and in processes with more or fewer envs each. The best of
+them is also measured without copies, with other start methods, with send and recv,
+and with rollouts. Prints a table and the line to paste.
 
 ENV is an id of Gymnasium, or MODULE:FACTORY, a callable without arguments that makes
 an env.
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             tuning = Tuner(source, arguments.num_envs, arguments.seconds, show).run()
     except EnvInputError as error:
         return fail("tune", str(error), _NOT_RUN)
-    except Exception as error:  # the env's own, whatever it is
+    except Exception as error:  # raised by the env
         return fail("tune", f"{type(error).__name__}: {error}", _FAILED)
     console.print(str(tuning), soft_wrap=True, markup=False)
     if arguments.json is not None:

@@ -6,8 +6,8 @@ A client sends one line of JSON and gets one JSON object back:
     {"get": "stacks", "name": ..., "key": ..., "timeout": 1.0}    {"actors": [{"name", "key", ..., "stacks"}, ...]}
     {"get": "output", "name": ..., "key": ...}             {"actors": [{"name", "key", ..., "stdout", "stderr"}, ...]}
 
-Other requests, and clients of other users, get nothing. Each client has a thread for at most a few seconds; no thread
-of the program waits for one.
+Other requests, and clients of other users, get no answer. Each client has a thread for at most a few seconds; no other
+thread of the program waits for it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from envactors.observe.snapshot import find_actors, take_snapshot
 from envactors.system.sockets import SEND_FLAGS, prevent_sigpipe
 
 _log = logging.getLogger("envactors")
-# How long a client may take to say what it wants, and to take the answer, in seconds.
+# How long a client may take to send its request, and to receive the answer, in seconds.
 _PATIENCE = 2.0
 # The longest request, in bytes.
 _MOST_REQUEST = 4096
-# How many clients are served at a time; one more is turned away.
+# Number of clients that are served at a time; others are rejected.
 _MOST_CLIENTS = 16
 # The longest wait for stacks that a client may ask for, in seconds.
 _LONGEST_WAIT = 10.0
-# How many actors are asked for stacks at a time.
+# Number of actors whose stacks are read at a time.
 _MOST_ASKED = 32
-# How long those are waited for that were asked last, in seconds, if the others took all the time there was.
+# Least time for the stacks of an actor, in seconds, even if the others took all of the time.
 _LEAST_WAIT = 0.1
-# How long to wait before the next client is accepted, in seconds, when there was no descriptor or thread for one.
+# Pause before the next client, in seconds, after the system had no descriptor or thread for one.
 _REST = 0.1
 
 
@@ -51,7 +51,7 @@ def monitor(path: str | Path | None = None) -> Monitor:
     """Let ``envactors top`` and ``envactors stacks`` look at this program.
 
     Every program with actors does so by itself, unless ``ENVACTORS_MONITOR=0`` is in its environment. Call this to give
-    the socket another path, or to be found while there are no actors.
+    the socket another path, or to answer before the first actor and after the last.
 
     Args:
         path: Path of the Unix socket, to which only this user can connect. None: one that the commands find by the
@@ -131,7 +131,7 @@ class Server:
             try:
                 client, _ = self._socket.accept()
             except OSError:
-                self._closing.wait(_REST)  # closed, or there is no free descriptor just now
+                self._closing.wait(_REST)  # the listener is closed, or the process has no free descriptor
                 continue
             threads = [thread for thread in threads if thread.is_alive()]
             if len(threads) >= _MOST_CLIENTS or not _is_of_this_user(client):
@@ -143,7 +143,7 @@ class Server:
             thread.name = "envactors-monitor-client"
             try:
                 thread.start()
-            except RuntimeError:  # there is no thread for it
+            except RuntimeError:  # the system has no thread left
                 self._dismiss(client)
                 self._closing.wait(_REST)
                 continue
@@ -170,7 +170,7 @@ class Server:
                     client.settimeout(_PATIENCE)
                     prevent_sigpipe(client)
                     client.sendall(json.dumps(answer).encode(), SEND_FLAGS)
-        except Exception:  # what it may be, the program goes on, and so does the monitor
+        except Exception:  # must end neither the program nor the monitor
             _log.warning("a request to the monitor failed", exc_info=True)
         finally:
             self._dismiss(client)
@@ -182,17 +182,17 @@ class Server:
 
 
 def _is_of_this_user(client: socket.socket) -> bool:
-    """Return whether the other end is a process of this user; where the system cannot tell, the file's mode must do."""
+    """Return whether the other end is a process of this user; where that is unknown, rely on the file's mode."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True
-    # The user it was when it connected.
+    # The user at the time of the connection.
     _, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
     return bool(uid == os.geteuid())
 
 
 def _read_request(client: socket.socket) -> dict[str, Any] | None:
-    """Return what a client asks, None if that is nothing that makes sense."""
+    """Return the request of a client; None if it is malformed."""
     end, data = time.monotonic() + _PATIENCE, b""
     while not data.endswith(b"\n"):
         left = end - time.monotonic()
@@ -228,9 +228,9 @@ def _answer(request: dict[str, Any], closing: threading.Event) -> dict[str, Any]
 
 
 def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) -> list[dict[str, Any]]:
-    """Return the stacks of all, which are asked for side by side; fewer once the monitor is being closed.
+    """Return the stacks of actors, read in parallel; none if the monitor is closed meanwhile.
 
-    Not in an executor, whose threads the interpreter would wait for when it exits.
+    An executor would not do: the interpreter waits for its threads when it exits.
     """
     found: dict[int, str] = {}
     waiting, end = iter(enumerate(actors)), time.monotonic() + seconds

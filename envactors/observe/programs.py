@@ -12,7 +12,7 @@ from typing import Any
 
 from envactors.observe.listener import is_listening, sockets
 
-# How long a program may take to answer, in seconds, besides what it was asked to wait.
+# How long a program may take to answer, in seconds, in addition to the wait that the request contains.
 PATIENCE = 1.2
 _CHUNK = 1 << 16
 # The longest answer, in bytes.
@@ -20,11 +20,11 @@ _MOST = 1 << 26
 
 
 class NoAnswerError(Exception):
-    """A program that does not answer; its text says why, as far as that is known."""
+    """A program does not answer; the text says why, as far as known."""
 
 
 class NotListeningError(NoAnswerError):
-    """No program listens there: it has ended, or stopped its monitor."""
+    """No program listens there: it has ended, or has no actors now."""
 
 
 def running_programs() -> list[int]:
@@ -49,7 +49,7 @@ def ask(path: Path, request: dict[str, Any], patience: float = PATIENCE) -> dict
 
     Args:
         path: Its socket.
-        request: What is asked; see `envactors.observe.monitor`.
+        request: The request; see `envactors.observe.monitor`.
         patience: How long to wait, in seconds.
 
     Raises:
@@ -70,7 +70,9 @@ def ask(path: Path, request: dict[str, Any], patience: float = PATIENCE) -> dict
                     break
                 data += chunk
         if not data:
-            raise ConnectionResetError("the program has closed it")  # it is busy with others, or was asked nonsense
+            raise ConnectionResetError(
+                "the program has closed it"
+            )  # it is busy with other clients, or the request is malformed
         answer = json.loads(data)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NotListeningError("nobody listens there") from error

@@ -1,4 +1,4 @@
-"""Inventory of what a process holds, to compare before and after."""
+"""Inventory of the resources of a process, to compare before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings that are tried: where the envs run, how many share an actor, how their results are taken."""
+"""Settings to try: where the envs run, how many share an actor, how results are received."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class Candidate:
     def label(self, num_envs: int) -> str:
         """Return what to call it in a table."""
         actors = -(-num_envs // self.envs_per_actor)
-        singular = {"inline": "in line", "thread": "1 thread", "process": "1 process"}[self.backend]
+        singular = {"inline": "in-process", "thread": "1 thread", "process": "1 process"}[self.backend]
         plural = {"thread": f"{actors} threads", "process": f"{actors} processes"}.get(self.backend, singular)
         return ", ".join([singular if actors == 1 else plural, *self.extras])
 
 
 def placements(num_envs: int, cores: int) -> list[Candidate]:
-    """Return the ways to place the envs: in line, on threads, in as many processes as pays on so many cores."""
+    """Return the ways to place the envs: in-process, on threads, and in several numbers of processes."""
     counts = sorted({min(count, num_envs) for count in (cores, 2 * cores, num_envs)} | ({2} if num_envs > 1 else set()))
     sizes = list(dict.fromkeys(-(-num_envs // count) for count in counts))
     return [
@@ -88,7 +88,7 @@ def placements(num_envs: int, cores: int) -> list[Candidate]:
 
 
 def variants(winner: Candidate, best_processes: Candidate | None, num_envs: int, cores: int) -> list[Candidate]:
-    """Return what else to try of the best placement, and of the best in processes."""
+    """Return variants of the best placement, and of the best one with processes."""
     tried = [
         dataclasses.replace(winner, copy=False),
         Candidate("process", _per_core(num_envs, cores), in_workers=True),

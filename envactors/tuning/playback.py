@@ -13,12 +13,12 @@ from envactors.mailbox.specs import Spec, stack
 from envactors.rollout.context import PolicyContext
 from envactors.vector.facade import VectorEnv
 
-# A rollout gets longer until it takes so long, in seconds, or has so many steps.
+# A rollout gets longer up to this duration, in seconds, or this number of steps.
 _LONG, _MOST_STEPS = 0.05, 128
 
 
 class Playback:
-    """A policy that takes given actions in turn, over and over; parameters of any kind take it back to the first.
+    """A policy that repeats given actions in turn; any parameters take it back to the first.
 
     Args:
         spec: Spec of an action.

@@ -16,15 +16,15 @@ from envactors.tuning.candidates import Candidate, placements, variants
 from envactors.tuning.measuring import SEED, CandidateSide, Workload
 from envactors.vector.inputs import check_counts
 
-# The share of the time in which the placements are compared; the rest is for variants of the best.
+# Share of the time for comparing placements; the rest is for variants of the best.
 _PLACING = 0.6
-# How long a turn takes, in seconds, unless there is time for fewer than so many rounds.
+# Duration of a turn, in seconds; shorter if there is not enough time for this number of rounds.
 _TURN, _ROUNDS = 0.3, 4
-# Before a turn is measured, in seconds: caller and workers find out again how to wait for each other.
+# Before a turn is measured, in seconds: caller and workers adapt their waiting to each other.
 _WARM_UP = 0.05
-# What makes less than this share of the best one's steps after two rounds is not measured any longer.
+# A candidate slower than this share of the best after two rounds is not measured any longer.
 _HOPELESS = 0.75
-# What makes this share of the best one's steps counts as equally fast.
+# A candidate with this share of the best rate counts as equally fast.
 _AS_FAST = 0.95
 
 
@@ -63,14 +63,14 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The fastest of those whose policy is in the caller, or the plainest of those that are as fast."""
+        """The fastest whose policy is in the caller; among equally fast ones, that with the fewest settings."""
         with_step = [result for result in self.results if not result.candidate.in_workers]
         as_fast = [result.candidate for result in with_step if result.rate >= _AS_FAST * with_step[0].rate]
         return min(as_fast, key=lambda candidate: len(candidate.extras))
 
     @property
     def best_rollout(self) -> Candidate | None:
-        """The fastest of those whose policy is in the workers; None if `best` is as fast."""
+        """The fastest whose policy is in the workers; None if `best` is as fast."""
         fastest = self.results[0].candidate
         return fastest if fastest.in_workers else None
 
@@ -125,7 +125,7 @@ class Tuning:
 def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
     """Measure an env with different settings on this machine, and return the settings that make the most steps.
 
-    Envs in line, on threads and in processes take turns, with as many in an actor as may pay on these cores; then
+    Envs in-process, on threads, and in processes take turns, with as many in an actor as may pay on these cores; then
     ``copy=False``, other start methods, `VectorEnv.recv` of half the envs, and `VectorEnv.rollout` are tried for the
     best of them. Actions are sampled from the env's own action space; in a rollout, a policy in the workers plays them
     back.
@@ -136,8 +136,8 @@ def tune(factory: Factory, num_envs: int, *, seconds: float = 20.0) -> Tuning:
         seconds: About how long it may take. Starting envs counts; each setting has one turn at least.
 
     Raises:
-        ValueError: ``seconds`` is no number above 0, or the env has no action space to sample from.
-        VectorInputError: ``num_envs`` is no int above 0.
+        ValueError: ``seconds`` is not a number above 0, or the env has no action space to sample from.
+        VectorInputError: ``num_envs`` is not an int above 0.
         EnvActorsError: The env fails with every setting.
     """
     return Tuner(factory, num_envs, seconds).run()
@@ -236,7 +236,7 @@ class Tuner:
         running: contextlib.ExitStack,
         including: list[Run] | None = None,
     ) -> list[Run]:
-        """Let candidates take turns until this share of the time is over; return those that are worth it."""
+        """Let candidates take turns until this share of the time is over; return those that are fast enough."""
         runs = list(including or [])
         for candidate in candidates:
             self._tell(f"starting {candidate.label(self._num_envs)}")

@@ -216,7 +216,7 @@ def test_one_table_has_what_actors_are_at(standing, run, tmp_path):
     first, vector, _, head, _, *rows = shown.stdout.splitlines()
     assert first.startswith(f"program {standing.pid}  {sys.executable} ")
     assert re.match(r"vector 0: 4 envs, [\d,]+ steps, 0 episodes; envs \d+ %, caller \d+ %, ", vector)
-    assert " ".join(head.split()) == "actor vector state under way steps/s p50 p99 RSS CPU % restarts"
+    assert " ".join(head.split()) == "actor vector state running steps/s p50 p99 RSS CPU % restarts"
     assert [row.split()[0] for row in rows] == ["envs-0-1", "envs-2-3"]
     for row in rows:
         found = re.search(r" ([\d,.]+) +[\d.]+ [µm]s +[\d.]+ [µm]s +\d+ MB +\d+ +0$", row)
@@ -295,7 +295,7 @@ def test_several_programs(standing, run):
 def test_none_at_all(runtime, run):
     for command in ("top", "stacks"):
         assert complaint(run(command)).startswith("no program of this user has actors now, or")
-        assert complaint(run(command, "999999999")) == "there is no process 999999999"
+        assert complaint(run(command, "999999999")) == "process 999999999 does not exist"
         assert "neither a process id" in complaint(run(command, "/"))
     assert run("top", "--json", "-").stdout == "[]\n"
     (runtime / "envactors").chmod(0o755)
@@ -597,8 +597,8 @@ def test_a_program_that_ends_while_it_is_watched(program, how):
     assert status == 0
     # At its end a program closes its socket some time before it has ended.
     wanted = {
-        "monitored no more": ["is not monitored any more"],
-        "at its end": ["is not monitored any more", "has ended"],
+        "monitored no more": ["no longer has actors"],
+        "at its end": ["no longer has actors", "has ended"],
     }
     assert left in [f"program {program.pid} {end}\n" for end in wanted.get(how, ["has ended"])]
 
@@ -609,13 +609,13 @@ def test_one_of_several_is_chosen(runtime):
         lines = top.wait_for(
             lambda lines: all(re.search(rf"\b{p.pid} +1 +2 +0 ", "\n".join(lines)) for p in (one, two))
         )
-        assert lines[0].startswith("2 programs are monitored")
+        assert lines[0].startswith("2 programs have actors")
         top.press("j\r")
         lines = top.wait_for(lambda lines: len(names(lines)) == 2)
         assert lines[0].startswith(f"program {second.pid} ")
         assert "Esc back" in lines[-1]
         top.press("b")
-        top.wait_for("2 programs are monitored")
+        top.wait_for("2 programs have actors")
         second.process.kill()
         top.wait_for(f"program {second.pid} has ended")
         top.press("\r")
@@ -749,7 +749,7 @@ def test_a_table_fits_its_terminal(width):
 def test_columns_of_lesser_worth_are_left_out_first():
     rows = [actor(0, node="node-7"), actor(1, failure="RuntimeError: very wrong " * 9), actor(2, state="busy, stopped")]
     heads = {width: {column.head for column, _ in fit_columns(rows, width)} for width in (80, 110, 140)}
-    assert heads[80] == {"actor", "state", "under way", "steps/s", "p50", "p99", "RSS", "restarts"}
+    assert heads[80] == {"actor", "state", "running", "steps/s", "p50", "p99", "RSS", "restarts"}
     assert heads[110] - heads[80] == {"vector", "last failure"}
     assert heads[140] - heads[110] == {"CPU %", "node"}
     assert "RuntimeError: very w" in lines_of(actor_table(rows, rows, 140), 140)[3]

@@ -72,7 +72,7 @@ def test_variants_are_new(num_envs, cores, data):
         (
             Candidate("inline", 8, copy=False),
             "envs = ea.VectorEnv([make] * 8, envs_per_actor=8, backend='inline', copy=False)",
-            "in line, copy=False",
+            "in-process, copy=False",
         ),
         (
             Candidate("process", 4, "spawn"),
@@ -146,7 +146,7 @@ def test_it_takes_about_as_long_as_it_may_and_says_what_it_is_at():
     assert time.monotonic() - begun < promised(8)
     assert all(0 <= share <= 1 for _, share in told)
     assert [share for _, share in told] == sorted(share for _, share in told)
-    assert {"starting in line", "in line", "2 processes"} <= {what for what, _ in told}
+    assert {"starting in-process", "in-process", "2 processes"} <= {what for what, _ in told}
 
 
 class EchoWithSpace(EchoEnv):

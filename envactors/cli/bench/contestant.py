@@ -50,7 +50,7 @@ class Contestant:
     def start(self) -> None:
         """Start the process and its envs, and step them briefly; set `failure` if that fails."""
         begun = time.monotonic()
-        # The workers of envactors have one thread for linear algebra each, the sides of others as many as ever.
+        # Workers of envactors have one thread for linear algebra; other libraries have as many as the caller.
         env_vars = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores()))}
         # Processes that a side starts find the env in the current directory, too.
         env_vars["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
@@ -78,11 +78,11 @@ class Contestant:
         assert self._actor is not None, "it was started"
         try:
             return self._actor.call(Host.play, self._seconds).result()
-        except Exception as error:  # of the library that is measured, whatever it is
+        except Exception as error:  # raised by the library that is measured
             cause = error.__cause__ if isinstance(error, ea.ActorStartError) and error.__cause__ else error
             self.failure = f"{type(cause).__name__}: {cause}".splitlines()[0]
             self.details = "".join(traceback.format_exception(error))
-            self._actor.kill()  # otherwise it might compute on while others are measured
+            self._actor.kill()  # otherwise it might keep a core busy while others are measured
             return None
 
 
@@ -98,7 +98,7 @@ class Host:
     def __init__(self, make: Callable[[Workload], Side], workload: Workload, has_limit: bool) -> None:
         if not has_limit:
             os.environ.pop("OMP_NUM_THREADS", None)
-        # What libraries print is nobody's concern.
+        # Libraries print to the terminal, where it would disturb the table.
         devnull = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             os.dup2(devnull, stream.fileno())

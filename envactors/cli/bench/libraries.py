@@ -147,7 +147,7 @@ class Ray(EnvByEnv):
 
 
 class Dask(EnvByEnv):
-    """One Dask actor per env, each on a worker process of its own with a direct connection."""
+    """One Dask actor per env, each on a separate worker process with a direct connection."""
 
     def start(self) -> None:
         import distributed

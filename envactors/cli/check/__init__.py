@@ -1,1 +1,1 @@
-"""``envactors check``: find what is wrong with an env before training does."""
+"""``envactors check``: find defects of an env before training does."""

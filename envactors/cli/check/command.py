@@ -1,4 +1,4 @@
-"""``envactors check``: run the checks in an actor, and print what was found."""
+"""``envactors check``: run the checks in an actor, and print the findings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the parser."""
     parser = commands.add_parser(
         "check",
-        help="find what is wrong with an env, and settings for it",
+        help="find defects of an env, and suggest settings",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -191,14 +191,14 @@ class Examination:
 
 
 def _finding_of(error: ActorError) -> Finding:
-    """Return what it says of an env that its worker has failed."""
+    """Return the finding for the failure of a worker."""
     import envactors as ea
     from envactors.cli.check.findings import Finding
 
     if isinstance(error, ea.ActorTimeoutError):
         where = _frame_of_env(error.stacks)
         message = f"The env did not return within {error.timeout:g} s{where}."
-        return Finding("hang", message, "Find out what it waits for, and set deadlines, so that training continues.")
+        return Finding("hang", message, "Find what it waits for, and set deadlines, so that training continues.")
     if isinstance(error, ea.ActorStartError):
         cause = error.__cause__
         message = f"The env could not be made: {error if cause is None else f'{type(cause).__name__}: {cause}'}"

@@ -26,15 +26,15 @@ from envactors.worker.host import checksum
 
 # The most steps of a trajectory, and of an episode in the search for leaks.
 _MOST_STEPS, _MOST_STEPS_OF_EPISODE = 1000, 100
-# How often resources are looked at, at equal distances.
+# Number of times that resources are measured.
 _LOOKS = 12
-# Values of infos that are pickled in a trajectory, from its beginning.
+# Number of infos at the beginning of a trajectory that are pickled.
 _INFOS_PICKLED = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """What an env has done from a seeded reset on.
+    """Results of an env from a seeded reset on.
 
     Attributes:
         events: Of the reset and each step: what it was (``"reset"`` or ``"step"``) and a checksum of its results.
@@ -53,12 +53,12 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Looks:
-    """What the process held after equal numbers of episodes.
+    """Resources that the process held, measured after equal numbers of episodes.
 
     Attributes:
         episodes: Number of episodes between two looks.
         steps: Number of steps between two looks, on average.
-        held: By name of the resource: how much of it was held at each look.
+        held: By name of the resource, the amount at each look.
         reset_seconds: Durations of all resets.
     """
 
@@ -128,7 +128,7 @@ class Examiner:
         return trajectory
 
     def look(self, seconds: float) -> Looks:
-        """Play episodes, and look at equal distances what the process holds.
+        """Play episodes, and measure at equal intervals what the process holds.
 
         Args:
             seconds: About how long it may take; there is at least one episode between two looks.
@@ -147,7 +147,7 @@ class Examiner:
         return Looks(episodes, steps / _LOOKS, held, reset_seconds)
 
     def _events(self, seed: int) -> Iterator[tuple[str, float, Any]]:
-        """Yield what was done, how long it took, and its results, without end."""
+        """Yield (``"reset"`` or ``"step"``, its duration, its results) forever."""
         space = self._env.action_space
         if hasattr(space, "seed"):
             space.seed(seed)
@@ -213,7 +213,7 @@ def _why_outside(spec: ArraySpec, value: Any) -> str | None:
 def _why_unpicklable(value: Any) -> str | None:
     try:
         cloudpickle.dumps(value)
-    except Exception as error:  # of the value's own code
+    except Exception as error:  # raised by code of the value
         for name, part in getattr(value, "__dict__", {}).items():
             try:
                 cloudpickle.dumps(part)
@@ -226,7 +226,7 @@ def _why_unpicklable(value: Any) -> str | None:
 def _why_unsendable(info: Any) -> str | None:
     try:
         dumps(info)
-    except Exception as error:  # of the value's own code
+    except Exception as error:  # raised by code of the value
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -1,4 +1,4 @@
-"""What ``envactors check`` concludes from what it has measured: findings, and settings. No env is touched here."""
+"""Conclusions of ``envactors check`` from its measurements: findings and settings. Nothing here touches an env."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from envactors.cli.check.examiner import Looks, Trajectory, median
 from envactors.cli.units import count, duration
 
-# A reset is slow if it takes longer than this, in seconds, and than so many steps.
+# A reset is slow if it takes longer than this, in seconds, and longer than this number of steps.
 _SLOW_RESET, _SLOW_RESET_IN_STEPS = 0.2, 10
 # The share of the looks that come before a leak is looked for, since caches fill first.
 _WARM_UP = 1 / 3
-# How much more must be held at the end, and at which share of the looks it must have grown, to be called a leak.
+# A leak: the process holds this much more at the end, and it grew in this share of the intervals.
 _LEAST_LEAK = {"bytes of memory": 1 << 20}
 _LEAST_LEAK_OF_OTHERS = 4
 _RISING = 0.7
@@ -23,18 +23,18 @@ _LIGHT_STEP = 1e-3
 # Deadlines are this much longer than what was measured, and at least so long, in seconds.
 _MARGIN = 20
 _LEAST_DEADLINES = {"start": 60.0, "reset": 10.0, "step": 1.0}
-# A process is replaced when it has leaked so much.
+# A process is replaced after leaking this many descriptors, threads, or processes, or this many bytes.
 _MOST_LEAKED, _MOST_LEAKED_BYTES = 200, 500_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with an env.
+    """A defect of an env.
 
     Attributes:
-        kind: What it is about, in a word or two.
-        message: What was found, in a sentence.
-        remedy: What to do about it, in a sentence.
+        kind: Name of the defect, in a word or two.
+        message: Description in a sentence.
+        remedy: How to fix it, in a sentence.
     """
 
     kind: str
@@ -110,7 +110,7 @@ def judge_resets(reset_seconds: list[float], step_seconds: list[float]) -> list[
         Finding(
             "slow reset",
             f"A reset takes {duration(reset)} (median of {len(reset_seconds)}), and a step {duration(step)}.",
-            "Use send and recv, so that the other envs need not wait for a reset, or make the reset faster.",
+            "Use send and recv, so that other envs do not wait for a reset, or make the reset faster.",
         )
     ]
 
@@ -130,7 +130,7 @@ def judge_looks(looks: Looks) -> tuple[list[Finding], dict[str, float]]:
             Finding(
                 "leak",
                 f"The process holds {growth:,} more {name} after {count(episodes, 'episode')}.",
-                "Until this is mended, let envactors replace the process in time: see recycle below.",
+                "Until the leak is fixed, let envactors replace the process in time: see recycle below.",
             )
         )
     return found, leaks

@@ -206,7 +206,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
 
 
 def _nodes(count: int) -> tuple[str | Backend, Callable[[], None]]:
-    """Return the backend of so many nodes, and what kills the agent of the first one."""
+    """Return a backend with this number of nodes, and a function that kills the agent of the first one."""
     if count == 0:
         return "process", lambda: None
     import envactors as ea

@@ -1,4 +1,4 @@
-"""What the demo reports, and its output where there is no terminal."""
+"""Results of the demo, and its output without a terminal."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _SHOWN, _NOT_FOUND, _NOT_RUN = 0, 1, 2
 _TERMINAL_GONE = 129  # exit status that shells report after SIGHUP
-# Between the two snapshots of which the rates are made, in seconds.
+# Time between the two snapshots that give the rates, in seconds.
 _APART = 0.5
-# Where there is no terminal, so that nothing is left out.
+# Width of the table without a terminal: wide enough for every column.
 _WIDTH = 200
 
 _DESCRIPTION = """\
-Shows the actors of a running program, twice a second: what each is at and for how
-long, its steps per second, how long they take, and its memory. On the key Enter it
-shows the stacks of the selected one and the last lines that it printed. No env is
-touched. If the output is not a terminal, it prints one table.
+Shows the actors of a running program, twice a second: the method that each one runs
+and for how long, its steps per second, their duration, and its memory. Enter shows
+the stacks of the selected actor and the last lines that it printed. Envs are not
+disturbed. If the output is not a terminal, one table is printed.
 
 PROGRAM is a process id, or the path given to ea.monitor(). Without it, all programs of
 this user that have actors are shown, except those started with ENVACTORS_MONITOR=0.
@@ -110,7 +110,7 @@ def _watch(console: Console, programs: list[Program]) -> int:
         except ProgramError as error:
             if error.is_lost:
                 return fail("top", str(error), _NOT_FOUND)
-            trouble = str(error)  # which may be over while it is watched
+            trouble = str(error)  # it may answer later
     try:
         last_words = watch(console, programs, trouble)
         console.print(last_words, markup=False, highlight=False, soft_wrap=True, end="")
@@ -139,7 +139,7 @@ def _print_tables(programs: list[Program]) -> int:
     from envactors.cli.top.rows import Sampler
     from envactors.cli.top.view import report
 
-    # A character that the terminal's encoding does not have is no reason to show nothing.
+    # The terminal's encoding may lack characters; show the rest.
     getattr(sys.stdout, "reconfigure", lambda **_: None)(errors="replace")
     is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(highlight=False, width=_WIDTH if is_plain else None)
@@ -162,7 +162,7 @@ def _print_tables(programs: list[Program]) -> int:
 
 
 def _ask_all(programs: list[Program]) -> tuple[dict[Program, dict[str, Any]], dict[Program, str]]:
-    """Return the snapshots of programs that are asked side by side, and why there is none of the others."""
+    """Return the snapshots of the programs that answer, and the reason for each of the others."""
     from concurrent.futures import ThreadPoolExecutor
 
     from envactors.cli.monitored import ProgramError

@@ -36,7 +36,7 @@ _TERMINATED = 128 + signal.SIGTERM  # exit status that shells report
 class Keyboard:
     """Reads keys as they are pressed; a context manager, after which the terminal is as before.
 
-    Ctrl-C raises KeyboardInterrupt as ever, and SIGTERM raises SystemExit.
+    Ctrl-C raises KeyboardInterrupt as usual, and SIGTERM raises SystemExit.
 
     Args:
         fd: A terminal.

@@ -18,7 +18,7 @@ from envactors.cli.top.screens import Back, ListScreen, Quit, Screen, TableScree
 
 # Between two requests for a snapshot, in seconds.
 _INTERVAL = 0.5
-# How long a program that has removed its socket may take to end, and how often that is looked up, in seconds.
+# How long to wait for the end of a program that has removed its socket, and how often to check, in seconds.
 _FAREWELL = 1.2
 _POLL = 0.02
 # How long a worker may take to write its stacks, in seconds.
@@ -101,12 +101,12 @@ class Watch:
             self._over.wait(_INTERVAL)
 
     def _last_words(self) -> str:
-        """Return why there is nobody to ask any more."""
+        """Return why the program no longer answers."""
         # A program that ends has removed its socket some time before.
         end = time.monotonic() + _FAREWELL
         while not self.program.has_ended() and time.monotonic() < end and not self._over.wait(_POLL):
             pass
-        return f"{self.program} has ended" if self.program.has_ended() else f"{self.program} is not monitored any more"
+        return f"{self.program} has ended" if self.program.has_ended() else f"{self.program} no longer has actors"
 
 
 class Inquiry:

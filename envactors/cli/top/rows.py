@@ -1,4 +1,4 @@
-"""What `envactors top` shows of a program: two of its snapshots, and what the system knows of its processes."""
+"""Data that `envactors top` shows: the difference of two snapshots, and the system's view of the processes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ActorRow:
         name: Its name.
         vector: The number of its vector; None if it is in none.
         state: Its state, with ", stopped" if its process is.
-        method: The method under way; None if there is none.
-        age: For how long that has been so, in seconds.
+        method: The running method; None while idle.
+        age: How long it has been running or idle, in seconds.
         rate: Steps per second since the snapshot before; None without one.
         p50: The median duration of a step, in seconds; None if none was timed.
         p99: What 99 of a hundred steps did not exceed, in seconds; None if none was timed.
@@ -111,7 +111,7 @@ class Sampler:
             state=actor["state"] + (", stopped" if is_stopped else ""),
             method=None if actor["method"] is None else printable(actor["method"]),
             age=actor["elapsed"],
-            # The counts of a lost process may be missing.
+            # A restart can lose counts.
             rate=None if before is None or seconds <= 0 else max(0, actor["steps"] - before) / seconds,
             p50=actor["p50"],
             p99=actor["p99"],
@@ -138,7 +138,7 @@ class Processes:
             is_new = pid not in self._known
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
                 process = self._known.setdefault(pid, psutil.Process(pid))
-                cpu = process.cpu_percent()  # it says nothing the first time
+                cpu = process.cpu_percent()  # the first value is meaningless
                 self._seen[pid] = process.status(), None if is_new else cpu
 
     def state_of(self, pid: int | None) -> str | None:

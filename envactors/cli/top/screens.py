@@ -20,12 +20,12 @@ _MOVES = {"up": -1, "down": 1, "page up": -10, "page down": 10}
 
 
 class View(NamedTuple):
-    """What is known of a program.
+    """Latest state of a program.
 
     Attributes:
         picture: Its last picture; None before the first.
-        trouble: Why there is none that is fresh; None if there is.
-        is_lost: Whether there will be none any more.
+        trouble: Why the picture is out of date; None if it is fresh.
+        is_lost: Whether the program will never answer again.
     """
 
     picture: Picture | None
@@ -40,7 +40,7 @@ class Inquiry(Protocol):
 
 
 class Watch(Protocol):
-    """A program that is asked for pictures again and again."""
+    """A program whose picture is refreshed regularly."""
 
     program: Program
     view: View
@@ -50,11 +50,11 @@ class Watch(Protocol):
 
 
 class Back:
-    """What a key says: go back to the screen before."""
+    """Result of a key: go back to the previous screen."""
 
 
 class Quit:
-    """What a key says: end."""
+    """Result of a key: quit."""
 
 
 class Screen(Protocol):
@@ -89,7 +89,7 @@ class TableScreen:
 
     def frame(self, console: Console) -> RenderableType:
         view = self._view()
-        pause, back = "go on" if self._paused else "pause", "Esc back   " if self._has_list else ""
+        pause, back = "continue" if self._paused else "pause", "Esc back   " if self._has_list else ""
         foot = Text(_TABLE_KEYS.format(order=ORDERS[self._order].name, pause=pause, back=back), "dim", no_wrap=True)
         foot.overflow = "ellipsis"
         notes = []
@@ -156,7 +156,7 @@ class DetailScreen:
 
     def frame(self, console: Console) -> RenderableType:
         foot, room = Text(_DETAIL_KEYS, "dim", no_wrap=True, overflow="ellipsis"), max(1, console.height - 1)
-        # While it is asked for again, the text before stays.
+        # The previous text stays until the new one arrives.
         self._text = self._inquiry.text or self._text
         lines = list(Text(self._text or "asking for its stacks").wrap(console, console.width))
         lines[0].stylize("bold")
@@ -202,7 +202,7 @@ class ListScreen:
         for number, watch in list(enumerate(self._watches))[first : first + room]:
             style = "reverse" if number == self._selected else "red" if watch.view.trouble else None
             table.add_row(*(Text(text) for text in _describe(watch)), style=style)
-        title = Text(f"{len(self._watches)} programs are monitored", "bold")
+        title = Text(f"{len(self._watches)} programs have actors", "bold")
         filled = min(room, len(self._watches)) + 5
         foot = Text(_LIST_KEYS, "dim", no_wrap=True, overflow="ellipsis")
         return Group(title, Text(""), table, *[Text("")] * (console.height - filled), foot)

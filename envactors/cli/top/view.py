@@ -26,7 +26,7 @@ STATE_STYLES = {
 _STOPPED_STYLE = "bold yellow"
 _LONGEST_NAME = _LONGEST_DOING = 24
 _LEAST_NAME = 8
-# Narrower, the last failure says nothing.
+# A narrower column would not show a useful part of a failure.
 _LEAST_FAILURE = 16
 # Between two columns.
 _GAP = 2
@@ -79,7 +79,7 @@ COLUMNS = (
     Column("actor", lambda row: row.name, is_number=False, most=_LONGEST_NAME),
     Column("vector", lambda row: "" if row.vector is None else str(row.vector)),
     Column("state", lambda row: row.state, is_number=False, least=8),
-    Column("under way", _doing, is_number=False, least=11, most=_LONGEST_DOING),
+    Column("running", _doing, is_number=False, least=11, most=_LONGEST_DOING),
     Column("steps/s", lambda row: _optional(row.rate, rate)),
     Column("p50", lambda row: _optional(row.p50, duration), least=7),
     Column("p99", lambda row: _optional(row.p99, duration), least=7),
@@ -89,9 +89,9 @@ COLUMNS = (
     Column("node", lambda row: row.node or "", is_number=False, most=_LONGEST_NAME),
     _FAILURE,
 )
-# What is left out first where there is little room.
-_LESSER = ("CPU %", "node", "last failure", "vector", "p50", "RSS", "restarts", "under way", "p99")
-# What is left out if it says nothing.
+# Columns to omit in a narrow terminal, first to last.
+_LESSER = ("CPU %", "node", "last failure", "vector", "p50", "RSS", "restarts", "running", "p99")
+# Columns to omit while they are empty.
 _SELDOM = ("node", "last failure")
 
 
