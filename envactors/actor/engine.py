@@ -139,7 +139,7 @@ class Engine:
 _lock = threading.RLock()
 _engine: Engine | None = None
 # How many forks lie between this process and the one that imported this module; an actor compares it with its own copy.
-forks = 0
+forks: int = 0
 
 
 def join(member: Member, assemble: Callable[[Engine], None]) -> None:

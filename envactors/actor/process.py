@@ -10,7 +10,7 @@ from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
 from envactors.backends.base import ExitStatus, NodeLoss, Stacks, Worker
 from envactors.mailbox.channel import ChannelCorruptError
-from envactors.mailbox.control_page import ASLEEP
+from envactors.mailbox.control_page import ASLEEP, ControlPage
 from envactors.mailbox.messages import Adopt, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps
 from envactors.system.polling import is_disconnect
@@ -71,7 +71,7 @@ class ActorProcess:
 
     def __init__(self, worker: Worker, name: str, reactor: Reactor, owner: ProcessOwner) -> None:
         self.worker = worker
-        self.page = worker.page
+        self.page: ControlPage = worker.page
         self.at_end: bool = False
         self.on_ring: Callable[[], None] | None = None
         self.overflows = 0

@@ -55,8 +55,10 @@ class ActorRows:
         self.waiter = waiter
         self._receive = receive
         self._read = read
-        self.first = first = core.config.first_index
-        self.stop = stop = first + len(core.config.start.factories)
+        first = core.config.first_index
+        self.first: int = first
+        stop = first + len(core.config.start.factories)
+        self.stop: int = stop
         self.posted_at: float = 0.0
         self.last: int = 0
         # The env that has passed its deadline: from then on no result of it counts.

@@ -126,5 +126,5 @@ def is_on_stack(wanted: FrameType | None, frame: FrameType | None) -> bool:
     return frame is not None
 
 
-defer_signals = SignalDeferral()
+defer_signals: SignalDeferral = SignalDeferral()
 os.register_at_fork(after_in_child=defer_signals._after_fork)

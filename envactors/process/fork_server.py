@@ -91,7 +91,8 @@ class ForkServer(HelperProcess):
         self._codes: dict[int, int] = {}
         self._lock = threading.Lock()
         with contextlib.ExitStack() as theirs:
-            self.sock, requests = open_pair(self._sockets, theirs, socket.SOCK_SEQPACKET)
+            ours, requests = open_pair(self._sockets, theirs, socket.SOCK_SEQPACKET)
+            self.sock: socket.socket = ours
             self._exits, exits = open_pair(self._sockets, theirs)
             self._exits.settimeout(_REPORT_PATIENCE)
             boot = {"requests": requests, "exits": exits, "parent_pid": os.getpid(), "preload": list(preload)}

@@ -40,7 +40,8 @@ class Guard(HelperProcess):
         super().__init__()
         self._reap = reap
         with contextlib.ExitStack() as theirs:
-            self.sock, reports = open_pair(self._sockets, theirs)
+            ours, reports = open_pair(self._sockets, theirs)
+            self.sock: socket.socket = ours
             prevent_sigpipe(self.sock)
             self.process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 # its own code
                 [sys.executable, "-I", "-S", program, str(os.getpid()), caller_id, SYSTEM, str(lease)],

@@ -43,7 +43,9 @@ class Node(Timed):
     def __init__(self, name: str, link: Link, lease: float, loop: EventLoop, on_change: Callable[[Node], None]) -> None:
         self.name = name
         self.workers: dict[int, RemoteWorker] = {}
-        self.is_lost = self.is_over = self.draining = False
+        self.is_lost: bool = False
+        self.is_over: bool = False
+        self.draining = False
         self._link = link
         self._lease_seconds = lease
         self._lease = NodeLease(lease, boot_clock())

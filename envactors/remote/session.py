@@ -30,7 +30,7 @@ class Session(Host, NodeRegistry, Timed):
         nodes: The nodes that have joined, including lost ones whose lease is not over.
     """
 
-    name = None
+    name: str | None = None
     draining = False
 
     def __init__(self, envs_per_node: int | None, lease: float, loop: EventLoop) -> None:

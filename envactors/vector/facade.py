@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from envactors import backends
 from envactors.actor import engine
+from envactors.actor.handle import ActorHandle
 from envactors.actor.signal_deferral import defer_signals
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.mailbox.control_page import ASLEEP
@@ -67,7 +68,8 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
         self._built = VectorActors.of(choices, backend)
-        self.actors, self._handles = self._built.actors, self._built.handles
+        self.actors: list[ActorHandle[Any]] = self._built.actors
+        self._handles = self._built.handles
         try:
             permits = inputs.limit_running(choices.max_running, len(groups), backend)
             self._built.launch(groups, variables, choices.standbys, permits)
@@ -78,13 +80,16 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
 
     def _assemble(self, choices: Choices) -> None:
         """Learn what the envs look like, and make the parts of the vector."""
-        handles, self.num_envs = self._handles, len(self._handles)
+        handles = self._handles
+        self.num_envs: int = len(self._handles)
         autoreset, on_failure = choices.autoreset, choices.on_failure
         self._started: Selection | None = None  # by `step_async`
         self._check_made()
         described = describe_envs(handles)
-        self.metadata, self.render_mode = described.metadata, described.render_mode
-        self.action_spec, self.reward_spec = described.action, described.reward
+        self.metadata: dict[str, Any] = described.metadata
+        self.render_mode: str | None = described.render_mode
+        self.action_spec: Any = described.action
+        self.reward_spec: Any = described.reward
         self._slots, self._pending, use_rows = share_rows(self._built, described, autoreset, on_failure)
         slots, pending = self._slots, self._pending
         supervisors = [handle._supervisor for handle in handles]

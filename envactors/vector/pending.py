@@ -46,7 +46,8 @@ class Pending:
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.ready: dict[int, ReadyResult] = {}
-        self.is_disturbed = self.was_disturbed = False
+        self.is_disturbed: bool = False
+        self.was_disturbed: bool = False
 
     def check_idle(self, env_ids: Iterable[int]) -> None:
         """Refuse to ask an env whose result has not been delivered.

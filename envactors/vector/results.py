@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from envactors.actor.slots import Slots
 from envactors.errors import SpaceMismatchError
+from envactors.mailbox.slab import Slab
 from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, stack, unflatten
 
 
@@ -86,7 +87,8 @@ class RowReader:
     def __init__(self, slots: Slots, reward_spec: Spec, *, copy: bool) -> None:
         self._slots = slots
         self._reward_spec = reward_spec
-        self.rows = rows = slots.slab
+        rows = slots.slab
+        self.rows: Slab = rows
         self.contents: list[Content] = [NO_CONTENT] * rows.layout.envs
         self.copies = copy
         # The one array of observations, if there is only one.

@@ -76,7 +76,8 @@ class CallerClock:
 
     def __init__(self) -> None:
         self.batches: int = 0
-        self.wait_seconds = self.caller_seconds = 0.0
+        self.wait_seconds: float = 0.0
+        self.caller_seconds: float = 0.0
         self.spans: deque[tuple[str, float, float]] | None = None
         # When it began to wait or stopped last; 0 before it did.
         self._since = 0.0

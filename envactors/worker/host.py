@@ -131,7 +131,8 @@ class HostedEnv:
 
     def _set_spec(self, spec: Spec | None) -> None:
         self.spec = spec
-        self.dtype, self.shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
+        self.dtype: Any | None = getattr(spec, "dtype", None)
+        self.shape: Any | None = getattr(spec, "shape", None)
 
     def _conform(self, obs: Any) -> Any:
         if self.spec is None:

@@ -85,7 +85,8 @@ class Server:
     ) -> None:
         self.handled: int = 0
         self.closed: bool = False
-        self.host = host = Host(page)
+        host = Host(page)
+        self.host: Host = host
         self._channel = channel
         self._send = channel.send if send is None else send
         self._is_forwarding = send is not None

@@ -134,7 +134,8 @@ class ProcessSnapshot:
         self.pid = pid
         fields = _read(pid, "stat").rpartition(b")")[2].split()
         self.has_ended: bool = fields[0] in b"ZX"
-        self.parent, self.group = int(fields[1]), int(fields[2])
+        self.parent: int = int(fields[1])
+        self.group: int = int(fields[2])
         self.identity: tuple[int, int] = pid, int(fields[19])
         self.tag: int = 0
         self.environment: bytes | None = None

@@ -163,9 +163,11 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self.vector.get_attr("action_space"),
             self.vector.get_attr("observation_space"),
         )
-        self.single_observation_space, self.observation_space, self.single_action_space, self.action_space = agree(
-            type(self).__name__, self.observation_mode, observation_spaces, action_spaces
-        )
+        spaces = agree(type(self).__name__, self.observation_mode, observation_spaces, action_spaces)
+        self.single_observation_space: Any = spaces[0]
+        self.observation_space: Any = spaces[1]
+        self.single_action_space: Any = spaces[2]
+        self.action_space: Any = spaces[3]
         if strictly:
             check_shareable(self.single_observation_space)
         self._actions = Actions(self.vector.action_spec, self.num_envs)

@@ -38,8 +38,8 @@ try:
     )
     from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig
     from mlagents_envs.timers import hierarchical_timer
-except TypeError as error:  # protobuf 4 and later refuse its messages this way
-    raise ImportError(f"it does not work with the protobuf that is installed: {error}") from error
+except TypeError as _refusal:  # protobuf 4 and later refuse its messages this way
+    raise ImportError(f"it does not work with the protobuf that is installed: {_refusal}") from _refusal
 
 try:
     from mlagents.trainers.action_info import ActionInfo
@@ -49,7 +49,7 @@ except ImportError:
 
 __all__ = ["ActionInfo", "ActorEnvManager", "EnvManager", "EnvironmentStep"]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Errors of a lost process, and errors of an env after which ML-Agents restarts the worker.
 _LOSSES = (ActorDiedError, ActorTimeoutError)
