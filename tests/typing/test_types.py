@@ -30,8 +30,8 @@ def expected():
     }
 
 
-def run(*command):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+def run(*command, cwd=ROOT, **options):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, **options).stdout
 
 
 def test_there_are_enough_lines_of_both_kinds():
@@ -57,3 +57,29 @@ def test_pyright_reports_errors_on_the_marked_lines_and_on_no_others():
     reports = said["generalDiagnostics"]
     found = {(Path(one["file"]).name, one["range"]["start"]["line"] + 1): one["message"] for one in reports}
     assert found.keys() == expected().keys(), found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(PYRIGHT is None, reason="pyright is not installed")
+def test_every_public_name_has_a_type(tmp_path):
+    paths = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
+    options = ["--outputjson", f"--pythonpath={sys.executable}", "--ignoreexternal"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    report = json.loads(run(PYRIGHT, *options, "--verifytypes=envactors", cwd=tmp_path, env=environment))
+    symbols = report["typeCompleteness"]["symbols"]
+    assert len(symbols) > 1000
+    incomplete = {
+        one["name"]: [diagnostic["message"] for diagnostic in one["diagnostics"]]
+        for one in symbols
+        if one["isExported"] and not (one["isTypeKnown"] and not one["isTypeAmbiguous"])
+    }
+    # Without messages are names that another module defines. Bases are unknown where their library is not installed or
+    # has no types; ALF's names have stand-ins then.
+    unknown = {"Type of base class unknown", "Type of metaclass unknown"}
+    ours = {
+        name: messages
+        for name, messages in incomplete.items()
+        if messages and not unknown.intersection(messages) and not name.startswith("envactors.integrations.alf.values.")
+    }
+    assert ours == {}

@@ -122,7 +122,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.daemon = daemon
         self.worker = worker
         self.observation_mode = observation_mode
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode: AutoresetMode = AutoresetMode(autoreset_mode)
         self.max_concurrency = max_concurrency
         self.num_envs: int = len(self.env_fns)
         check_mode(observation_mode)

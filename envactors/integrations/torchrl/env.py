@@ -103,7 +103,7 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         self.full_action_spec: Any = specs.action
         self.done_spec: Any = specs.done
         self._reward_shape = (envs.num_envs, *(getattr(envs.reward_spec, "shape", ()) or (1,)))
-        self.reward_spec = Unbounded(self._reward_shape)
+        self.reward_spec: Any = Unbounded(self._reward_shape)
         self._info_reader = None
         if info_spec:
             if taken := info_spec.keys() & {*specs.observation.keys(), *specs.done.keys(), "reward"}:
