@@ -33,6 +33,7 @@ OF_FRAMEWORKS = {
     "test_dask",
     "test_first_mistakes_with_dropins",
     "test_mlagents",
+    "test_openenv",
     "test_sb3",
     "test_tianshou",
     "test_torchrl",

@@ -63,7 +63,7 @@ class SharedPool:
             pool.close()
 
 
-class ActorEnvironment(Environment[Any, Any, Any]):
+class ActorEnvironment(Environment[Any, Any, Any]):  # type: ignore[misc] # it is typed where OpenEnv is installed
     """An OpenEnv environment that lives in an actor; see `on_actors`, which makes a subclass of it.
 
     The actor is leased at the first call. After a failure calls raise, and ``reset`` leases another actor.
