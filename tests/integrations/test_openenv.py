@@ -29,7 +29,7 @@ from envactors.integrations.openenv import on_actors  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def used_libraries(helper_processes):
-    """Keeps the fork server that has imported OpenEnv, and uses its libraries once: the first use opens a descriptor."""
+    """Keeps the fork server that has imported OpenEnv; uses once what opens a descriptor at its first use."""
     with ea.spawn(dict, backend=ea.ProcessBackend(preload=["openenvs"])) as actor:
         assert actor.copy().result(SOON) == {}
         with serving(on_actors(Robot, 1)) as address:
