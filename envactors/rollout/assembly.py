@@ -1,4 +1,4 @@
-"""Results of rollouts: what is handed out of a trajectory."""
+"""Build the `Rollout` that a user receives from a trajectory, and from infos and steps outside of it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def assemble(
     parts: Sequence[ActorPart],
     hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
 ) -> Rollout:
-    """Return the result of some actors whose envs follow each other.
+    """Return the result of one or more actors with consecutive envs.
 
     Args:
-        trajectory: Trajectory that they have written to.
-        parts: Part of each of the actors.
-        hand_out: Returns what the user gets for a view of the trajectory: the view itself, or a copy of it.
+        trajectory: Trajectory that the actors have written to.
+        parts: The part of each actor.
+        hand_out: Returns the array to give to the user for a view of the trajectory: the view itself, or a copy.
     """
     layout = trajectory.layout
     first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
@@ -37,7 +37,7 @@ def assemble(
     done = trajectory.done[first:stop]
     ran = np.arange(steps)[:, None] < done[None, :]
     infos, objects = _read_infos(trajectory, parts, done)
-    # Leaves without a place in the trajectory become object arrays; they end with what was observed last.
+    # Leaves without a place in the trajectory become object arrays of steps + 1 rows, like the others.
     beside = iter(_batch_objects(trajectory, objects, first, stop))
     observed = [next(beside) if array is None else array[:, first:stop] for array in trajectory.observations]
     pairs = zip(observed, trajectory.observations, strict=True)
@@ -63,7 +63,7 @@ def assemble(
 def _read_infos(
     trajectory: Trajectory, parts: Sequence[ActorPart], done: npt.NDArray[np.int64]
 ) -> tuple[list[tuple[int, int, dict[str, Any]]], dict[tuple[int, int], list[Any]]]:
-    """Return the infos that are not empty, and by step and env the leaves of observations that have no place."""
+    """Return all non-empty infos, and the object leaves of observations by (step, env)."""
     reader, envs = InfoReader(trajectory), trajectory.layout.envs
     large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
     found = [info for part in parts for info in part.infos]
@@ -83,7 +83,7 @@ def _read_infos(
 def _batch_objects(
     trajectory: Trajectory, objects: dict[tuple[int, int], list[Any]], first: int, stop: int
 ) -> list[npt.NDArray[Any]]:
-    """Return for each leaf of the observations that has no place an array of shape (t + 1, n)."""
+    """Return one object array of shape (t + 1, n) for each leaf without a place in the trajectory."""
     count = sum(array is None for array in trajectory.observations)
     batches = [np.full((trajectory.layout.steps + 1, stop - first), None, object) for _ in range(count)]
     for (step, index), leaves in objects.items():
@@ -93,10 +93,10 @@ def _batch_objects(
 
 
 def error_of(parts: Sequence[ActorPart], rollout: Rollout) -> BaseException | None:
-    """Return what is raised in place of a rollout; None for nothing."""
+    """Return the error to raise in place of a rollout, or None."""
     for part in parts:
         if part.error is not None and not isinstance(part.error, ActorError):
-            return part.error  # the policy's own
+            return part.error  # raised by the policy
     failures = {index: error for part in parts for index, error in part.errors.items()}
     for part in parts:
         if part.error is not None:

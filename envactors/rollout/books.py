@@ -1,4 +1,4 @@
-"""What rollouts need of the vector whose envs they step."""
+"""The interface through which rollouts read and update the state of their vector."""
 
 from __future__ import annotations
 
@@ -12,30 +12,36 @@ from envactors.mailbox.specs import Spec
 
 
 class Books(Protocol):
-    """The vector's books: what its envs have done, and their last results."""
+    """Counts of steps and episodes, and the last result of each env, as the vector keeps them."""
 
     def check_steppable(self) -> None:
-        """Refuse to step an env that needs a reset.
+        """Check that every env can step.
 
         Raises:
-            VectorInputError: There is one.
+            VectorInputError: An env needs a reset first.
         """
 
     def make_future(self, index: int) -> ActorFuture:
-        """Return a future for an env's step that is finished in its row."""
+        """Return a future for a step that an env finishes in its row."""
 
     def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
-        """Record consecutive transitions of an env; those that were neither steps nor resets are left out."""
+        """Record consecutive steps and resets of an env.
+
+        Args:
+            index: Index of the env.
+            over: Whether each transition ended an episode; bool, shape (k,).
+            resets: Whether each transition was a reset; bool, shape (k,).
+        """
 
     @property
     def observation_spec(self) -> Spec | None:
-        """One env's observation; None if the envs have no space, and were never reset."""
+        """Spec of one env's observation; None if the envs have no observation space and were never reset."""
 
     def keep(self, index: int, obs: Any, reward: Any, *, terminated: bool, truncated: bool) -> None:
-        """Keep an env's last result, which is in no row."""
+        """Store the last result of an env, which is not in its row."""
 
     def last_obs(self, index: int) -> Any:
         """Return the last observation of an env."""
 
     def starts(self, index: int) -> bool:
-        """Return whether that observation is the first one of its episode."""
+        """Return whether the last observation of an env is the first of its episode."""

@@ -1,7 +1,7 @@
-"""Memory of trajectories: which of it a new rollout may write to, and which of it belongs to a result of the user's.
+"""Buffers for trajectories: which one a new rollout may write to, and which ones belong to results that users keep.
 
-A result of all envs is the memory that the workers have written to, so that nothing is copied. The memory is used again
-once nobody refers to the arrays of the result any more.
+The result of a rollout consists of views of its buffer, so that nothing is copied. A buffer is reused once nothing
+refers to these arrays any more.
 """
 
 from __future__ import annotations

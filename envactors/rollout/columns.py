@@ -34,9 +34,12 @@ class Column:
 
     Attributes:
         hosted: Env to step.
+        index, position: Index of the env in the vector, and its position in the actor.
+        dtype, shape: Dtype and shape of an observation that is one array, else None.
         env_step: The env's own ``step``.
         is_special: Whether the next step resets the env or repeats its last observation.
-        repeats, seed: The arguments of the same name, for the next step.
+        repeats: Whether the next step repeats the last observation.
+        seed: Seed of the next reset; None lets the env choose.
     """
 
     def __init__(
@@ -66,19 +69,19 @@ class Column:
 
 
 class Columns:
-    """Steps envs, and writes what they return.
+    """Steps the envs of a worker, and writes their results into the trajectory.
 
     Args:
-        trajectory: The trajectory.
+        trajectory: Trajectory to write to.
         server: The worker's server.
-        first: The index of the first env.
-        count: How many envs the worker has.
+        first: Index of the worker's first env.
+        count: Number of envs of the worker.
 
     Attributes:
-        trajectory: As above.
-        chosen: For how many steps the policy has chosen: the number of the first env counts.
-        failure: What the last env that has raised has raised.
-        objects: The leaves of each env's last observation that have no place in the trajectory.
+        trajectory: Trajectory to write to.
+        chosen: Number of steps that the policy has chosen actions for, at the index of the worker's first env.
+        failure: Failure of the env that raised last.
+        objects: Leaves of each env's last observation that have no place in the trajectory.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
@@ -86,7 +89,7 @@ class Columns:
         self.failure: Failure | None = None
         self.objects: list[list[Any]] = []
         self._has_objects = any(array is None for array in trajectory.observations)
-        # A worker conforms what its env's spaces say, which need not be all that the trajectory knows.
+        # Without observation spaces, the spec is what the vector learned from some env; others may differ.
         self._conforms = trajectory.layout.is_learnt
         self._server = server
         self._guard = server.guard
@@ -97,7 +100,7 @@ class Columns:
         is_array = isinstance(self._spec, ArraySpec)
         self._only_obs: Any = trajectory.observations[0] if is_array else None
         is_action_array = isinstance(layout.action, ArraySpec)
-        # By step; None for each if an action has several leaves.
+        # One row of actions per step; None per step if an action has several leaves.
         self._only_action: Any = trajectory.actions[0] if is_action_array else [None] * layout.steps
         self._copies_action = is_action_array and trajectory.actions[0].ndim > 2
         self._mine = slice(first, first + count)
@@ -106,13 +109,13 @@ class Columns:
         # NumPy's own object, as policies return it: one that was unpickled is another.
         self._action_dtype = np.dtype(trajectory.actions[0].dtype.type) if is_action_array else None
         self.chosen: memoryview[int] = trajectory.chosen.data
-        # What the policy sees: also the record of what the actions were chosen for, so that it is not to change it.
+        # The policy gets read-only views, since they also are the observations of the result.
         self._seen = trajectory.columns(trajectory.observations, first, first + count)
         self._starts_seen: npt.NDArray[np.bool_] = trajectory.starts[:, first : first + count]
         for view in (*self._seen, self._starts_seen):
             if view is not None:
                 view.flags.writeable = False
-        # Single numbers are written through memoryviews in a third of the time that arrays take.
+        # Writing one number through a memoryview takes a third of the time of an array.
         self._rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
         self._terminated = trajectory.terminated.reshape(-1).data
         self._truncated = trajectory.truncated.reshape(-1).data
@@ -122,11 +125,11 @@ class Columns:
         self._done = trajectory.done.data
         self._encodings = trajectory.info_encoding.data
         is_plain = self._rewards is not None and self._only_obs is not None
-        # Whether most results can be written without a call.
+        # Whether `step` may write plain results itself.
         self._is_short = is_plain and self._guard is None and not server.host.hosted_envs[0].journal
 
     def observed(self, step: int) -> tuple[Any, npt.NDArray[np.bool_]]:
-        """Return the observations before a step, and which of them are the first ones of their episodes; read-only."""
+        """Return read-only views of the observations before a step, and whether each is the first of its episode."""
         starts = self._starts_seen[step]
         if self._only_obs is not None:
             return self._seen[0][step], starts
@@ -138,10 +141,10 @@ class Columns:
         """Write the actions that the policy has chosen.
 
         Raises:
-            SpaceMismatchError: They do not conform.
+            SpaceMismatchError: The actions do not conform to the action spec.
         """
         mine, spec = self._my_action, self.trajectory.layout.action
-        assert spec is not None, "it was learnt"
+        assert spec is not None, "the spec was learned"
         if mine is not None:
             shape, dtype = self._action_shape, self._action_dtype
             if type(actions) is not np.ndarray or actions.dtype is not dtype or actions.shape != shape:
@@ -154,11 +157,11 @@ class Columns:
                 array[step, position] = leaf
 
     def clear(self, start: int, due: list[int]) -> None:
-        """Have steps be plain: no end of an episode, no reset, an empty info.
+        """Clear flags, resets, and infos of the steps to come, so that `step` only writes what differs.
 
         Args:
-            start: The first step.
-            due: The envs that take it; all take the later ones.
+            start: First step of the order.
+            due: Envs that take the first step; all envs take the later ones.
         """
         trajectory, mine = self.trajectory, self._mine
         encodings = trajectory.info_encoding.reshape(-1, self._envs)
@@ -172,19 +175,18 @@ class Columns:
         """Take one step of some envs.
 
         Args:
-            step: Which.
-            due: The envs.
+            step: Step within the rollout.
+            due: Envs that take it.
             autoreset: What happens at the end of an episode.
 
         Returns:
-            The position of the env that has raised, None if none has.
+            Position of the env that raised; None if no env raised.
         """
         page, now = self._server.page, time.monotonic
         counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
         actions, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
         observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
-        # As the policy has left it.
-        counters[METHOD] = METHOD_STEP
+        counters[METHOD] = METHOD_STEP  # until now it named the policy
         for column in due:
             if column.is_special:
                 if self._take_special(column, step, autoreset):
@@ -207,7 +209,7 @@ class Columns:
                         and type(info) is dict
                         and (not info or self._write_info(first_row + index, info))
                     ):
-                        # What `HostedEnv.take` and `_write` do, for what is so most often and was cleared before.
+                        # A plain result: the same as `HostedEnv.take` and `_write`, without their calls.
                         observations[index] = obs
                         rewards[first_row + index] = reward
                         done[index] = step + 1
@@ -218,11 +220,11 @@ class Columns:
                 return column.position
             if not self._finish(column, step, fields, STEP, autoreset):
                 return column.position
-            counters[METHOD] = METHOD_STEP  # a reset within the step has changed it
+            counters[METHOD] = METHOD_STEP  # a reset within the step may have changed it
         return None
 
     def _take_special(self, column: Column, step: int, autoreset: str) -> bool:
-        """Reset an env, or repeat its last observation; return False if it has raised."""
+        """Reset an env or repeat its last observation; return False if the env raised."""
         hosted, page = column.hosted, self._server.page
         if column.repeats:
             self._repeat(hosted, step)
@@ -238,7 +240,7 @@ class Columns:
         return is_fine
 
     def _finish(self, column: Column, step: int, fields: Fields, op: int, autoreset: str) -> bool:
-        """Write what an env has returned; return False if that is not possible."""
+        """Write the result of an env; return False if it cannot be written."""
         hosted, server = column.hosted, self._server
         page = server.page
         if page.is_timing:
@@ -258,18 +260,18 @@ class Columns:
 
     def _action(self, step: int, index: int) -> Any:
         spec = self.trajectory.layout.action
-        assert spec is not None, "it was learnt"
+        assert spec is not None, "the spec was learned"
         return reader(spec, [array[step] for array in self.trajectory.actions], index)()
 
     def _write(self, hosted: HostedEnv, step: int, fields: Fields, op: int, *, starts: bool) -> None:
-        """Write the result of an env's step.
+        """Write the result of an env.
 
         Args:
-            hosted: The env.
-            step: The step.
+            hosted: Env that returned it.
+            step: Step within the rollout.
             fields: The result.
-            op: What became of the env.
-            starts: Whether its observation is the first one of an episode.
+            op: ``STEP`` or ``RESET``.
+            starts: Whether the observation is the first of its episode.
         """
         obs, reward, terminated, truncated, info = fields
         if self._conforms:
@@ -308,17 +310,17 @@ class Columns:
                 guard.writer = None
 
     def _write_info(self, row: int, info: Any) -> bool:
-        """Write an info that is not empty; return False if it cannot be pickled."""
+        """Write a non-empty info; return False if it cannot be pickled."""
         try:
             self._write_beside(row, info, [])
         except WorkerRetiredError:
             raise
-        except Exception:  # `_write` comes upon it again, and makes a failure of it
+        except Exception:  # `_write` meets the same error and reports it
             return False
         return True
 
     def _copy_objects(self, leaves: list[Any]) -> list[Any]:
-        """Return the leaves that have no place, as they are now: the env may change them."""
+        """Return copies of the leaves without a place in the trajectory, since the env may change them later."""
         pairs = zip(self.trajectory.observations, leaves, strict=True)
         return [copy_value(leaf) for array, leaf in pairs if array is None]
 
@@ -328,7 +330,7 @@ class Columns:
             self._server.send_part(row, part)
 
     def _repeat(self, hosted: HostedEnv, step: int) -> None:
-        """Write the last observation of an env once more."""
+        """Write the last observation of an env again."""
         trajectory, index = self.trajectory, hosted.index
         row = step * self._envs + index
         for array in trajectory.observations:

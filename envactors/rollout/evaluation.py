@@ -1,4 +1,4 @@
-"""Whole episodes with the policy: resets with seeds, and rollouts in between."""
+"""Evaluate a policy on whole episodes: seeded resets with rollouts in between."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from envactors.options import is_int
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
 
-# The steps of a rollout: after each of them, envs whose episodes have ended begin the next ones. Shorter ones cost more
-# messages, longer ones more steps that belong to no episode.
+# Steps per rollout. Envs whose episodes have ended begin the next ones after it: shorter rollouts cost more messages,
+# longer ones more steps after the end of an episode, which are discarded.
 _STEPS = 64
-# How often an episode may fail: one that always does would be repeated for ever.
+# Attempts per episode; an episode that always fails must not be repeated without end.
 _TRIES = 3
 
 
 class Reset(Protocol):
-    """The method ``reset`` of a vector env."""
+    """Type of the method ``reset`` of a vector env."""
 
     def __call__(self, seed: Sequence[int], *, env_ids: Sequence[int]) -> tuple[Any, list[dict[str, Any]]]:
         """Reset some envs, each with its seed."""
 
 
 class Evaluator:
-    """Plays whole episodes: env ``i`` of ``n`` plays those with the numbers ``i``, ``i + n``, ``i + 2 n``, ...
+    """Plays whole episodes: env ``i`` of ``n`` plays the episodes ``i``, ``i + n``, ``i + 2 n``, ...
 
-    Which episodes count does not depend on how long they take. An env that has played its share plays on, and the
-    results are dropped.
+    Which episodes count does not depend on how long they take. An env that has played all of its episodes continues to
+    step with the others, and its results are discarded.
 
     Args:
         rollouts: Runs rollouts.
         reset: Resets envs.
-        episodes: How many episodes are asked for.
+        episodes: Number of episodes to play.
 
     Raises:
         VectorInputError: ``episodes`` is not an int >= 1.
@@ -54,7 +54,7 @@ class Evaluator:
         self._lengths: npt.NDArray[np.int64] = np.zeros(episodes, np.int64)
         self._failures: list[tuple[int, BaseException]] = []
         self._tries: Counter[int] = Counter()
-        # The number of each env's episode, and what it has brought so far.
+        # Index of each env's current episode, and its return and length so far.
         self._numbers = list(range(count))
         self._sums: npt.NDArray[np.float64] = np.zeros((count, *shape))
         self._steps = [0] * count
@@ -63,11 +63,11 @@ class Evaluator:
         """Play the episodes.
 
         Args:
-            parameters: What the policy is to load first; None for what it has.
+            parameters: Parameters that the policy loads first; None keeps the current ones.
 
         Raises:
-            VectorStepError: An episode failed several times.
-            BaseException: What the policy has raised.
+            VectorStepError: An episode failed three times.
+            BaseException: Raised by the policy.
         """
         self._rollouts.give(parameters)
         due = list(range(len(self._numbers)))
@@ -81,7 +81,7 @@ class Evaluator:
         return Evaluation(self._returns, self._lengths, seeds, failures)
 
     def _begin(self, due: list[int]) -> list[int]:
-        """Reset envs for their episodes; return those whose reset has failed."""
+        """Reset envs for their next episodes; return the envs whose reset failed."""
         for index in due:
             self._sums[index] = 0
             self._steps[index] = 0
@@ -98,7 +98,7 @@ class Evaluator:
         return []
 
     def _roll(self) -> tuple[Rollout, VectorStepError | None]:
-        """Run a rollout; return it, and the error that says which envs were lost, if any were."""
+        """Run a rollout; return it with its error, or None if no env failed."""
         (future,) = self._rollouts.start(_STEPS, None, copy=False)
         try:
             return future.result(), None
@@ -106,13 +106,13 @@ class Evaluator:
             return error.batch, error
 
     def _take(self, rollout: Rollout, index: int, lost: VectorStepError | None) -> bool:
-        """Add what an env has done to its episode; return whether it is to be reset."""
+        """Add the steps of an env to its episode; return whether the env needs a reset."""
         ran = np.flatnonzero(rollout.valid[:, index])
         over = rollout.terminated[ran, index] | rollout.truncated[ran, index]
         is_over = bool(over.any())
         if is_over:
             ran = ran[: int(over.argmax()) + 1]
-        # What fails behind the end of an episode belongs to none.
+        # A failure after the end of the episode belongs to no episode.
         last = int(ran[-1]) if is_over else _STEPS
         failure = next((error for step, env_id, error in rollout.failures if env_id == index and step <= last), None)
         if failure is None and not is_over and lost is not None:
@@ -120,7 +120,7 @@ class Evaluator:
         if failure is not None:
             self._note_failure(index, failure, lost)
             return True
-        # One after the other, as a loop adds them: a sum over the array rounds otherwise.
+        # Add one reward after another, as a loop does: `numpy.sum` rounds differently.
         added = np.concatenate((self._sums[index : index + 1], rollout.rewards[ran, index]))
         self._sums[index] = np.cumsum(added, axis=0)[-1]
         self._steps[index] += len(ran)
@@ -129,7 +129,7 @@ class Evaluator:
         return is_over or (lost is not None and index in lost.failures)
 
     def _finish(self, index: int) -> None:
-        """Write down the episode of an env, and go over to its next one."""
+        """Record the finished episode of an env, and move on to its next one."""
         number = self._numbers[index]
         if number < self._episodes:
             self._returns[number] = self._sums[index]
@@ -137,10 +137,10 @@ class Evaluator:
         self._numbers[index] += len(self._numbers)
 
     def _note_failure(self, index: int, failure: BaseException, error: BaseException | None) -> None:
-        """Note that an episode has failed.
+        """Record a failed attempt at an episode.
 
         Raises:
-            BaseException: It has failed too often: the error, or the failure without one.
+            BaseException: This was the last attempt; ``error``, or ``failure`` if that is None.
         """
         number = self._numbers[index]
         if number < self._episodes:

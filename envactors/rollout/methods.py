@@ -16,20 +16,20 @@ from envactors.rollout.rollouts import Rollouts
 
 
 class RolloutMethods(abc.ABC):
-    """What `envactors.VectorEnv` inherits."""
+    """Base class of `envactors.VectorEnv` with the methods for rollouts."""
 
     _rollouts: Rollouts | None = None
 
     @abc.abstractmethod
     def _make_rollouts(self) -> Rollouts:
-        """Make the object that runs rollouts; called once."""
+        """Return a new object that runs rollouts. Called once."""
 
     @abc.abstractmethod
     def _check_open(self) -> None:
-        """Raise if the vector is closed.
+        """Check that the vector is open.
 
         Raises:
-            ActorClosedError: It is.
+            ActorClosedError: The vector is closed.
         """
 
     @abc.abstractmethod
@@ -43,21 +43,23 @@ class RolloutMethods(abc.ABC):
         """Reset envs; see `envactors.VectorEnv.reset`."""
 
     def set_policy(self, make_policy: Callable[[], Any], seed: int = 0) -> None:
-        """Have each worker make a policy, which `rollout` calls there; a new process makes it again.
+        """Make a policy in each worker, for `rollout` to call there.
+
+        A worker that replaces another one makes it again.
 
         Args:
-            make_policy: Called without arguments in each worker; returns the policy. That is called as
-                ``policy(obs, context)``: ``obs`` are the observations of the worker's envs as `step` returns them,
-                read-only, and ``context`` is a `PolicyContext`. It returns the actions, as `step` takes them, or
-                ``(actions, extras)`` with a dict of arrays that have the envs along axis 0. If it has a method
-                ``load``, that is called with the parameters of a rollout.
-            seed: What the random numbers of ``context.rng`` follow from.
+            make_policy: Called without arguments in each worker; returns the policy. The worker calls it as
+                ``policy(obs, context)``: ``obs`` contains read-only observations of the worker's envs, batched as
+                `step` returns them, and ``context`` is a `PolicyContext`. The policy returns actions, as `step` takes
+                them, or ``(actions, extras)``, where ``extras`` is a dict of arrays with the envs along axis 0. If the
+                policy has a method ``load``, the worker calls it with the parameters of a rollout.
+            seed: Seed of the random numbers that ``context.rng`` draws.
 
         Raises:
-            TypeError: ``make_policy`` cannot be called.
-            ValueError: The seed is not an int >= 0.
+            TypeError: ``make_policy`` is not callable.
+            ValueError: ``seed`` is not an int >= 0.
             AlreadyPendingError: Rollouts are in flight.
-            Exception: What ``make_policy`` has raised.
+            Exception: Raised by ``make_policy``.
         """
         self._check_open()
         if self._rollouts is None:
@@ -65,25 +67,26 @@ class RolloutMethods(abc.ABC):
         self._rollouts.set_policy(make_policy, seed)
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:
-        """Run this many steps of every env with the policy of `set_policy`, in the workers, and wait.
+        """Step every env with the policy of `set_policy` in the workers, and wait for the result.
 
         Args:
-            steps: How many steps.
-            parameters: What the policy is to load first: any nest of arrays, which are copied once and reach it as
-                read-only views of shared memory, or another object that can be pickled. None for what it has.
-            timeout: How long to wait, in seconds.
+            steps: Number of steps of each env.
+            parameters: Parameters that the policy loads first: any nest of arrays, which are copied once and reach the
+                policy as read-only views of shared memory, or another object that can be pickled. None keeps the
+                current ones.
+            timeout: Longest time to wait, in seconds; None waits until the rollout has ended.
 
         Returns:
-            What all envs did. Its arrays are the shared memory that the workers have written to. That memory is used
-            again once nobody refers to the arrays; beyond two results that are kept, results are copies.
+            The steps of all envs. Its arrays are views of the shared memory that the workers have written to, which is
+            reused once nothing refers to them. While two such results are kept, further results are copies.
 
         Raises:
-            VectorInputError: No policy was set, ``steps`` is not an int >= 1, or an env needs a reset first.
+            VectorInputError: No policy is set, ``steps`` is not an int >= 1, or an env needs a reset first.
             AlreadyPendingError: Two rollouts are in flight, or results are pending.
-            VectorTimeoutError: The timeout passed. The rollout continues; ``.future`` will hold it.
+            VectorTimeoutError: The timeout passed. The rollout continues, and ``.future`` resolves to its result.
             VectorStepError: Some envs failed; ``.batch`` is a `Rollout` of full shape.
-            TypeError: Parameters were given, and the policy has no ``load``.
-            Exception: What the policy has raised.
+            TypeError: ``parameters`` were given to a policy without a method ``load``.
+            Exception: Raised by the policy.
         """
         check_timeout(timeout, "rollout(timeout=...)")
         future = self.rollout_async(steps, parameters)
@@ -91,7 +94,7 @@ class RolloutMethods(abc.ABC):
             return future.result(timeout)
         except concurrent.futures.TimeoutError:
             if future.done():
-                return future.result()  # it has ended meanwhile, or the error is its own
+                return future.result()  # it has just ended, or the policy has raised this error
             raise VectorTimeoutError(
                 f"rollout waited {timeout} s for {steps} steps, which continue: wait for .future",
                 env_ids=[],
@@ -100,29 +103,33 @@ class RolloutMethods(abc.ABC):
             ) from None
 
     def rollout_async(self, steps: int, parameters: Any = None) -> AwaitableFuture[Rollout]:
-        """Start a rollout, and return its future; two may be in flight. Arguments and errors as for `rollout`."""
+        """Start a rollout and return its future. Two may be in flight. Arguments and errors are those of `rollout`."""
         return self._start_rollout(steps, parameters, each=False)[0]
 
     def rollout_each(self, steps: int, parameters: Any = None) -> list[AwaitableFuture[Rollout]]:
-        """Start a rollout, and return a future per actor, of the `Rollout` of its envs; no actor waits for another."""
+        """Start a rollout and return one future per actor, which resolves to the `Rollout` of the actor's envs.
+
+        No actor waits for another. Arguments and errors are those of `rollout`.
+        """
         return self._start_rollout(steps, parameters, each=True)
 
     def evaluate(self, episodes: int, parameters: Any = None) -> Evaluation:
-        """Play this many whole episodes with the policy of `set_policy`.
+        """Play whole episodes with the policy of `set_policy`.
 
-        Which episodes count does not depend on their lengths: of ``n`` envs, env ``k % n`` plays episode ``k``.
-        Its seed follows from that of the policy. All envs are reset first, and need a reset afterwards.
+        Which episodes count does not depend on their lengths: of ``n`` envs, env ``k % n`` plays episode ``k``, with a
+        seed that is derived from the seed of the policy. All envs are reset first, and need a reset afterwards. An
+        episode whose env raises or crashes is repeated.
 
         Args:
-            episodes: How many episodes.
-            parameters: What the policy is to load first; as for `rollout`.
+            episodes: Number of episodes.
+            parameters: Parameters that the policy loads first, as for `rollout`.
 
         Raises:
-            VectorInputError: No policy was set, or ``episodes`` is not an int >= 1.
+            VectorInputError: No policy is set, or ``episodes`` is not an int >= 1.
             AlreadyPendingError: Rollouts are in flight, or results are pending.
-            VectorStepError: An episode failed three times: one whose env is lost or raises is repeated.
-            TypeError: Parameters were given, and the policy has no ``load``.
-            Exception: What the policy has raised.
+            VectorStepError: An episode failed three times.
+            TypeError: ``parameters`` were given to a policy without a method ``load``.
+            Exception: Raised by the policy.
         """
         rollouts = self._check_policy("evaluate")
         evaluator = Evaluator(rollouts, self.reset, episodes)

@@ -1,4 +1,4 @@
-"""The messages of a rollout: orders to workers, and their replies."""
+"""Messages of a rollout: orders to workers, and their replies."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from envactors.mailbox.specs import ArraySpec
 
-# Why a worker has stopped; the values of `Stop.reason`.
+# Values of `Stop.reason`: why a worker has stopped.
 DONE: Final = "done"
-NEEDS_POLICY: Final = "needs policy"  # its process is new
-LEARNT: Final = "learnt"  # what the policy returns beside the actions, for which the trajectory has no place
-RAISED: Final = "raised"  # an env has raised
+NEEDS_POLICY: Final = "needs policy"  # a new process has not made the policy yet
+LEARNT: Final = "learnt"  # the policy returned extras or actions that the trajectory has no place for
+RAISED: Final = "raised"  # an env raised
 
-# The number of the part of a reply that holds columns of a trajectory; those with infos have the numbers of their rows.
+# Number of the part of a reply that contains columns of a trajectory. Parts with infos have the numbers of their rows.
 COLUMNS: Final = (1 << 32) - 1
 
-# The state of an env before its next step: whether that step resets it, as its episode has ended; whether the episode
-# has ended and nothing resets it; the seed of its next reset, None to let the env choose; the seed that those of later
-# episodes are derived from, None if episodes are not seeded; the number of the next episode.
+# State of an env before its next step: whether the step resets it because its episode has ended; whether its episode
+# has ended and nothing resets it; the seed of its next reset (None lets the env choose); the seed that those of later
+# episodes are derived from (None if episodes are not seeded); the index of its next episode.
 EnvPlan: TypeAlias = "tuple[bool, bool, int | None, int | None, int]"
 
 
@@ -25,10 +25,10 @@ class Parameters(NamedTuple):
     """Parameters of a policy.
 
     Attributes:
-        version: How often parameters were given.
-        pickled: What they are, without the arrays.
-        place: The part of the memory that has the arrays; None if there are none.
-        spans: Where each of the arrays begins and ends in it.
+        version: How often the user has given parameters.
+        pickled: The parameters without the contents of their arrays.
+        place: Part of the shared memory that contains the arrays; None without arrays.
+        spans: Start and end of each array in that part, in bytes.
     """
 
     version: int
@@ -38,20 +38,20 @@ class Parameters(NamedTuple):
 
 
 class Order(NamedTuple):
-    """An order to a worker: some steps of a rollout.
+    """An order to a worker: run some steps of a rollout.
 
     Attributes:
-        policy: The number of the policy.
-        rollout: The number of the rollout since that policy was set.
-        start, stop: Which steps.
-        due: The positions of the envs that take the first of these steps; the others have taken it, or do not.
-        layout: What the trajectory looks like: a pickled `TrajectoryLayout`.
-        place: Where it is.
-        parameters: The fields of the `Parameters` that the policy is to load first, if it has not; None if none were
-            ever given.
-        plans: The state of each env before its next step.
+        policy: Id of the policy.
+        rollout: Index of the rollout since that policy was set.
+        start, stop: First step, and the step after the last one.
+        due: Positions of the envs that take the first step; the others have taken it already, or do not take it.
+        layout: Pickled `TrajectoryLayout`.
+        place: Place of the trajectory in the shared memory.
+        parameters: Fields of the `Parameters` that the policy loads first unless it has them; None if the user has
+            never given any.
+        plans: State of each env before its next step.
         autoreset: What happens at the end of an episode.
-        objects: The leaves of each env's last observation that have no place in the trajectory.
+        objects: Leaves of each env's last observation that have no place in the trajectory.
     """
 
     policy: int
@@ -68,14 +68,14 @@ class Order(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """How an order ended; the trajectory says how many steps were taken.
+    """Reply to an order; the number of completed steps is in the trajectory.
 
     Attributes:
         reason: One of the values above.
-        position: The position of the env that has raised.
-        failure: What it has raised: the fields of a `envactors.mailbox.messages.Failure`.
-        learnt: What the policy returns beside the actions, by name, for one env.
-        action: One env's action, if that was to be learnt.
+        position: Position of the env that raised.
+        failure: Fields of the `envactors.mailbox.messages.Failure` of that env.
+        learnt: Names and specs, for one env, of the extras that the policy returns.
+        action: Spec of one env's action, if the envs have no action space.
     """
 
     reason: str

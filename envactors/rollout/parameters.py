@@ -1,4 +1,4 @@
-"""Parameters of a policy on their way to the workers: written once into memory that all of them map."""
+"""Parameters of a policy on their way to the workers, written once into memory that all workers map."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import cloudpickle
 from envactors.backends.base import RowMemory
 from envactors.rollout.orders import Parameters
 
-# Arrays begin at multiples of this, in bytes: whole pairs of cache lines.
+# Alignment of arrays in bytes: a pair of cache lines.
 _ALIGNMENT = 128
 
 
 class ParameterStore:
-    """Keeps the parameters that were given last.
+    """Keeps the parameters that the user gave last.
 
-    Two parts of the memory are filled in turns: the workers may still read what was given before.
+    Parameters alternate between two parts of the memory, since workers may still be reading the previous ones.
 
     Args:
-        memory: The memory of the vector.
+        memory: Shared memory of the vector.
 
     Attributes:
-        last: What was given last; None before the first.
+        last: Parameters given last; None before the first.
     """
 
     def __init__(self, memory: RowMemory) -> None:
@@ -32,11 +32,11 @@ class ParameterStore:
         self.last: Parameters | None = None
 
     def give(self, parameters: Any) -> None:
-        """Write parameters: arrays into the memory, the rest as a pickle.
+        """Write arrays into the shared memory, and pickle the rest.
 
         Raises:
             OSError: There is not enough memory.
-            Exception: They cannot be pickled.
+            Exception: The parameters cannot be pickled.
         """
         version = 1 if self.last is None else self.last.version + 1
         buffers: list[pickle.PickleBuffer] = []

@@ -1,10 +1,10 @@
-"""One actor's part of one rollout: orders to its worker, and single steps in rows after a failure.
+"""One actor's part of a rollout: orders to its worker, and single steps in rows after a failure.
 
-    order ──▶ the worker steps its envs and the policy ──▶ done, or it stops
-      ▲                                                        │ an env has raised, or the process has ended
-      └───── the step is complete ◀── its other envs take it in rows, as in `VectorEnv.step`
+    order ──▶ the worker calls the policy and steps its envs ──▶ done, or it stops
+      ▲                                                            │ an env raised, or the process ended
+      └──── the step is complete ◀── the remaining envs take it in rows, as in `VectorEnv.step`
 
-A failed env is therefore handled in one place, by `envactors.actor.decide`.
+Failures are thus handled by `envactors.actor.decide`, as in `step`.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
 
 
 class ActorPart:
-    """One actor's part of one rollout.
+    """One actor's part of a rollout.
 
     Args:
         supervisor: The actor.
         slots: All envs of the vector.
-        books: The vector's books.
+        books: Counts and last results of the envs.
         policy: The policy.
-        number: The number of the rollout since the policy was set.
-        steps: How many steps it has.
-        parameters: What the policy is to load, if it has not.
-        lost: The errors with which envs have failed in rollouts before, by env.
-        on_learnt: Called with what the policy returns beside the actions; makes a trajectory with a place for that.
+        number: Index of the rollout since the policy was set.
+        steps: Number of steps.
+        parameters: Parameters that the policy loads first unless it has them; None if there are none.
+        lost: Errors of envs that failed in earlier rollouts, by env.
+        on_learnt: Called when the policy returns something that the trajectory has no place for.
         on_end: Called once the part has ended.
 
     Attributes:
-        first, stop: The range of its envs.
-        place: Where its trajectory is.
-        progress: How far it is.
-        infos: Of steps that went on in rows: the step, the env, the info.
-        failures: The step, the env, the exception.
-        errors: What is raised, by env.
-        error: What the policy has raised, or why the actor has failed.
-        objects: The leaves of observations that have no place, before the first step and where steps went on in rows:
-            by step and env.
-        version: How often parameters were given.
+        first, stop: Range of the actor's envs.
+        place: Place of the trajectory in the shared memory.
+        progress: Steps that were counted so far.
+        infos: ``(step, env, info)`` of steps that were completed in rows.
+        failures: ``(step, env, exception)``.
+        errors: Errors to raise, by env.
+        error: Exception of the policy, or error of the actor as a whole; None without one.
+        objects: Leaves of observations without a place in the trajectory, by (step, env): those before the first step,
+            and those of steps that were completed in rows.
+        version: How often the user has given parameters.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ActorPart:
         self._on_end = on_end
         self._envs = range(self.first, self.stop)
         self.progress: PartProgress = PartProgress(supervisor, slots, books, steps)
-        # The futures of steps in rows, by env; guarded by the lock.
+        # Futures of steps in rows by env, guarded by the lock.
         self._in_rows: dict[int, ActorFuture] = {}
         self._lock = threading.Lock()
 
@@ -121,7 +121,7 @@ class ActorPart:
     # Orders ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin: the last observations are the first ones of the trajectory."""
+        """Write the last observations as the first ones of the trajectory, and send the first order."""
         trajectory = self.trajectory
         trajectory.done[self.first : self.stop] = 0
         trajectory.chosen[self.first : self.stop] = 0
@@ -136,19 +136,19 @@ class ActorPart:
             self.ask()
 
     def move(self, trajectory: Trajectory, place: tuple[int, int]) -> None:
-        """Have its envs be in another trajectory from now on."""
+        """Continue in another trajectory, and copy there what this one contains."""
         if trajectory is not self.trajectory:
             trajectory.take_columns(self.trajectory, self.first, self.stop)
             self.trajectory, self.place = trajectory, place
 
     def _write_observation(self, step: int, index: int, obs: Any) -> None:
-        """Write an observation of an env, and keep what has no place."""
+        """Write an observation into the trajectory, and keep the leaves that have no place there."""
         self.trajectory.write_observation(step, index, obs)
         if not self.trajectory.is_whole:
             self.objects[step, index] = self.trajectory.objects_of(obs)
 
     def ask(self) -> None:
-        """Give the next order."""
+        """Send the next order."""
         self._send(OrderRequest(self))
 
     def _send(self, request: CallRequest) -> None:
@@ -160,7 +160,7 @@ class ActorPart:
                 self.supervisor.queue(request)
 
     def order(self, incarnation: int) -> Order:
-        """Return the next order; called under the lock."""
+        """Return the next order. Called under the lock."""
         slots, step = self._slots, self.progress.step
         lost = self._lost()
         due = [index for index in self.progress.left() if index not in lost]
@@ -193,11 +193,11 @@ class ActorPart:
         )
 
     def on_reply(self, stop: Stop | None, call_id: int) -> None:
-        """Take into account what an order has done: the next process is brought to where this one is.
+        """Count what an order has done, so that a replay in another process reaches the same point.
 
         Args:
-            stop: How it was carried out; None if its reply is an error.
-            call_id: Its call id.
+            stop: The reply; None if it is an error.
+            call_id: Call id of the order.
         """
         rows = self.supervisor.calls.rows
         assert rows is not None, "envs of a vector have rows"
@@ -209,9 +209,9 @@ class ActorPart:
         """Continue after an order has ended.
 
         Args:
-            stop: How it was carried out; None if it was not.
-            error: Why not.
-            was_lost: Whether its process has ended, so that rows finish the step.
+            stop: The reply; None if there is none.
+            error: Error of the order; None if it has a reply.
+            was_lost: Whether the process has ended, so that the current step is completed in rows.
         """
         if was_lost:
             self._go_on()
@@ -228,7 +228,7 @@ class ActorPart:
 
     def _set_policy(self) -> None:
         def then(_loads: bool, error: BaseException | None) -> None:
-            # After the end of a process, another one takes its place, which the restart policy limits.
+            # If the process has crashed, the next one makes the policy; the restart policy limits how often.
             if error is None or (isinstance(error, ActorError) and core.lives and not core.closing):
                 self.ask()
             else:
@@ -239,7 +239,7 @@ class ActorPart:
         self._send(PolicyRequest(self.supervisor, self._policy, then))
 
     def be_late(self, position: int, *, in_policy: bool) -> None:
-        # What has come of another machine is what it had before the order.
+        # The columns of another machine only come with its reply.
         self.progress.be_late(position, in_policy=in_policy, is_known=not self._is_far)
 
     def add_part(self, number: int, content: memoryview) -> None:
@@ -251,10 +251,10 @@ class ActorPart:
     # Rows ------------------------------------------------------------------------------------------------
 
     def hand_over(self, rows: ActorRows, call_id: int, *, in_policy: bool) -> list[int]:
-        """Have rows finish the step that the process was in when it ended; called under the lock.
+        """Complete the step of a process that has ended in rows. Called under the lock.
 
         Returns:
-            The envs that fail with the policy; none if an env was running.
+            Envs that fail with the policy; empty if an env was running.
         """
         self.progress.count()
         late = self.progress.late
@@ -269,16 +269,16 @@ class ActorPart:
             for index in left:
                 self._post(index, call_id, step)
             return []
-        # The policy, or what comes before it: where a replay brings the env back, the step is tried once more.
-        counts = in_policy or self._is_far  # otherwise nothing of the step had begun
+        # The policy was running, or had not begun: an env that a replay can restore tries the step again.
+        counts = in_policy or self._is_far  # otherwise the step had not begun
         failing = [index for index in left if not self.progress.tries_again(index, counts=counts)]
         for index in failing:
             self._post(index, call_id, step)
-        # On another machine an env may have run whose action has not come from there, unless none was ever chosen.
+        # On another machine, an env may have run although its action has not arrived here, unless none was ever chosen.
         return failing if in_policy or not self._is_far or self.trajectory.layout.action is None else []
 
     def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int, failure: Failure) -> None:
-        """Have rows finish a step in which an env has raised; called under the lock."""
+        """Complete a step in which an env raised in rows. Called under the lock."""
         step = self.progress.step
         self._post(raised, call_id, step)
         self._slots.fail(raised, failure)
@@ -286,23 +286,23 @@ class ActorPart:
         self._queue([index for index in self.progress.left() if index != raised], step)
 
     def _post(self, index: int, call_id: int, step: int) -> None:
-        """Make an env's row look as if the step had been posted there, and has no result yet."""
+        """Set an env's row to the state of a step that was posted and has no result yet."""
         slots, slot = self._slots, self._slots.of[index]
         self._own(index, step)
         slot.seed = slots.next_seed(index, slot.incarnation)
         bits = slots.halves[index] ^ HALF
         bits |= RESET_BIT if slots.ended[index] else 0
         slots.ops[index] = bits | (SEED if slot.seed is not None else 0)
-        # The shared number, too: a worker runs each row whose two numbers differ.
+        # The shared number as well: a worker runs every row whose two numbers differ.
         slots.slab.posted[index] = slots.numbers_of[index] = call_id
         slots.states[index] = POSTED
 
     def _own(self, index: int, step: int) -> None:
-        """Give an env's step in a row its future and its action."""
+        """Prepare a step in a row: its future and its action."""
         slots = self._slots
         future = self._books.make_future(index)
         payload = None
-        # Before the first action was learnt, a step can only fail.
+        # Until the spec of actions is learned, a step can only fail.
         if slots.slab.layout.action is None and self.trajectory.layout.action is not None:
             payload = make_payload(self.trajectory.action(step, index), pickles=slots.pickles)
         for array, chosen in zip(slots.slab.actions, self.trajectory.actions, strict=False):
@@ -312,7 +312,7 @@ class ActorPart:
             self._in_rows[index] = future
 
     def _queue(self, indices: list[int], step: int) -> None:
-        """Have envs step in rows; under the lock."""
+        """Queue steps in rows. Called under the lock."""
         for index in indices:
             self._own(index, step)
             self._slots.states[index] = ASKED
@@ -320,7 +320,7 @@ class ActorPart:
             self.supervisor.queue(Group(list(indices), stream=True))
 
     def _go_on(self) -> None:
-        """Wait for the steps in rows, then give the next order or end."""
+        """Wait for the steps in rows, then send the next order or end."""
         with self._lock:
             waiting = [future for future in self._in_rows.values() if not future.settled()]
         if waiting:
@@ -334,7 +334,7 @@ class ActorPart:
         if self.errors or step >= self._steps:
             self._on_end(self)
             return
-        # Their step fails, in rows, once the policy has chosen the actions of all.
+        # Their step fails, in rows, once the policy has chosen actions for all envs.
         left = self.progress.left() if self.trajectory.chosen[self.first] > step else []
         lost = [index for index in self._lost() if index in left]
         if lost:
@@ -346,12 +346,12 @@ class ActorPart:
         self.ask()
 
     def _lost(self) -> list[int]:
-        """Return the envs whose next step fails, since their process has ended and nothing brings them back."""
+        """Return the envs whose next step fails because their process has ended and nothing restores them."""
         rows, is_bound = self.supervisor.calls.rows, self._slots.is_bound
         return [] if rows is None else [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
 
     def _take(self, index: int, future: ActorFuture) -> None:
-        """Write a step that went on in a row into the trajectory."""
+        """Write the result of a step in a row into the trajectory."""
         slots, trajectory = self._slots, self.trajectory
         slots.states[index] = ROLLING
         error = future.exception()
@@ -366,7 +366,7 @@ class ActorPart:
         trajectory.terminated[step, index] = result.terminated
         trajectory.truncated[step, index] = result.truncated
         over = bool(result.terminated or result.truncated)
-        # A reset within a step may have been finished in a row of its own, by the next process.
+        # With autoreset within the step, the next process may have completed the reset in a separate row.
         was_reset = bool(slots.ops[index] & RESET_BIT) and not over
         failure = result.info.get("failure")
         trajectory.ops[step, index] = STAND_IN if failure is not None else RESET if was_reset else STEP
@@ -382,6 +382,6 @@ class ActorPart:
 
 
 def _errors_of_lost(slots: Slots, envs: range, lost: dict[int, BaseException]) -> dict[int, BaseException]:
-    """Return the errors of envs that have lost their episode in a rollout before: only the user can reset them."""
+    """Return the errors of envs that lost their episode in an earlier rollout; only the user can reset them."""
     waiting = [index for index in envs if slots.of[index].needs_reset and slots.of[index].holds == NO_EPISODE]
     return {index: lost[index] for index in waiting if index in lost}

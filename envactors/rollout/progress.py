@@ -1,4 +1,4 @@
-"""How far one actor is in a rollout, and what follows from that for its envs."""
+"""Count the steps that a worker has completed in a rollout, and update the state of its envs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
 from envactors.rollout.trajectory import REPEAT, RESET, Trajectory
 
-# In place of the call id of what is recorded: a step that fails afterwards, in a row, was none of these.
+# Call id of recorded steps: a step that fails later, in a row, must not be mistaken for one of them.
 _NO_CALL = 0
 
 
 class Late(NamedTuple):
-    """How far a worker was when a deadline passed.
+    """Progress of a worker at the moment when a deadline passed.
 
     Attributes:
-        done: int64, shape (n,): how many steps of each of its envs were whole; None if that is not known.
-        position: The position of the env that is late.
-        in_policy: Whether the policy is late instead.
+        done: Number of complete steps of each env; int64, shape (n,); None if unknown.
+        position: Position of the env that missed the deadline.
+        in_policy: Whether the policy missed it instead.
     """
 
     done: npt.NDArray[np.int64] | None
@@ -35,19 +35,19 @@ class Late(NamedTuple):
 
 
 class PartProgress:
-    """Takes into account what a worker has written into the trajectory.
+    """Counts the steps that a worker has written into the trajectory.
 
     Args:
         supervisor: The actor.
         slots: All envs of the vector.
-        books: The vector's books.
-        steps: How many steps the rollout has.
+        books: Counts and last results of the envs.
+        steps: Number of steps of the rollout.
 
     Attributes:
         trajectory: The trajectory.
-        counted: How many steps of each env were taken into account.
-        large_infos: What was sent beside the trajectory, by row.
-        late: How far the worker was when a deadline passed, if one has: no later result of it counts.
+        counted: Number of counted steps by env.
+        large_infos: Infos that did not fit into the trajectory, by row.
+        late: Progress of the worker when a deadline passed, None if none has; later results do not count.
     """
 
     def __init__(self, supervisor: Supervisor, slots: Slots, books: Books, steps: int) -> None:
@@ -65,21 +65,21 @@ class PartProgress:
 
     @property
     def step(self) -> int:
-        """The step that some env has not taken."""
+        """First step that is not complete."""
         return min(self.counted.values())
 
     def left(self) -> list[int]:
-        """Return the envs that have not taken that step."""
+        """Return the envs that have not taken this step."""
         step = self.step
         return [index for index in self._envs if self.counted[index] == step < self._steps]
 
     def be_late(self, position: int, *, in_policy: bool, is_known: bool) -> None:
-        """Note how far the worker is, if that is known, since a deadline has passed."""
+        """Record the progress of the worker, if known, because a deadline has passed."""
         done = self.trajectory.done[self._first : self._stop].copy() if is_known else None
         self.late = Late(done, position, in_policy)
 
     def count(self) -> None:
-        """Take into account what the worker has done; under the lock."""
+        """Count what the worker has completed. Called under the lock."""
         core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
         whole = trajectory.done[self._first : self._stop]
         if self.late is not None and self.late.done is not None:
@@ -105,11 +105,11 @@ class PartProgress:
             self._keep(index)
 
     def tries_again(self, index: int, *, counts: bool) -> bool:
-        """Return whether a replay brings an env back, and its step may be tried once more.
+        """Return whether a replay can restore an env, so that its step is tried again.
 
         Args:
-            index: The env.
-            counts: Whether this counts against the inputs, which are not tried a third time.
+            index: Index of the env.
+            counts: Whether the failure counts: the same inputs are not tried a third time.
         """
         recovery = self._supervisor.core.recovery
         journal = recovery.journal(index)
@@ -121,7 +121,7 @@ class PartProgress:
         return True
 
     def forget_later(self) -> None:
-        """Forget what the process, which has ended, has written after its deadline."""
+        """Discard what the process wrote after its deadline. It has ended by now."""
         self.late = None
         for index in self._envs:
             self.trajectory.done[index] = self.counted[index]
@@ -129,7 +129,7 @@ class PartProgress:
         chosen[self._first] = min(chosen[self._first], self.step + 1)
 
     def _keep(self, index: int) -> None:
-        """Keep the last result of an env."""
+        """Store the last result of an env."""
         trajectory, done = self.trajectory, self.counted[index]
         row = (done - 1) * trajectory.layout.envs + index
         observations, objects = trajectory.observations, iter(())
@@ -143,7 +143,7 @@ class PartProgress:
         self._books.keep(index, obs, reward, terminated=terminated, truncated=truncated)
 
     def _record(self, index: int, before: int, done: int) -> None:
-        """Record in the journal of an env what it has done; a seeded reset starts anew."""
+        """Record the steps of an env in its journal, which a seeded reset restarts."""
         core, slots, trajectory = self._supervisor.core, self._slots, self.trajectory
         slot, journal, seed = slots.of[index], core.recovery.journal(index), slots.of[index].seed
         seeds = slot.next_seed is not None

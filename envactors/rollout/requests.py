@@ -1,9 +1,9 @@
-"""What a worker is sent for rollouts."""
+"""Requests that rollouts send to workers: to make the policy, and to carry out an order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.supervisor import Supervisor
@@ -20,29 +20,27 @@ if TYPE_CHECKING:
     from envactors.actor.rows import ActorRows
 
 
-class Policy:
-    """A policy as workers are told of it.
+class Policy(NamedTuple):
+    """A policy as its workers receive it.
 
-    Args:
-        number: Its number, which no other policy of the vector has.
-        pickled: A function that makes it.
+    Attributes:
+        number: Its id within the vector.
+        pickled: The pickled function that makes it.
         seed: Its seed.
     """
 
-    def __init__(self, number: int, pickled: bytes, seed: int) -> None:
-        self.number = number
-        self.pickled = pickled
-        self.seed = seed
+    number: int
+    pickled: bytes
+    seed: int
 
 
 class PolicyRequest(CallRequest):
-    """Has a worker make its policy.
+    """Requests that a worker makes the policy.
 
     Args:
         supervisor: The actor.
         policy: The policy.
-        then: Called with whether the policy can load parameters, and the error, None if there was none; may be called
-            twice.
+        then: Called with whether the policy can load parameters, and with the error or None; it may be called twice.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class PolicyRequest(CallRequest):
     ) -> None:
         config = supervisor.config
         super().__init__("set_policy", config.first_index, config.deadlines.start, kind=Kind.EXTEND)
-        message = Extend(runner.set_policy, (policy.number, policy.pickled, policy.seed))
+        message = Extend(runner.set_policy, tuple(policy))
         self.payload: bytes | bytearray = dumps(tuple(message))
         self._then = then
 
@@ -60,10 +58,10 @@ class PolicyRequest(CallRequest):
 
 
 class OrderGiver(Protocol):
-    """What gives orders: one actor's part of a rollout. All but `on_end` is called under the actor's lock.
+    """The part of a rollout that an order belongs to. All methods except `on_end` are called under the actor's lock.
 
     Attributes:
-        first: The index of the actor's first env.
+        first: Index of the actor's first env.
     """
 
     first: int
@@ -72,20 +70,20 @@ class OrderGiver(Protocol):
         """Return the next order."""
 
     def add_part(self, number: int, content: memoryview) -> None:
-        """Take over a part of the reply: an info that has no place in the trajectory, or columns of that."""
+        """Accept a part of the reply: an info that did not fit into the trajectory, or columns of the trajectory."""
 
     def be_late(self, position: int, *, in_policy: bool) -> None:
-        """Note how far the worker is, since a deadline has passed."""
+        """Record the progress of the worker, because a deadline has passed."""
 
     def hand_over(self, rows: ActorRows, call_id: int, *, in_policy: bool) -> list[int]:
-        """Have rows finish the step that the process was in when it ended.
+        """Complete the step of a process that has ended in rows.
 
         Returns:
-            The envs that fail with the policy; none if an env was running.
+            Envs that fail with the policy; empty if an env was running.
         """
 
     def on_reply(self, stop: Stop | None, call_id: int) -> None:
-        """Take into account what an order has done; None if its reply is an error."""
+        """Count what an order has done; ``stop`` is None if its reply is an error."""
 
     def on_end(self, stop: Stop | None, error: BaseException | None, *, was_lost: bool) -> None:
         """Continue after an order has ended."""
@@ -95,14 +93,14 @@ class OrderRequest(CallRequest):
     """An order to a worker.
 
     Args:
-        part: The part of a rollout that it belongs to.
+        part: Part of the rollout that the order belongs to.
     """
 
     def __init__(self, part: OrderGiver) -> None:
         super().__init__("rollout", part.first, kind=Kind.EXTEND)
         self._part = part
         self._is_over = False
-        # Whether its process ended while it ran, so that rows finish the step.
+        # Whether the process ended while it ran the order, so that the step is completed in rows.
         self._was_lost = False
 
     @property

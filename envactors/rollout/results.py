@@ -1,4 +1,4 @@
-"""What rollouts hand out."""
+"""Results of rollouts and evaluations."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy.typing as npt
 
 
 class Rollout(NamedTuple):
-    """Some steps of some envs, time-major: ``t`` steps of ``n`` envs.
+    """``t`` steps of ``n`` envs, time-major.
 
     Attributes:
-        env_ids: int64, shape (n,).
-        obs: Per leaf of the observation spec an array of shape (t, n, ...): what the actions were chosen for.
-        actions: Per leaf of the action spec an array of shape (t, n, ...).
-        rewards: float64, shape (t, n) and the reward spec's.
-        terminated: bool, shape (t, n).
-        truncated: bool, shape (t, n).
-        starts: bool, shape (t, n): whether an observation is the first one of its episode.
-        extras: What the policy has returned beside the actions: arrays of shape (t, n, ...), by name.
-        last_obs: The observations after the last step, of shape (n, ...) per leaf.
-        infos: Of each step with an info that is not empty: the step, the env, the info.
-        failures: Of each step whose env was lost or has raised: the step, the env, the exception.
-        policy_version: int64, shape (a,): how often parameters were given, per actor.
-        valid: bool, shape (t, n): False where an episode was reset rather than stepped, and for what did not run.
+        env_ids: Ids of the envs; int64, shape (n,).
+        obs: Observations that the actions were chosen for; an array of shape (t, n, ...) per leaf of the observation
+            spec.
+        actions: Actions; an array of shape (t, n, ...) per leaf of the action spec.
+        rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
+        terminated: Whether the episode ended with the step; bool, shape (t, n).
+        truncated: Whether the episode was cut off at the step; bool, shape (t, n).
+        starts: Whether an observation is the first of its episode; bool, shape (t, n).
+        extras: Arrays that the policy returned besides the actions, by name; shape (t, n, ...).
+        last_obs: Observations after the last step; shape (n, ...) per leaf.
+        infos: ``(step, env id, info)`` of every step whose info is not empty.
+        failures: ``(step, env id, exception)`` of every step whose env raised or crashed.
+        policy_version: How often the user had given parameters; int64, one per actor.
+        valid: Whether the row is a step; False for resets and for rows that did not run; bool, shape (t, n).
     """
 
     env_ids: npt.NDArray[np.int64]
@@ -43,13 +44,13 @@ class Rollout(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Whole episodes, in the order of their numbers: however long one takes, it counts.
+    """Whole episodes in the order of their indices. Every episode counts, however long it takes.
 
     Attributes:
-        returns: float64, shape (k,) and the reward spec's: the sum of the rewards of each episode.
-        lengths: int64, shape (k,): how many steps each has.
-        seeds: int64, shape (k,): the seed that its env was reset with.
-        failures: Of each episode that had to be repeated, since its env was lost or raised: its number, the exception.
+        returns: Sum of the rewards of each episode; float64, shape (k, *shape of the reward spec).
+        lengths: Number of steps of each episode; int64, shape (k,).
+        seeds: Seed that the env of each episode was reset with; int64, shape (k,).
+        failures: ``(episode index, exception)`` of every attempt that was repeated because its env raised or crashed.
     """
 
     returns: npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The rollouts of a vector: at most two at a time, in two trajectories that are filled in turns."""
+"""The rollouts of a vector, of which at most two are in flight."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from envactors.rollout.requests import Policy, PolicyRequest
 from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import TrajectoryLayout
 
-# The most rollouts in flight.
+# Most rollouts in flight.
 _MOST = 2
 
 
@@ -41,11 +41,11 @@ class _Run:
 
     Attributes:
         parts: The part of each actor.
-        buffer: The memory of its trajectory.
-        copy: Whether its result is copied out of the shared memory.
-        futures: One for all actors, or one for each.
-        left: The parts that have not ended.
-        unsettled: The futures whose results were not made.
+        buffer: Memory of its trajectory.
+        copy: Whether the result stays valid for as long as the user keeps it.
+        futures: One future for all actors, or one for each.
+        left: Parts that have not ended.
+        unsettled: Futures that have no result yet.
     """
 
     def __init__(self, buffer: TrajectoryBuffer, *, copy: bool) -> None:
@@ -58,14 +58,14 @@ class _Run:
 
 
 class Rollouts:
-    """Runs rollouts of a vector.
+    """Runs the rollouts of a vector.
 
     Args:
-        slots: All envs.
-        supervisors: The actors, in order.
-        books: The vector's books.
-        memory: The memory of the vector.
-        copy: Whether results are copied out of the shared memory.
+        slots: All envs of the vector.
+        supervisors: Actors in the order of their envs.
+        books: Counts and last results of the envs.
+        memory: Shared memory of the vector.
+        copy: Whether results stay valid for as long as the user keeps them.
     """
 
     def __init__(
@@ -80,31 +80,31 @@ class Rollouts:
         self._policies = 0
         self._policy: Policy | None = None
         self._parameters = ParameterStore(memory)
-        # Whether the policy can load them.
+        # Whether the policy can load parameters.
         self._loads = False
-        # The number of the next rollout since the policy was set.
+        # Index of the next rollout since the policy was set.
         self._next = 0
         self._buffers = TrajectoryBuffers(memory)
         self._extras: tuple[tuple[str, ArraySpec], ...] = ()
-        # One env's action, where there is no action space.
+        # Spec of one env's action, learned if the envs have no action space.
         self._action: ArraySpec | None = None
-        # The rollouts in flight, oldest first; and per actor its parts that have not ended.
+        # Rollouts in flight, oldest first, and the parts of each actor that have not ended.
         self._runs: list[_Run] = []
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
-        # The errors with which envs have failed, by env.
+        # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
         self._reactor = supervisors[0].reactor
 
     # The policy ------------------------------------------------------------------------------------------
 
     def set_policy(self, make_policy: Any, seed: int) -> None:
-        """Have each worker make its policy, and wait for that.
+        """Have each worker make the policy, and wait until all have.
 
         Raises:
-            TypeError: ``make_policy`` cannot be called.
-            ValueError: The seed is not an int >= 0.
+            TypeError: ``make_policy`` is not callable.
+            ValueError: ``seed`` is not an int >= 0.
             AlreadyPendingError: Rollouts are in flight.
-            Exception: What ``make_policy`` has raised.
+            Exception: Raised by ``make_policy``.
         """
         if not callable(make_policy):
             raise TypeError(f"make_policy is {make_policy!r}: expected a function without arguments")
@@ -130,42 +130,44 @@ class Rollouts:
 
     @property
     def has_policy(self) -> bool:
-        """Whether there is one."""
+        """Whether `set_policy` has succeeded."""
         return self._policy is not None
 
     def give(self, parameters: Any) -> None:
-        """Have the policy load parameters before its next step; None for those that it has.
+        """Have the policy load parameters before its next step; None keeps the current ones.
 
         Raises:
-            TypeError: It does not load any.
+            TypeError: The policy has no method ``load``.
         """
         if parameters is None:
             return
         if not self._loads:
-            raise TypeError("parameters were given to a policy that has no method load: expected one that takes them")
+            raise TypeError(
+                "cannot give parameters to a policy that has no method load(parameters): add one, or leave them out"
+            )
         self._parameters.give(parameters)
 
     # Evaluations -----------------------------------------------------------------------------------------
 
     @property
     def num_envs(self) -> int:
-        """How many envs there are."""
+        """Number of envs."""
         return len(self._slots.of)
 
     @property
     def reward_shape(self) -> tuple[int, ...]:
-        """The shape of one env's reward."""
+        """Shape of one env's reward."""
         return (self._slots.slab.layout.reward or PLAIN_REWARD).shape
 
     def seed_of_episode(self, number: int) -> int:
-        """Return the seed of an episode that is played to evaluate the policy."""
-        assert self._policy is not None, "it was checked"
+        """Return the seed of an episode of `evaluate`."""
+        assert self._policy is not None, "the caller has checked it"
         return int(np.random.SeedSequence(self._policy.seed, spawn_key=(1, number)).generate_state(1)[0])
 
     def end_episodes(self) -> None:
-        """Have every env need a reset before it can step."""
+        """Require a reset of every env before its next step."""
         if self._runs:
-            return  # somebody was interrupted
+            return  # an exception has interrupted the evaluation
         for supervisor in self._supervisors:
             first = supervisor.config.first_index
             with supervisor.core.change, supervisor.core.lock:
@@ -180,17 +182,17 @@ class Rollouts:
         """Start a rollout.
 
         Args:
-            steps: How many steps.
-            parameters: What the policy is to load; None for what it has.
-            each: Whether to return one future per actor.
-            copy: Whether results are copied out of the shared memory; None for as the vector does.
+            steps: Number of steps.
+            parameters: Parameters that the policy loads first; None keeps the current ones.
+            each: True to return one future per actor.
+            copy: Whether results stay valid for as long as the user keeps them; None for the option of the vector.
 
         Raises:
             VectorInputError: ``steps`` is not an int >= 1.
-            AlreadyPendingError: Two are in flight.
-            TypeError: Parameters were given to a policy that does not load any.
+            AlreadyPendingError: Two rollouts are in flight, or results are pending.
+            TypeError: The policy has no method ``load``.
         """
-        assert self._policy is not None, "it was checked"
+        assert self._policy is not None, "the caller has checked it"
         if not is_int(steps):
             raise VectorInputError(f"steps is {steps!r}: expected an int >= 1")
         self._check_free(_MOST)
@@ -236,18 +238,18 @@ class Rollouts:
         return part
 
     def check_idle(self) -> None:
-        """Refuse what cannot be done while rollouts are in flight, or results are pending.
+        """Check that no rollout is in flight and no result is pending.
 
         Raises:
-            AlreadyPendingError: So it is.
+            AlreadyPendingError: A rollout is in flight, or a result is pending.
         """
         self._check_free(1)
 
     def _check_free(self, most: int) -> None:
-        """Refuse another rollout while there are ``most`` in flight, or results are pending.
+        """Check that fewer than ``most`` rollouts are in flight and no result is pending.
 
         Raises:
-            AlreadyPendingError: So it is.
+            AlreadyPendingError: There are, or a result is pending.
         """
         states = self._slots.states
         busy = [index for index, state in enumerate(states) if state != self._slots.at_rest[index]]
@@ -259,7 +261,7 @@ class Rollouts:
     def _take_buffer(self, steps: int) -> TrajectoryBuffer:
         """Return the memory of a new rollout."""
         rows, observation = self._slots.slab.layout, self._books.observation_spec
-        assert observation is not None, "the envs were reset"
+        assert observation is not None, "the envs have been reset"
         layout = TrajectoryLayout(
             observation,
             rows.action or self._action,
@@ -272,7 +274,7 @@ class Rollouts:
         return self._buffers.take(layout, [run.buffer for run in self._runs])
 
     def _on_learnt(self, run: _Run, part: ActorPart, stop: Stop) -> None:
-        """Give a rollout a trajectory that has a place for what its policy returns beside the actions."""
+        """Move a rollout to a trajectory that has a place for what its policy returns."""
         with self._lock:
             layout = run.buffer.trajectory.layout
             if layout.extras != stop.learnt or (layout.action is None and stop.action is not None):
@@ -297,7 +299,7 @@ class Rollouts:
             queue = self._waiting[part.supervisor]
             queue.popleft()
             following = queue[0] if queue else None
-            is_last = not run.left  # of several that end at once, one is
+            is_last = not run.left  # true for only one of several parts that end at once
         if following is not None:
             _begin(following, self._slots)
         if len(run.futures) > 1:
@@ -306,7 +308,7 @@ class Rollouts:
             self._hand_out(run, run.parts, run.futures[0])
 
     def _hand_out(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
-        """Have results made in a thread where that may take long."""
+        """Build a result in the thread for callbacks, since that may take long."""
         self._reactor.callbacks.submit(functools.partial(self._settle, run, parts, future))
 
     def _settle(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
@@ -320,9 +322,9 @@ class Rollouts:
         except BaseException as failure:
             error = failure
         with self._lock:
-            # Until now no other rollout may write there; whoever gets the result may start one.
+            # Only now may another rollout take the memory; the user may start one as soon as the future is settled.
             run.unsettled.discard(future)
-            # In order, as the two trajectories are taken in turns.
+            # In order: a rollout counts as in flight until those before it have ended.
             while self._runs and not self._runs[0].unsettled:
                 self._runs.pop(0)
             if not self._runs:
@@ -336,7 +338,7 @@ class Rollouts:
             future.set_exception(error)
 
     def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-        """Return a function that makes the arrays of a result from those of the trajectory."""
+        """Return the function that turns views of the trajectory into arrays for the user."""
         if not run.copy:
             return np.asarray
         if len(run.futures) > 1:
@@ -347,7 +349,7 @@ class Rollouts:
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:
-    """Begin a part, in another process if its own is to be replaced and its env to be reset anyway."""
+    """Begin a part; first replace a process that is due for it, if the next step resets its env anyway."""
     core = part.supervisor.core
     with core.change, core.lock:
         is_due = any(slots.of[index].retiring and slots.ended[index] for index in range(part.first, part.stop))
@@ -357,7 +359,7 @@ def _begin(part: ActorPart, slots: Slots) -> None:
 
 
 def _tell_made(future: Future[bool], loads: bool, error: BaseException | None) -> None:
-    """Settle the future of a policy that was made, or could not be; may be called twice."""
+    """Settle the future of a request for a policy; it may be called twice."""
     if future.done():
         return
     if error is None:

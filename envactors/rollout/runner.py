@@ -1,10 +1,11 @@
-"""The worker's half of rollouts: the policy chooses, the envs step, until the order is carried out.
+"""The worker's half of rollouts: call the policy and step the envs until an order is complete.
 
-What is written into the trajectory is `envactors.rollout.columns`.
+`envactors.rollout.columns` steps the envs and writes the trajectory.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import time
@@ -23,19 +24,20 @@ from envactors.rollout.trajectory import Trajectory
 from envactors.worker import context
 from envactors.worker.main import Server
 
-# How many trajectories stay open: two rollouts may be in flight, and two results in the user's hands. Parameters, which
-# alternate between two parts, need no more.
-_MOST_OPEN = 4
+# How much memory stays open: two rollouts may be in flight while the user keeps two results; parameters alternate
+# between two parts.
+_MOST_TRAJECTORIES = 4
+_MOST_PARAMETERS = 2
 
 
 def set_policy(server: Server, number: int, pickled: bytes, seed: int) -> bool:
-    """Make the policy of this worker; return whether it can load parameters.
+    """Make the policy in this worker; return whether it can load parameters.
 
     Args:
         server: The worker's server.
-        number: The number of the policy.
-        pickled: A function that makes it.
-        seed: Its seed.
+        number: Id of the policy.
+        pickled: Pickled function that makes the policy.
+        seed: Seed of the policy.
     """
     server.page.record_env(METHOD_POLICY, 0)
     policy = pickle.loads(pickled)()
@@ -44,7 +46,7 @@ def set_policy(server: Server, number: int, pickled: bytes, seed: int) -> bool:
 
 
 def run_rollout(server: Server, *fields: Any) -> Stop:
-    """Carry out an order, given its fields."""
+    """Carry out an order, given as the fields of `Order`."""
     order = Order(*fields)
     runner: RolloutRunner | None = server.extension
     if runner is None or runner.number != order.policy:
@@ -57,12 +59,12 @@ class RolloutRunner:
 
     Args:
         server: The worker's server.
-        number: The number of the policy.
+        number: Id of the policy.
         policy: The policy.
-        seed: Its seed.
+        seed: Seed of the policy.
 
     Attributes:
-        number: As above.
+        number: Id of the policy.
     """
 
     def __init__(self, server: Server, number: int, policy: Any, seed: int) -> None:
@@ -76,25 +78,25 @@ class RolloutRunner:
         self._count = len(hosted_envs)
         self._generators = StepGenerators(seed, self._first)
         self._env_ids = np.arange(self._first, self._first + self._count)
-        self._open: dict[tuple[int, int], Columns] = {}
-        self._parts: dict[tuple[int, int], memoryview] = {}
-        # The version that was loaded last.
+        self._columns_at = functools.lru_cache(_MOST_TRAJECTORIES)(self._open_columns)
+        self._parameters_at = functools.lru_cache(_MOST_PARAMETERS)(functools.partial(self._open_part, writable=False))
+        # Version of the parameters that the policy loaded last.
         self._version = 0
-        # What the policy has returned in a step for which the trajectory has no place.
+        # The rollout, step, and return value of a policy call whose result had no place in the trajectory.
         self._chosen: tuple[tuple[int, int], Any] | None = None
 
     def run(self, order: Order) -> Stop:
         """Carry out an order.
 
         Raises:
-            BaseException: What the policy has raised.
+            BaseException: Raised by the policy.
         """
         if order.parameters is not None:
             parameters = Parameters(*order.parameters)
             if parameters.version != self._version:
                 self._load(parameters)
         self._generators.rollout = order.rollout
-        written = self._opened(order)
+        written = self._columns_at(order.place, order.layout)
         written.objects = order.objects
         page, counters, chosen, first = self._page, self._page.counters, written.chosen, self._first
         hosted_envs = self._server.host.hosted_envs
@@ -109,51 +111,36 @@ class RolloutRunner:
                     return learnt
             raised = written.step(step, due, order.autoreset)
             if raised is not None:
-                assert written.failure is not None, "it has raised"
+                assert written.failure is not None, "the env raised"
                 return Stop(RAISED, raised, tuple(written.failure))
             if self._forks != context.forks:
-                os._exit(1)  # env code forked, and its child came back here
+                os._exit(1)  # env code forked, and its child returned to this loop
             due = columns
         page.is_timing = False
         return Stop(DONE)
 
-    def _opened(self, order: Order) -> Columns:
-        """Return the trajectory of an order; no place has two in its time."""
-        found = self._open.get(order.place)
-        if found is None:
-            assert self._server.memory is not None, "envs of a vector have memory"
-            memory = self._server.memory.open_part(order.place, writable=True)
-            trajectory = Trajectory(pickle.loads(order.layout), memory)
-            found = Columns(trajectory, self._server, self._first, self._count)
-            while len(self._open) >= _MOST_OPEN:
-                self._open.pop(next(iter(self._open)))
-            self._open[order.place] = found
-        return found
+    def _open_columns(self, place: tuple[int, int], layout: bytes) -> Columns:
+        trajectory = Trajectory(pickle.loads(layout), self._open_part(place, writable=True))
+        return Columns(trajectory, self._server, self._first, self._count)
+
+    def _open_part(self, place: tuple[int, int], *, writable: bool) -> memoryview:
+        assert self._server.memory is not None, "envs of a vector have memory"
+        return self._server.memory.open_part(place, writable=writable)
 
     # The policy ------------------------------------------------------------------------------------------
 
     def _load(self, parameters: Parameters) -> None:
-        """Have the policy load parameters: read-only views of shared memory."""
+        """Have the policy load parameters, whose arrays are read-only views of the shared memory."""
         buffers: list[memoryview] = []
         if parameters.place is not None:
-            part = self._part(parameters.place)
+            part = self._parameters_at(parameters.place)
             buffers = [part[start:stop] for start, stop in parameters.spans]
         self._page.record_env(METHOD_POLICY, 0)
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version
 
-    def _part(self, place: tuple[int, int]) -> memoryview:
-        found = self._parts.get(place)
-        if found is None:
-            assert self._server.memory is not None, "envs of a vector have memory"
-            found = self._server.memory.open_part(place, writable=False)
-            while len(self._parts) >= _MOST_OPEN:
-                self._parts.pop(next(iter(self._parts)))
-            self._parts[place] = found
-        return found
-
     def _choose(self, written: Columns, rollout: int, step: int) -> Stop | None:
-        """Have the policy choose the actions of a step; return what it returns, if that has no place."""
+        """Have the policy choose actions; return a `Stop` if the trajectory has no place for what it returns."""
         if self._chosen is not None and self._chosen[0] == (rollout, step):
             returned = self._chosen[1]
         else:
@@ -178,10 +165,10 @@ class RolloutRunner:
         return None
 
     def _learn_action(self, actions: Any) -> ArraySpec:
-        """Return what one action looks like.
+        """Return the spec of one action.
 
         Raises:
-            SpaceMismatchError: They are no numbers, or not one per env.
+            SpaceMismatchError: The actions are not numbers or arrays of one shape, one per env.
         """
         try:
             array = np.asarray(actions)
@@ -191,15 +178,15 @@ class RolloutRunner:
         if not spec.batchable or array.shape[:1] != (self._count,):
             raise SpaceMismatchError(
                 f"the policy returned the actions {actions!r}: expected numbers or arrays of one shape, one per env "
-                f"({self._count}), as the envs have no action space"
+                f"({self._count}), because the envs have no action space"
             )
         return spec
 
     def _split(self, written: Columns, returned: Any) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
-        """Return the actions that a policy has returned, and what it has returned beside them.
+        """Split what the policy returned into actions and extras.
 
         Raises:
-            ValueError: That is not one per env.
+            ValueError: An extra does not have one row per env.
         """
         if type(returned) is not tuple or len(returned) != 2 or not isinstance(returned[1], dict):
             return returned, {}
@@ -218,10 +205,10 @@ class RolloutRunner:
     def _write_extras(
         self, trajectory: Trajectory, step: int, extras: dict[str, npt.NDArray[Any]]
     ) -> tuple[tuple[str, ArraySpec], ...]:
-        """Write what the policy has returned beside the actions; if the trajectory has no place for that, say what.
+        """Write the extras of a step; return their specs if the trajectory has no place for them.
 
         Raises:
-            TypeError: It is something else than in the step before, or no numbers.
+            TypeError: The extras differ from those of earlier steps, or are not numbers.
         """
         expected = trajectory.layout.extras
         if not expected and extras and trajectory.chosen[self._first] == 0:

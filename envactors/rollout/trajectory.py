@@ -1,6 +1,6 @@
-"""The memory that a rollout is written into: time-major arrays that the caller and its workers share.
+"""Layout of the memory that a rollout is written into: time-major arrays that the caller and its workers share.
 
-Each worker writes the columns of its envs. ``done`` is written last: every step that it counts is complete, wherever
+Each worker writes the columns of its envs, and ``done`` last: every step that it counts is complete, at whatever point
 the worker is killed.
 """
 
@@ -19,29 +19,29 @@ from envactors.mailbox.info_codec import INLINE_INFO
 from envactors.mailbox.slab import PLAIN_REWARD, Places
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 
-# The values of `Trajectory.ops`: what became of an env in a step.
+# Values of `Trajectory.ops`: what happened to an env in a step.
 STEP: Final = 0
 RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
-REPEAT: Final = 2  # the episode has ended, and nothing resets: the last observation again
-STAND_IN: Final = 3  # its process was lost, and the last observation was returned again
+REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
+STAND_IN: Final = 3  # the env failed, and the last observation stands in for its result
 
-# Room for an encoded info, in bytes; larger ones are sent beside. MuJoCo's take about 500.
+# Bytes per encoded info; larger infos are sent in messages. Those of MuJoCo take about 500 bytes.
 _INFO_ROOM = 1024
-# The first step of packed columns, and the one behind the last.
+# Header of packed columns: the first step, and the step after the last one.
 _RANGE = struct.Struct("<qq")
 
 
 class TrajectoryLayout(NamedTuple):
-    """The contents of a trajectory, the same in the caller and the workers.
+    """Layout of a trajectory, the same in the caller and the workers.
 
     Attributes:
-        observation: One env's observation; leaves that cannot be batched are not in the trajectory.
-        action: One env's action; None if that is to be learnt from the first ones.
-        reward: One env's reward; None if rewards are objects.
-        extras: What the policy returns beside the actions, by name, for one env.
-        envs: The number of envs.
-        steps: The number of steps.
-        is_learnt: Whether the envs have no observation space, so that it is what they have returned so far.
+        observation: Spec of one env's observation; leaves that cannot be batched have no place in the trajectory.
+        action: Spec of one env's action; None until it is learned from the first actions.
+        reward: Spec of one env's reward; None if rewards are objects.
+        extras: Names and specs, for one env, of what the policy returns besides the actions.
+        envs: Number of envs.
+        steps: Number of steps.
+        is_learnt: Whether the envs have no observation space, so that ``observation`` follows from what they returned.
     """
 
     observation: Spec
@@ -54,13 +54,13 @@ class TrajectoryLayout(NamedTuple):
 
 
 class ColumnsNote(NamedTuple):
-    """Which columns of a trajectory a worker on another machine is about to write.
+    """Names the columns of a trajectory that a worker on another machine is about to write.
 
     Attributes:
-        place: The place of the trajectory.
-        layout: What it looks like: a pickled `TrajectoryLayout`.
-        first, stop: The range of its envs.
-        start: The first step.
+        place: Place of the trajectory in the shared memory.
+        layout: Pickled `TrajectoryLayout`.
+        first, stop: Range of the worker's envs.
+        start: First step.
     """
 
     place: tuple[int, int]
@@ -81,28 +81,29 @@ class _Rooms:
 
 
 class Trajectory:
-    """The arrays of a layout over shared memory.
+    """Arrays of a layout in shared memory.
 
     Args:
-        layout: The layout.
-        memory: The memory, zeros at first; None only to find out its size.
+        layout: Layout of the trajectory.
+        memory: Zeroed memory; None only to compute its size.
 
     Attributes:
-        layout: As above.
-        pickled_layout: The same, pickled.
-        size: The size of all arrays, in bytes.
-        done: int64, shape (n,): how many steps of each env are whole.
-        chosen: int64, shape (n,): for how many steps the policy has chosen each env's action.
-        ops: uint8, shape (t, n): what became of an env in a step.
-        starts: bool, shape (t + 1, n): whether an observation is the first one of its episode.
-        terminated, truncated: bool, shape (t, n).
-        checks: uint32, shape (t, n): the checksums of envs that have a journal.
-        rewards: float64, shape (t, n) and the reward's.
+        layout: Layout of the trajectory.
+        pickled_layout: The pickled layout.
+        size: Size of all arrays, in bytes.
+        done: Number of complete steps of each env; int64, shape (n,).
+        chosen: Number of steps that the policy has chosen actions for, at the first env of each worker; int64,
+            shape (n,).
+        ops: What happened to an env in a step, one of the values above; uint8, shape (t, n).
+        starts: Whether an observation is the first of its episode; bool, shape (t + 1, n).
+        terminated, truncated: Ends of episodes; bool, shape (t, n).
+        checks: Checksums over the observations of envs with a journal; uint32, shape (t, n).
+        rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         is_whole: Whether all leaves of observations have a place.
-        info_encoding, inline_info_sizes, inline_info_rooms: As those of a `envactors.mailbox.slab.Slab` that has a row
-            for each env and step, step by step.
+        info_encoding, inline_info_sizes, inline_info_rooms: As in `envactors.mailbox.slab.Slab`, with row ``step * n +
+            env``.
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: mmap.mmap | memoryview | None) -> None:
@@ -133,7 +134,7 @@ class Trajectory:
         self.size: int = place.size
 
     def inline_info(self, row: int) -> memoryview:
-        """Return the used part of the room of a row."""
+        """Return the encoded info of a row."""
         return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
 
     def write_observation(self, step: int, index: int, obs: Any) -> None:
@@ -143,14 +144,18 @@ class Trajectory:
                 array[step, index] = leaf
 
     def objects_of(self, obs: Any) -> list[Any]:
-        """Return the leaves of an observation that have no place."""
+        """Return the leaves of an observation that have no place in the trajectory."""
         pairs = zip(self.observations, flatten(self.layout.observation, obs), strict=True)
         return [leaf for array, leaf in pairs if array is None]
 
     def pack(self, first: int, stop: int, start: int, end: int | None = None) -> bytes:
-        """Return what the columns of some envs hold of the steps ``start`` to ``end``, for another machine.
+        """Serialize the columns of some envs for another machine.
 
-        Without ``end``, it is all that their worker has written.
+        Args:
+            first: First env.
+            stop: Env after the last one.
+            start: First step.
+            end: Step after the last one; None for everything that their worker has written.
         """
         if end is None:
             written = max(int(self.done[first:stop].max()), int(self.chosen[first]))
@@ -161,7 +166,7 @@ class Trajectory:
         return b"".join(content)
 
     def unpack(self, first: int, stop: int, content: bytes | memoryview) -> None:
-        """Take over what `pack` has returned."""
+        """Write columns that `pack` serialized."""
         start, end = _RANGE.unpack_from(content)
         at = _RANGE.size
         for block in self._blocks(first, stop, start, end):
@@ -176,7 +181,7 @@ class Trajectory:
         envs = self.layout.envs
         encodings, sizes = self.info_encoding.reshape(-1, envs), self.inline_info_sizes.reshape(-1, envs)
         flags = [self.ops, self.terminated, self.truncated, self.checks, self.rewards, encodings, sizes]
-        # Observations, and whether they are the first ones, are there before a step and after it.
+        # Observations and starts have one row more: those before and those after each step.
         later = [self.starts, *(array for array in self.observations if array is not None)]
         return [
             self.done[first:stop],
@@ -191,7 +196,7 @@ class Trajectory:
         return found
 
     def take_columns(self, other: Trajectory, first: int, stop: int) -> None:
-        """Take over the columns of some envs from a trajectory that lacks the last arrays of this one."""
+        """Copy the columns of some envs from a trajectory that lacks the last arrays of this one."""
         steps = self.layout.steps
         pairs = zip(self._blocks(first, stop, 0, steps), other._blocks(first, stop, 0, steps), strict=False)
         for mine, theirs in pairs:
@@ -200,15 +205,15 @@ class Trajectory:
             self.inline_info(row)[:] = other.inline_info(row)
 
     def columns(self, arrays: Sequence[npt.NDArray[Any] | None], first: int, stop: int) -> list[Any]:
-        """Return the columns of some envs of arrays; None for those that are None."""
+        """Return the columns of some envs in each array; None where the array is None."""
         return [None if array is None else array[:, first:stop] for array in arrays]
 
     def action(self, step: int, env: int) -> Any:
-        """Return the action that was chosen for an env."""
-        assert self.layout.action is not None, "it was learnt"
+        """Return the action that the policy chose for an env."""
+        assert self.layout.action is not None, "the spec was learned"
         return unflatten(self.layout.action, iter([array[step, env].copy()[()] for array in self.actions]))
 
 
 def size_of(layout: TrajectoryLayout) -> int:
-    """Return how many bytes a trajectory takes."""
+    """Return the size of a trajectory, in bytes."""
     return Trajectory(layout, None).size
