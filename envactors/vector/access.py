@@ -1,7 +1,7 @@
-"""What drop-ins for other libraries need of a vector beyond its public surface.
+"""Access to a vector for drop-ins, beyond its public methods.
 
-Drop-ins translate names and types; what they share beyond `VectorEnv` stands here, so that none of them reaches into
-its parts.
+Drop-ins translate names and types. Whatever else they need of a `VectorEnv` is here, so that none of them uses its
+private attributes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envactors.vector.results import Batch
 
 
 class VectorAccess:
-    """Starts and collects the requests of a vector separately, with fewer checks than its public methods.
+    """Starts requests and collects their results separately, with fewer checks than the public methods.
 
     Args:
         envs: The vector.
@@ -34,7 +34,7 @@ class VectorAccess:
         return self._envs._episodes.autoreset
 
     def busy(self) -> list[int]:
-        """Return the envs whose results were not delivered.
+        """Return the envs whose results have not been delivered.
 
         Raises:
             ActorClosedError: The vector is closed, or belongs to another process.
@@ -43,9 +43,9 @@ class VectorAccess:
         return [env_id for env_id, state in enumerate(self._envs._slots.states) if state != IDLE]
 
     def let_envs_judge(self) -> None:
-        """Let envs step that were never reset, or whose episode is over: they decide themselves what that means.
+        """Allow steps of envs that were never reset or whose episode is over, and leave it to the envs to refuse them.
 
-        For drop-ins of vector envs that check nothing else. An env that was lost needs a reset as ever.
+        For drop-ins of vector envs that do not check this. An env that has crashed still needs a reset.
         """
         slots = self._envs._slots
         for slot in slots.of:
@@ -56,21 +56,21 @@ class VectorAccess:
     def start_reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> None:
-        """Start resets; `gather` delivers their results."""
+        """Start resets, whose results `gather` delivers."""
         self._asker().start_resets(env_ids, seeds, options)
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
-        """Start a reset and return a future of its result."""
+        """Start a reset and return the future of its result."""
         future = make_future(self._envs._handles[env_id], env_id, self._envs._pending)
         self._asker().start_resets([env_id], [seed], [options], [future])
         return future
 
     def start_steps(self, env_ids: list[int], actions: Any) -> None:
-        """Start steps; `gather` delivers their results."""
+        """Start steps, whose results `gather` delivers."""
         self._envs._start(env_ids, actions, stream=False)
 
     def start_unchecked_steps(self, env_ids: list[int], actions: Sequence[Any]) -> None:
-        """Start steps whose actions, one per env, are neither checked nor converted; `gather` delivers the results."""
+        """Start steps with one unchecked and unconverted action per env. `gather` delivers their results."""
         asker = self._asker()
         with defer_signals:
             asker.start_steps(asker.select(env_ids), actions, stream=True, wait=ASLEEP)
@@ -84,12 +84,12 @@ class VectorAccess:
         """Wait for results and deliver them.
 
         Args:
-            env_ids: The envs.
-            timeout: How long to wait, in seconds; None waits until they are there.
-            what: What the user called, for errors.
+            env_ids: Ids of the envs.
+            timeout: Longest time to wait, in seconds; None for no limit.
+            what: Name of the user's call, for errors.
 
         Raises:
-            VectorTimeoutError: The waiting ended; nothing is lost.
+            VectorTimeoutError: The timeout passed; nothing is lost.
             VectorStepError: Some envs failed.
         """
         return self._envs._collector.gather(env_ids, timeout, deadline_after(timeout, what), what)

@@ -1,4 +1,4 @@
-"""Asking envs for steps and resets: checks, actions into rows, and envs to their actors."""
+"""Start steps and resets: check them, write actions into rows, and post or queue the envs at their actors."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
 from envactors.vector.pending import Pending
 from envactors.vector.results import EnvStep
 
-# The most sets of envs to keep: those that never come again would fill the memory.
+# Most selections to remember, as programs may step a different set of envs each time.
 _MOST_SELECTIONS = 1024
 
 
 class EnvFuture(ActorFuture[EnvStep]):
-    """The future of one env's step or reset; resolves to an `EnvStep`.
+    """Future of one env's step or reset, which resolves to an `EnvStep`.
 
     Attributes:
-        env_id: The env.
+        env_id: Id of the env.
     """
 
     def __init__(self, supervisor: Supervisor, keep_alive: object, env_id: int, pending: Pending) -> None:
@@ -54,18 +54,18 @@ class EnvFuture(ActorFuture[EnvStep]):
 
 
 def make_future(handle: Caller, env_id: int, pending: Pending) -> EnvFuture:
-    """Return the future of an env that is called through a handle."""
+    """Return a future for the next request of an env."""
     return EnvFuture(handle._supervisor, handle._lifeline, env_id, pending)
 
 
 class Selection:
-    """Some envs, divided among their actors.
+    """Some envs, grouped by actor.
 
     Attributes:
-        env_ids: The envs, in the user's order.
-        is_all: Whether they are all envs in order.
-        index: What selects their rows: a slice for all envs.
-        parts: The envs of each actor, ascending, and the actor's number.
+        env_ids: Ids of the envs in the user's order.
+        is_all: Whether these are all envs in order.
+        index: Index of their rows; a slice for all envs.
+        parts: For each actor, the actor, its envs in ascending order, and its position among the actors.
     """
 
     def __init__(self, env_ids: list[int], supervisors: Sequence[Supervisor], numbers: dict[Supervisor, int]) -> None:
@@ -81,18 +81,18 @@ class Selection:
 
 
 class Asker:
-    """Asks envs for steps and resets.
+    """Starts steps and resets.
 
     Args:
         slots: All envs.
         supervisors: The actor of each env.
-        pending: Where their results are.
+        pending: Results that were not delivered yet.
 
     Attributes:
-        all: All envs, in order.
-        only_action: Where actions stand in rows, if they are one array.
-        unenforced: The deadlines that the backend does not enforce, in seconds by method, until the user was warned.
-        posting: How long the posting of streamed steps has taken since that was read last, in seconds.
+        all: All envs in order.
+        only_action: Rows for actions, if an action is one array; else None.
+        unenforced: Deadlines that the backend does not enforce, in seconds by method, until the user was warned.
+        posting: Time that posting streamed steps has taken since the collector last reset it, in seconds.
     """
 
     def __init__(self, slots: Slots, supervisors: Sequence[Supervisor], pending: Pending) -> None:
@@ -109,14 +109,14 @@ class Asker:
         )
         config = supervisors[0].config
         self._corked = config.backend.corked if config.backend.is_far else contextlib.nullcontext
-        # In process the envs run in the thread that starts them, and Ctrl-C shall reach them.
+        # With an in-process backend, envs run in the thread that starts them, where Ctrl-C has to reach them.
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
         limits = {} if config.backend.kills else {method: config.deadlines.of(method) for method in ("step", "reset")}
         self.unenforced: dict[str, float] = {method: limit for method, limit in limits.items() if limit is not None}
         self.posting: float = 0.0
 
     def select(self, env_ids: Iterable[int]) -> Selection:
-        """Return some envs, divided among their actors."""
+        """Return some envs, grouped by actor."""
         key = tuple(env_ids)
         found = self._selections.get(key)
         if found is None:
@@ -126,7 +126,7 @@ class Asker:
         return found
 
     def warn_of_deadline(self, method: str) -> None:
-        """Warn, once, of a deadline that the backend does not enforce."""
+        """Warn once that the backend does not enforce a deadline."""
         limit = self.unenforced.pop(method, None)
         self._supervisors[0].warn_of_deadline(limit)
 
@@ -143,21 +143,21 @@ class Asker:
         futures: Sequence[EnvFuture] = (),
         checked: Spec | None = None,
     ) -> None:
-        """Start a step of each of some envs; called with signals deferred.
+        """Start a step of some envs. Called with signals deferred.
 
         Args:
             selection: The envs.
-            actions: As `VectorEnv.step` takes them.
-            stream: Whether each result is of use before the others are there.
-            wait: How workers wait for the request after this one.
-            pinned: Whether each of them does so on a core of its own.
-            futures: Get the results, if there are any; otherwise `Pending` does.
-            checked: The spec that actions without place in rows are checked against; None for none.
+            actions: Actions as `VectorEnv.step` takes them.
+            stream: Whether results are delivered one by one rather than all at once.
+            wait: How workers wait for the next request: `ASLEEP` or `SPINNING`.
+            pinned: Whether each worker waits on a separate core.
+            futures: Futures that get the results; empty if `Pending` gets them.
+            checked: Spec that actions are checked against; None to send them unchecked.
 
         Raises:
-            AlreadyPendingError: A result of one of them was not delivered.
-            VectorInputError: One of them needs a reset.
-            SpaceMismatchError: The actions do not conform.
+            AlreadyPendingError: An env has a result pending.
+            VectorInputError: An env needs a reset first.
+            SpaceMismatchError: The actions do not conform to the action spec.
         """
         slots, env_ids = self._slots, selection.env_ids
         if self.unenforced:
@@ -174,31 +174,31 @@ class Asker:
         self._send(selection, stream=stream, wait=wait, pinned=pinned)
 
     def _pack_actions(self, selection: Selection, actions: Any, checked: Spec | None) -> list[Any]:
-        """Return the actions as payloads; nothing if they stand in rows."""
+        """Return the actions as payloads; an empty list if they are in the rows."""
         if self._action_spec is not None and checked is not None:
             return []
         values = split_batch(checked, actions, len(selection.env_ids), "actions")
         return [make_payload(value, pickles=self._slots.pickles) for value in values]
 
     def check_steppable(self, env_ids: Iterable[int]) -> None:
-        """Refuse to step an env that needs a reset.
+        """Check that envs can step.
 
         Raises:
-            VectorInputError: There is one.
+            VectorInputError: An env needs a reset first.
         """
         unusual = self._slots.unusual
         for env_id in env_ids if unusual else ():
             if env_id in unusual and self._slots.of[env_id].needs_reset:
-                raise VectorInputError(f"env {env_id} was asked to step: it needs a reset first")
+                raise VectorInputError(f"cannot step env {env_id}: it needs a reset first")
 
     def write_actions(self, selection: Selection, actions: Any) -> None:
         """Write actions into the rows of envs.
 
         Raises:
-            SpaceMismatchError: They do not conform.
+            SpaceMismatchError: The actions do not conform to the action spec.
         """
         only, index, count = self.only_action, selection.index, len(selection.env_ids)
-        assert self._action_spec is not None, "actions have a place in rows"
+        assert self._action_spec is not None, "actions are in the rows"
         values: Any = None
         if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
             values = actions if actions.shape == (count, *only.shape[1:]) else None
@@ -220,7 +220,7 @@ class Asker:
         options: Sequence[dict[str, Any] | None],
         futures: Sequence[EnvFuture] = (),
     ) -> None:
-        """Start resets; their results go to futures, if there are any, and otherwise to `recv`."""
+        """Start resets, whose results go to the futures, or to `recv` if there are none."""
         if self.unenforced:
             self.warn_of_deadline("reset")
         self._pending.check_idle(env_ids)
@@ -240,7 +240,7 @@ class Asker:
             self._send(self.select(env_ids), stream=True, wait=0)
 
     def _leave_drained_nodes(self, env_ids: list[int]) -> None:
-        """Replace the processes that are to leave their nodes, and all of whose envs are reset."""
+        """Replace each process on a node that is being drained, if all of its envs are reset."""
         for supervisor, envs, _ in self.select(env_ids).parts:
             process = supervisor.core.process
             if process is not None and process.worker.is_leaving:
@@ -249,7 +249,7 @@ class Asker:
     # Both ------------------------------------------------------------------------------------------------
 
     def _send(self, selection: Selection, *, stream: bool, wait: int, pinned: bool = False) -> None:
-        """Post envs, or queue them where their actor is not free; each actor's envs are asked as a whole or not."""
+        """Post envs, or queue them if their actor is not free. The envs of one actor are posted or queued together."""
         now = time.monotonic()
         with self._corked():
             for supervisor, envs, number in selection.parts:
@@ -260,7 +260,7 @@ class Asker:
             self.posting += time.monotonic() - now
 
     def queue_envs(self, supervisor: Supervisor, envs: list[int], *, stream: bool) -> None:
-        """Have envs of an actor posted once it is free for them."""
+        """Queue envs of an actor, to be posted once it is free."""
         core, slots = supervisor.core, self._slots
         with core.change, core.lock:
             if core.closing:
@@ -273,7 +273,7 @@ class Asker:
             supervisor.queue(Group(list(envs), stream=stream))
 
     def _post(self, supervisor: Supervisor, envs: list[int], now: float, wait: int, stream: bool) -> bool:
-        """Post envs of an actor, if it is free for them."""
+        """Post envs of an actor if it is free, and return whether it was."""
         core = supervisor.core
         try:
             with core.lock:
@@ -290,7 +290,7 @@ class Asker:
         return True
 
     def _retire(self, supervisor: Supervisor, envs: list[int]) -> None:
-        """Replace the process before a reset, if that is due; under the lock."""
+        """Replace the process before a reset if it is due. Called under the lock."""
         slots = self._slots
         for env_id in envs:
             slot = slots.of[env_id]
@@ -299,7 +299,7 @@ class Asker:
                 supervisor.queue_renewal(ActorFuture(supervisor, None))
 
     def settle_interrupted(self) -> None:
-        """Queue the envs that an interrupted request has left asked; those that it has not asked are idle again."""
+        """Queue the envs that an interrupted request has marked as asked; make the others idle again."""
         slots, pending = self._slots, self._pending
         for supervisor in self._numbers:
             core = supervisor.core

@@ -1,4 +1,4 @@
-"""Making the actors of a vector, learning what its envs look like, and sharing memory with them."""
+"""Make the actors of a vector, ask for the specs of their envs, and share memory with them."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class VectorActors:
         standbys: int,
         permits: Permits | None,
     ) -> None:
-        """Make an actor per group of factories, which share the permits, and the standbys."""
-        # Filled below; read when a process is lost.
+        """Launch one actor per group of factories, and the standbys."""
+        # Filled below, and read when an actor needs another process.
         givers: list[Callable[[float], ActorProcess | None]] = []
         shares, largest = len(groups[0]) > 1, groups[0]
         for group, variables in zip(groups, env_vars, strict=True):
@@ -88,21 +88,21 @@ class VectorActors:
             self.standbys.append(standby)
 
     def close(self, timeout: float | None) -> bool:
-        """Close all of them; return whether nothing is left, so that the memory is closed too."""
+        """Close all actors, and then the memory; return False if some are still closing."""
         actors = [*self.actors, *self.standbys]
         close_all(actors, timeout)
         if not all(actor._supervisor.closed.is_set() for actor in actors):
             return False
-        self.memory.close()  # until now another process may have been on its way that was to have it
+        self.memory.close()  # not earlier: a process that was still starting may have needed it
         return True
 
 
 def describe_envs(handles: Sequence[ActorView]) -> Description:
-    """Return what the values of the envs look like.
+    """Return the specs and metadata of the envs.
 
     Raises:
         ActorStartError: An env could not be made.
-        SpaceMismatchError: Their values do not go into one batch.
+        SpaceMismatchError: The specs differ, so that values of different envs cannot be batched.
     """
     futures = [handle._submit(Kind.DESCRIBE, Describe(handle._env), "describe") for handle in handles]
     expected, *others = [Description(*value) for value in results_of(futures)]
@@ -120,17 +120,17 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
 def share_rows(
     built: VectorActors, description: Description, autoreset: Autoreset, on_failure: OnFailure
 ) -> tuple[Slots, Pending, Callable[[Callable[[int], None]], None]]:
-    """Make the rows of all envs, and their slots.
+    """Create the rows and slots of all envs.
 
     Args:
         built: The actors.
-        description: What the values look like.
+        description: Specs of the envs.
         autoreset: What happens at the end of an episode.
         on_failure: What happens after a failure.
 
     Returns:
-        The slots, what waits to be delivered, and a function that has the actors use the rows, given what reads
-        outcomes for futures.
+        The slots; the results that are not delivered yet; and a function that attaches the actors to the rows, given a
+        function that reads the outcome of an env for its future.
 
     Raises:
         VectorEnvError: There is not enough memory.
@@ -149,7 +149,7 @@ def share_rows(
         slab, infos = built.memory.create(layout)
     except (OSError, ValueError, OverflowError) as error:
         raise VectorEnvError(
-            f"{layout.size} bytes of shared memory for {layout.envs} envs could not be had ({error}): use fewer "
+            f"cannot allocate {layout.size} bytes of shared memory for {layout.envs} envs ({error}): use fewer "
             "envs, or give the process more memory"
         ) from error
     pickles = built.actors[0]._supervisor.config.backend.pickles
@@ -165,7 +165,7 @@ def share_rows(
 
 
 def results_of(futures: Sequence[ActorFuture]) -> list[Any]:
-    """Return the results of all; if some failed, wait for all and raise the first failure."""
+    """Wait for all futures, then return their results or raise the first failure."""
     for future in futures:
         future.exception()
     return [future.result() for future in futures]

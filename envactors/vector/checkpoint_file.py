@@ -1,4 +1,4 @@
-"""Checkpoint files: there is a whole one at a path, or the one before it, or none."""
+"""Checkpoint files, written atomically: a path always has a complete checkpoint or none."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Final
 from envactors.errors import VectorEnvError
 
 _MAGIC: Final = b"envactors checkpoint\n"
-# What of it a later version may not be able to read.
+# Version of the format; a file with another number is refused.
 _FORMAT: Final = 2
-# The format, the length of the payload, and its checksum.
+# Format, length of the payload in bytes, and its checksum.
 _HEADER: Final = struct.Struct("<IQI")
-# How the names of files end that are being written.
+# Suffix of files that are being written.
 _PARTIAL: Final = ".partial"
 
 
 def write_file(path: str | os.PathLike[str], payload: bytes | bytearray) -> None:
-    """Write a checkpoint in place of the one at this path, whose permissions it keeps; follow symbolic links.
+    """Replace the checkpoint at a path, and keep its permissions. Symbolic links are followed.
 
     Raises:
-        OSError: It cannot be written; what was there before still is.
+        OSError: The file cannot be written; the previous one is unchanged.
     """
     target = Path(path).resolve()
     _remove_partial(target)
-    # Beside it, since only within one file system a file takes another's place at once.
+    # In the same directory: a file is only replaced atomically within one file system.
     beside = target.with_name(f".{target.name}.{os.urandom(4).hex()}{_PARTIAL}")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -50,7 +50,7 @@ def write_file(path: str | os.PathLike[str], payload: bytes | bytearray) -> None
 
 
 def _remove_partial(target: Path) -> None:
-    """Remove what killed processes have left beside a file; those that still write hold locks."""
+    """Remove partial files of killed processes; a process that is still writing holds a lock."""
     for entry in target.parent.iterdir():
         if entry.name.startswith(f".{target.name}.") and entry.name.endswith(_PARTIAL):
             with contextlib.suppress(OSError), entry.open("rb") as file:
@@ -59,16 +59,18 @@ def _remove_partial(target: Path) -> None:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return what was written to a checkpoint.
+    """Return the payload of a checkpoint.
 
     Raises:
-        OSError: It cannot be read.
-        VectorEnvError: It is no whole checkpoint, or one of a later format.
+        OSError: The file cannot be read.
+        VectorEnvError: The file is not a complete checkpoint, or has another format.
     """
     content = Path(path).read_bytes()
     start = len(_MAGIC) + _HEADER.size
     if not content.startswith(_MAGIC) or len(content) < start:
-        raise VectorEnvError(f"{os.fspath(path)!r} is no checkpoint: expected a file that VectorEnv.checkpoint wrote")
+        raise VectorEnvError(
+            f"{os.fspath(path)!r} is not a checkpoint: expected a file that VectorEnv.checkpoint wrote"
+        )
     number, length, checksum = _HEADER.unpack_from(content, len(_MAGIC))
     payload = content[start:]
     if number != _FORMAT:
@@ -76,5 +78,5 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
             f"{os.fspath(path)!r} has format {number}: expected {_FORMAT}; read it with the version that wrote it"
         )
     if len(payload) != length or zlib.crc32(payload) != checksum:
-        raise VectorEnvError(f"{os.fspath(path)!r} was cut off or changed: expected a whole checkpoint")
+        raise VectorEnvError(f"{os.fspath(path)!r} was truncated or changed: expected a complete checkpoint")
     return payload

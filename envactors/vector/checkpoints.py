@@ -1,4 +1,7 @@
-"""A vector on disk: what is written of each env, and how the envs of another vector are brought there."""
+"""Write the state of a vector to a checkpoint, and restore it in another vector.
+
+The file format is in `envactors.vector.checkpoint_file`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from envactors.vector.results import EnvStep, RowReader
 
 
 class SavedEnv(NamedTuple):
-    """Where an env stands, and how to bring it there; for the fields see `Slot`, `Episodes` and `RowReader`."""
+    """State of an env and how to restore it. For the fields see `Slot`, `Episodes`, and `RowReader`."""
 
     root_seed: int | None
     episode: int
@@ -33,12 +36,12 @@ class SavedEnv(NamedTuple):
 
 
 class SavedVector(NamedTuple):
-    """A vector on disk.
+    """Contents of a checkpoint.
 
     Attributes:
-        options: The options that must be the same in the vector that goes on.
-        action: One env's action.
-        envs: All envs.
+        options: Options that the resumed vector must have as well.
+        action: Spec of one env's action.
+        envs: State of each env.
     """
 
     options: dict[str, Any]
@@ -46,10 +49,10 @@ class SavedVector(NamedTuple):
     envs: list[SavedEnv]
 
     def merge(self, path: object, options: dict[str, Any], count: int) -> dict[str, Any]:
-        """Return the options of the vector that goes on.
+        """Return the options of the resumed vector.
 
         Raises:
-            VectorEnvError: It is to have other ones than the vector on disk, or another number of envs.
+            VectorEnvError: The options or the number of envs differ from those of the checkpoint.
         """
         if count != len(self.envs):
             raise VectorEnvError(f"{path!r} has {len(self.envs)} envs: expected as many factories, not {count}")
@@ -60,26 +63,26 @@ class SavedVector(NamedTuple):
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> SavedVector:
-    """Return what was written; for errors see `checkpoint_file.read_file`."""
+    """Return the contents of a checkpoint. For errors see `checkpoint_file.read_file`."""
     return SavedVector(*loads(read_file(path)))
 
 
 class Checkpoints:
-    """Writes a vector to a file, and brings it to where one on disk stood.
+    """Writes checkpoints of a vector, and restores a vector from one.
 
     Args:
         handles: The handle of each env.
-        pending: What waits to be delivered, and the slots.
-        episodes: The bookkeeper.
-        reader: Has the last results.
-        options: The options that must be the same in a vector that goes on.
-        action: One env's action.
-        saves: Whether states of envs can be saved.
-        every: After how many steps of an env the file is written again; None leaves that to the user.
+        pending: Results that were not delivered yet, and the slots.
+        episodes: Counts of steps and episodes.
+        reader: Provides the last result of each env.
+        options: Options that a resumed vector must have as well.
+        action: Spec of one env's action.
+        saves: Whether the vector has a snapshot policy.
+        every: Number of steps of an env after which the file is written again; None for never.
 
     Attributes:
-        saves: Whether states of envs can be saved.
-        every: After how many steps of an env the file is written again; None for never.
+        saves: Whether the vector has a snapshot policy.
+        every: Number of steps of an env after which the file is written again; None for never.
     """
 
     def __init__(
@@ -103,15 +106,15 @@ class Checkpoints:
         self._reader = reader
         self._options = options
         self._action = action
-        # The file, and the steps of each env when it was written last.
+        # Path of the file, and the steps of each env when it was last written.
         self._path: str | os.PathLike[str] | None = None
         self._steps: Any = 0
 
     def check_can_save(self, env_ids: list[int]) -> None:
-        """Refuse to save the states of envs, or to put them back, where that cannot be done.
+        """Check that the states of some envs can be saved and restored.
 
         Raises:
-            VectorEnvError: The vector was made without ``snapshot``.
+            VectorEnvError: The vector has no snapshot policy.
             AlreadyPendingError: An env has a result pending.
         """
         if not self.saves:
@@ -119,7 +122,7 @@ class Checkpoints:
         self._pending.check_idle(env_ids)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the vector; see `envactors.vector.facade.VectorEnv.checkpoint`."""
+        """Write a checkpoint; see `envactors.vector.facade.VectorEnv.checkpoint`."""
         self._pending.check_idle(range(len(self._handles)))
         if self._slots.on_failure != "replay":
             raise VectorEnvError("a checkpoint of this vector env: expected one with on_failure='replay'")
@@ -149,7 +152,7 @@ class Checkpoints:
         return self._handles[env_id]._supervisor.journal(env_id)
 
     def _not_whole(self) -> list[int]:
-        """Return the envs that cannot be brought back."""
+        """Return the envs that neither a replay nor a reset can restore."""
         return [slot.index for slot in self._slots.of if not (slot.needs_reset or self._journal(slot.index).whole)]
 
     def _describe(self, slot: Slot, steps: int) -> SavedEnv:
@@ -159,10 +162,10 @@ class Checkpoints:
         return SavedEnv(slot.root_seed, slot.episode, slot.needs_reset, *counts, self._reader.last(index), journal)
 
     def bring_back(self, path: str | os.PathLike[str], saved: SavedVector, actors: Sequence[ActorHandle]) -> None:
-        """Bring the envs to where those on disk stood.
+        """Restore the envs to the state of a checkpoint.
 
         Raises:
-            VectorEnvError: Their actions are others, or they do not return what those had returned.
+            VectorEnvError: The action specs differ, or an env does not return the observations of the original.
         """
         if self._action != saved.action:
             raise VectorEnvError(f"the actions of {path!r} are {saved.action}: expected {self._action}")

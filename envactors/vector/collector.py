@@ -1,4 +1,4 @@
-"""Waiting for results and delivering them, in the thread that uses the vector."""
+"""Wait for results and deliver them, in the thread that uses the vector."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Collector:
     Args:
         handles: The handle of each env.
         slots: All envs.
-        pending: Where their results are.
-        batcher: Makes batches of them.
+        pending: Results that were not delivered yet.
+        batcher: Makes batches of single results.
         reader: Reads results out of rows.
-        outcomes: Reads what has arrived.
-        stepper: Has the doorbells.
-        asker: Knows how long posting took.
+        outcomes: Reads outcomes that have arrived.
+        stepper: Listens to the doorbells.
+        asker: Measures how long posting takes.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Collector:
         self._asker = asker
         self._supervisors: list[Supervisor] = list(dict.fromkeys(handle._supervisor for handle in handles))
         self._reactor = self._supervisors[0].reactor
-        # The control pages whose workers ring for streamed results.
+        # Control pages whose workers were told to ring for streamed results.
         self._rung: dict[int, ControlPage] = {}
 
     def wait_for(self, done: Callable[[], bool], count: int, deadline: float | None) -> bool:
-        """Wait until ``done()`` or the deadline (`time.monotonic`); return whether ``done()``.
+        """Wait until ``done()`` or the deadline, and return ``done()``.
 
-        What arrives meanwhile is read between two waits: that may take long, and other threads read replies then.
+        Results are read between two waits, since that may take long and other threads can read replies meanwhile.
 
         Args:
-            done: Says whether enough results are ready.
-            count: How many results it takes at least, unless one fails.
-            deadline: Until when to wait.
+            done: Returns whether enough results are ready.
+            count: Least number of results that make it true, unless one of them is a failure.
+            deadline: End of the wait (`time.monotonic`); None for no limit.
 
         Raises:
-            ActorClosedError: The vector was closed meanwhile, and nothing comes any more.
+            ActorClosedError: The vector was closed meanwhile.
         """
         for supervisor in self._supervisors:
             supervisor.resume_inline()
@@ -105,7 +105,7 @@ class Collector:
         return True
 
     def read(self) -> None:
-        """Read what has arrived."""
+        """Read the outcomes that have arrived."""
         with defer_signals:
             self._arrive()
             self._outcomes.read_arrived()
@@ -119,20 +119,20 @@ class Collector:
                     rows.arrive()
 
     def _has_failed(self) -> bool:
-        """Return whether something that has arrived may be a failure, which is told at once."""
+        """Return whether an outcome that has arrived may be a failure, which ends the wait."""
         slots = self._slots
         return any(index in slots.outcomes or slots.infos.failed(index) for index in slots.unread())
 
     def _ring_at(self, expected: int) -> bool:
-        """Have workers ring when so many more results are there; return whether there are any to expect.
+        """Tell workers to ring when ``expected`` more results are complete; return whether any are outstanding.
 
-        Results that came before have to be looked for after this.
+        The caller has to look again afterwards for results that were complete before.
         """
         states = self._slots.states
         missing = states.count(POSTED)
         if not missing:
             return False
-        # A row is complete also while its env is not asked anything.
+        # Workers count complete rows, which include those of envs without a request.
         count = len(states) - missing + min(max(1, expected), missing)
         for supervisor in self._supervisors:
             process = supervisor.core.process
@@ -143,7 +143,7 @@ class Collector:
         return True
 
     def collect_at_once(self) -> None:
-        """Read what is complete now, or within the spin window if spinning pays; called with signals deferred."""
+        """Read the results that are complete, after a short spin if that pays off. Called with signals deferred."""
         if self._stepper.stream_tuner.strategy.both_spin:
             pairs = []
             for supervisor in self._supervisors:
@@ -156,7 +156,7 @@ class Collector:
         self._outcomes.read_arrived()
 
     def _record_wait(self, started: float, count: int) -> None:
-        """Record when the waiting for so many results began that have been delivered now."""
+        """Record the duration of a wait for ``count`` delivered results, which began at ``started``."""
         now = time.monotonic()
         seconds = now - started + self._asker.posting
         self._stepper.stream_tuner.record(seconds * len(self._handles) / count, now)
@@ -166,7 +166,7 @@ class Collector:
         self._rung = {}
 
     def discard(self, env_ids: Sequence[int], deadline: float | None) -> None:
-        """Wait for what an interrupted request has asked of envs that are to be reset, and drop the results."""
+        """Wait for the results of an interrupted request of envs that are about to be reset, and discard them."""
         pending = self._pending
         if pending.was_disturbed:
             self.wait_for(lambda: not pending.in_flight(env_ids), len(env_ids), deadline)
@@ -177,14 +177,14 @@ class Collector:
         """Wait for the results of envs and deliver them.
 
         Args:
-            env_ids: The envs.
-            timeout: How long the user waits, in seconds, for the error.
-            deadline: Until when (`time.monotonic`).
-            what: What the user called, for errors.
+            env_ids: Ids of the envs.
+            timeout: The user's timeout in seconds, for the error.
+            deadline: End of the wait (`time.monotonic`); None for no limit.
+            what: Name of the user's call, for errors.
 
         Raises:
             VectorTimeoutError: The deadline passed; nothing is lost.
-            NothingPendingError: A signal handler or another thread took the results.
+            NothingPendingError: A signal handler or another thread has taken the results.
             VectorStepError: Some envs failed.
         """
         pending = self._pending
@@ -192,16 +192,16 @@ class Collector:
         late = pending.in_flight(env_ids)
         if late:
             raise VectorTimeoutError(
-                f"{what} waited {timeout} s and the results of the envs {late} have not come; nothing is lost, recv "
-                f"hands all of them out. Env {late[0]} is in {self._whereabouts(late[0])}",
+                f"{what} waited {timeout} s, and the envs {late} have not finished; nothing is lost, and recv will "
+                f"return the results. Env {late[0]} is in {self._whereabouts(late[0])}",
                 env_ids=late,
                 timeout=timeout,
             )
         gone = [env_id for env_id in env_ids if self._slots.states[env_id] == IDLE]
         if gone:
             raise NothingPendingError(
-                f"{what} waited for the results of the envs {gone}, which were handed out to a signal handler or "
-                "another thread meanwhile: let one of the two take them"
+                f"{what} waited for the results of the envs {gone}, which a signal handler or another thread has taken "
+                "meanwhile: let only one of them wait for these envs"
             )
         return self.deliver(env_ids, what)
 
@@ -212,7 +212,7 @@ class Collector:
         def enough() -> bool:
             if min_envs is not None and len(ready) >= min_envs:
                 return True
-            # Counted anew on every wake-up: a signal handler or another thread may take results meanwhile.
+            # Computed on every wake-up, since a signal handler or another thread may take results meanwhile.
             return self._pending.receivable == len(ready) or any(result.error for result in tuple(ready.values()))
 
         started = time.monotonic()
@@ -225,10 +225,10 @@ class Collector:
         return self._deliver_ready(max_envs, started)
 
     def _deliver_ready(self, max_envs: int | None, started: float) -> Batch:
-        """Deliver what is ready, and all failures, for a `receive` that began at ``started`` (`time.monotonic`)."""
+        """Deliver ready results and all failures, for a `receive` that began at ``started`` (`time.monotonic`)."""
         if not self._pending.receivable:
             raise NothingPendingError(
-                "recv with nothing under way any more: a signal handler or another thread took it"
+                "recv has no results left to wait for: a signal handler or another thread has taken them"
             )
         results = sorted(self._pending.ready.values(), key=operator.attrgetter("when"))
         failed = [result.env_id for result in results if result.error is not None]
@@ -242,9 +242,9 @@ class Collector:
         """Deliver results that are ready.
 
         Raises:
-            VectorStepError: Some of them are failures; the others are in its ``.batch``.
+            VectorStepError: Some results are failures; the others are in ``.batch``.
         """
-        with defer_signals:  # what is delivered is also taken into account
+        with defer_signals:  # delivering and counting must not be separated
             results = self._pending.look_at(env_ids)
             if all(result.is_in_rows for result in results) and not self._batcher.learns:
                 batch = self._take_batch(env_ids)
@@ -259,7 +259,7 @@ class Collector:
         self._reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
             first_id, first_error = next(iter(failures.items()))
-            # An error of an actor says itself where it happened.
+            # An `ActorError` already names the actor.
             where = "" if isinstance(first_error, ActorError) else f" ({self._whereabouts(first_id)})"
             raise VectorStepError(
                 f"{len(failures)} of {len(results)} envs failed in {what}; env {first_id}{where}: "
@@ -270,7 +270,7 @@ class Collector:
         return batch
 
     def _take_batch(self, env_ids: list[int]) -> Batch:
-        """Return results that stand in the rows."""
+        """Return a batch of results that are in the rows."""
         index = np.array(env_ids, np.int64)
         rows, reader, slots = self._slots.slab, self._reader, self._slots
         contents = [reader.contents[env_id] for env_id in env_ids]
@@ -285,7 +285,7 @@ class Collector:
         )
 
     def _steps(self, results: Sequence[ReadyResult]) -> list[EnvStep]:
-        """Return the results that are no failures, in order."""
+        """Return the results without the failures, in order."""
         steps = []
         for result in results:
             if result.step is not None:
@@ -295,6 +295,6 @@ class Collector:
         return steps
 
     def _whereabouts(self, env_id: int) -> str:
-        """Return which actor an env is in, for errors."""
+        """Describe the actor of an env, for errors."""
         handle = self._handles[env_id]
         return f"actor {handle.name!r}, pid {handle.pid}, incarnation {handle.incarnation}"

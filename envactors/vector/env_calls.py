@@ -1,4 +1,4 @@
-"""Calls and attributes of the envs of a vector: what `VectorEnv` has beside steps and resets."""
+"""Methods of `VectorEnv` that call methods of envs, and read and write their attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from envactors.vector.build import results_of
 
 
 class EnvCalls:
-    """Calls methods of envs side by side, and reads and writes their attributes; the base of `VectorEnv`."""
+    """Base class of `VectorEnv` with calls and attributes of envs."""
 
     _handles: list[ActorView]
 
@@ -20,7 +20,7 @@ class EnvCalls:
         return len(self._handles)
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
-        """Return the ids of some envs, None for all, once it is known that the vector is open."""
+        """Check that the vector is open, and return the ids of some envs, or of all for None."""
         raise NotImplementedError
 
     def __getitem__(self, env_id: int) -> ActorView:
@@ -28,41 +28,41 @@ class EnvCalls:
         return self._handles[operator.index(env_id)]
 
     def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
-        """Call a method of envs side by side.
+        """Call a method of envs in parallel.
 
         Args:
-            method: The method's name.
-            *args: Its arguments.
-            env_ids: Which envs, in this order; None for all.
-            **kwargs: Its keyword arguments.
+            method: Name of the method.
+            *args: Arguments of the method.
+            env_ids: Ids of the envs, in this order; None for all.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
             One value per env.
 
         Raises:
-            Exception: What the first env that failed raised, after all have answered.
+            Exception: Raised by the first env that failed, once all envs have replied.
         """
         return results_of([self[env_id].call(method, *args, **kwargs) for env_id in self._select(env_ids)])
 
     def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
-        """Read an attribute of envs; return one value per env."""
+        """Return an attribute of envs, one value per env."""
         return results_of([self[env_id].get(name) for env_id in self._select(env_ids)])
 
     def set_attr(self, name: str, values: Any, env_ids: Iterable[int] | None = None) -> None:
-        """Write an attribute of envs.
+        """Set an attribute of envs.
 
         Args:
-            name: The attribute's name.
-            values: A list or tuple has one value per env; anything else goes to all.
-            env_ids: Which envs, in this order; None for all.
+            name: Name of the attribute.
+            values: A list or tuple with one value per env, or one value for all.
+            env_ids: Ids of the envs, in this order; None for all.
 
         Raises:
-            VectorInputError: A list or tuple of another length.
+            VectorInputError: ``values`` does not have one value per env.
         """
         ids = self._select(env_ids)
         each = inputs.one_each(values, len(ids), "values", f"set_attr({name!r}): ")
         results_of([self[env_id].set(name, value) for env_id, value in zip(ids, each, strict=True)])
 
     def render(self) -> list[Any]:
-        """Return the frames of all envs, as their ``render`` returns them."""
+        """Return the frames that the envs' ``render`` methods return."""
         return self.call("render")

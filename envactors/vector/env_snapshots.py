@@ -1,4 +1,4 @@
-"""States of envs that outlast them: snapshots in memory, and checkpoints on disk."""
+"""Methods of `VectorEnv` for states of envs: snapshots in memory, and checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ T = TypeVar("T", bound="EnvSnapshots")
 
 @dataclasses.dataclass(frozen=True)
 class EnvSnapshot:
-    """The state of one env between two steps; it can be pickled.
+    """State of one env between two steps. It can be pickled.
 
     Attributes:
-        env_id: The env that it was taken of.
-        state: What the vector's ``snapshot.get`` has returned, pickled.
-        check: The checksum over the observations before it.
-        root_seed: The seed of the env's last seeded reset.
-        episode: The number of its next episode, if episodes are seeded.
+        env_id: Id of the env.
+        state: Pickled return value of ``snapshot.get``.
+        check: Checksum over the observations before the snapshot.
+        root_seed: Seed of the env's last seeded reset.
+        episode: Index of its next episode, if episodes are seeded.
         ended: Whether its next step is a reset.
-        last: Its last result; None if failures are raised.
+        last: Its last result; None under ``on_failure="raise"``.
     """
 
     env_id: int
@@ -44,7 +44,7 @@ class EnvSnapshot:
 
 
 class EnvSnapshots(EnvCalls):
-    """States of envs, in memory and on disk: how they are taken and put back; a base of `VectorEnv`."""
+    """Base class of `VectorEnv` with the methods that save and restore the states of envs."""
 
     actors: list[ActorHandle]
     _asker: Asker
@@ -54,10 +54,10 @@ class EnvSnapshots(EnvCalls):
     _slots: Slots
 
     def snapshot(self, env_ids: Iterable[int] | None = None) -> list[EnvSnapshot]:
-        """Take the state of envs, wrappers and random generators, as the ``snapshot`` of the vector does it.
+        """Save the states of envs, including wrappers and random generators, with the vector's ``snapshot`` policy.
 
         Args:
-            env_ids: Which envs, in this order; None for all.
+            env_ids: Ids of the envs, in this order; None for all.
 
         Returns:
             One snapshot per env, for `restore`.
@@ -65,8 +65,8 @@ class EnvSnapshots(EnvCalls):
         Raises:
             VectorEnvError: The vector was made without ``snapshot``.
             AlreadyPendingError: An env has a result pending.
-            VectorInputError: An env needs a reset first, or wrong ids.
-            Exception: What ``snapshot.get`` raised.
+            VectorInputError: An env needs a reset first, or ``env_ids`` is invalid.
+            Exception: Raised by ``snapshot.get``.
         """
         ids = self._select(env_ids)
         self._checkpoints.check_can_save(ids)
@@ -80,20 +80,19 @@ class EnvSnapshots(EnvCalls):
         return EnvSnapshot(env_id, state, check, slot.root_seed, slot.episode, ended, last)
 
     def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
-        """Put envs into states that `snapshot` has returned, of this vector or of one like it.
+        """Restore envs to states that `snapshot` has returned, of this vector or of a similar one.
 
-        Their next steps return what the steps after the snapshot returned, for the same actions. Counts of steps and
-        episodes go on.
+        From there, equal actions give the results that followed the snapshot. Steps and episodes continue to count.
 
         Args:
-            snapshots: The states.
-            env_ids: The env that each is for, in their order; None for those that they were taken of.
+            snapshots: States to restore.
+            env_ids: Id of the env for each state; None for the envs that the states were taken of.
 
         Raises:
             VectorEnvError: The vector was made without ``snapshot``.
             AlreadyPendingError: An env has a result pending.
-            VectorInputError: Wrong ids, or another number of them.
-            Exception: What ``snapshot.set`` raised; the env needs a reset.
+            VectorInputError: ``env_ids`` is invalid, or does not have one id per snapshot.
+            Exception: Raised by ``snapshot.set``; the env needs a reset then.
         """
         ids = self._select([one.env_id for one in snapshots] if env_ids is None else env_ids)
         if len(ids) != len(snapshots):
@@ -110,10 +109,12 @@ class EnvSnapshots(EnvCalls):
         results_of(futures)
 
     def last_batch(self) -> Batch:
-        """Return the last result of each env again, with reward 0 after a reset; for ``on_failure`` other than "raise".
+        """Return the last result of each env again, with reward 0 after a reset.
+
+        Not available under ``on_failure="raise"``.
 
         Raises:
-            NothingPendingError: An env has none yet.
+            NothingPendingError: An env has no result yet.
         """
         steps = [self._reader.last_kept(env_id) for env_id in self._select(None)]
         if None in steps:
@@ -121,37 +122,38 @@ class EnvSnapshots(EnvCalls):
         return self._batcher.batch([step for step in steps if step is not None])
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write everything that `resume` needs to a file, in place of the one that is there.
+        """Write a file from which `resume` can continue, and replace the one at this path.
 
-        With ``checkpoint_every`` that file is written again from now on.
+        With ``checkpoint_every``, the vector also writes this file again from now on.
 
         Args:
-            path: The file.
+            path: Path of the file.
 
         Raises:
-            VectorEnvError: ``on_failure`` is not ``"replay"``, or an env cannot be brought back: it was never seeded,
-                or was stepped more than ``max_journal`` times since, and there is no ``snapshot``.
+            VectorEnvError: ``on_failure`` is not ``"replay"``, or an env cannot be restored: it was never seeded, or
+                made more than ``max_journal`` steps since, and the vector has no ``snapshot`` policy.
             AlreadyPendingError: An env has a result pending.
-            OSError: The file cannot be written; what was there before still is.
+            OSError: The file cannot be written; the previous one is unchanged.
         """
         self._select(None)
         self._checkpoints.write(path)
 
     @classmethod
     def resume(cls: type[T], path: str | os.PathLike[str], factories: Iterable[Factory], **options: Any) -> T:
-        """Return a vector as it was when a checkpoint was written: equal actions give equal observations from there.
+        """Return a vector in the state of a checkpoint. From there, equal actions give equal observations.
 
-        `stats` says after how many steps of each env that was, `last_batch` what their last results were. The file is
-        read with pickle: resume from none that others may have written.
+        `stats` returns the number of steps of each env at that point, and `last_batch` their last results. The file is
+        read with pickle, which can run any code: only resume from files that you trust.
 
         Args:
-            path: The file.
-            factories: As for the vector that has written it.
-            **options: As for `VectorEnv`; ``autoreset``, ``on_failure`` and ``seed_episodes`` are the written ones.
+            path: Path of the file.
+            factories: Factories of the vector that has written it.
+            **options: Options of `VectorEnv`; ``autoreset``, ``on_failure``, and ``seed_episodes`` are taken from the
+                file.
 
         Raises:
-            VectorEnvError: The file is no whole checkpoint, is one of another kind of vector, or an env did not return
-                the observations that it had returned.
+            VectorEnvError: The file is not a complete checkpoint, was written by a vector with other options, or an
+                env did not return the same observations as before.
             OSError: The file cannot be read.
         """
         saved, factories = read_checkpoint(path), list(factories)

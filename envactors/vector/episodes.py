@@ -1,4 +1,4 @@
-"""The bookkeeper of a vector: steps and episodes of each env, which of them resets next, when a process is too old."""
+"""Counts of steps and episodes per env, seeds of episodes, and the decision to recycle a process."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from envactors.options import RecyclePolicy
 
 
 class Episodes:
-    """Counts what envs have done.
+    """Counts the steps and episodes of envs.
 
     Args:
         slots: All envs.
         supervisors: The actor of each env.
-        recycle: When a process is replaced between two episodes.
+        recycle: Policy that replaces processes between episodes; None for never.
 
     Attributes:
         autoreset: What happens at the end of an episode.
-        episodes: int64, shape (n,): how many episodes have ended.
+        episodes: Number of episodes that have ended; int64, shape (n,).
     """
 
     def __init__(self, slots: Slots, supervisors: Sequence[Supervisor], recycle: RecyclePolicy | None) -> None:
         count = len(supervisors)
         self.autoreset: Autoreset = slots.autoreset
         self.episodes: npt.NDArray[np.int64] = np.zeros(count, np.int64)
-        # Not the slots themselves, which hold the memory that is freed when the vector is closed.
+        # Not the slots themselves: they refer to memory that is freed when the vector is closed.
         self._of = slots.of
         self._ended = slots.ended
         self._unusual = slots.unusual
         self._supervisors = supervisors
-        # Steps of each env, without those of full batches, which `_rounds` counts for all of them.
+        # Steps of each env without those of full batches, which `_rounds` counts.
         self._steps = np.zeros(count, np.int64)
         self._rounds = 0
         self._recycle = recycle
@@ -43,11 +43,11 @@ class Episodes:
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:
-        """int64, shape (n,): how many steps each env has made."""
+        """Number of steps of each env; int64, shape (n,)."""
         return self._steps + self._rounds
 
     def seed_episodes(self) -> None:
-        """Have each episode begin with a seed of its own; they count from a random one until a reset with a seed."""
+        """Seed each episode. Until the first seeded reset, the seeds are derived from a random one."""
         for slot, seed in zip(self._of, np.random.SeedSequence().generate_state(len(self._steps)), strict=True):
             slot.root_seed = slot.next_seed = int(seed)
 
@@ -55,13 +55,13 @@ class Episodes:
         """Record one transition of every env.
 
         Args:
-            terminated: bool, shape (n,).
-            truncated: bool, shape (n,).
-            resets: bool, shape (n,): which of them were resets; None for none.
+            terminated: Whether each episode ended; bool, shape (n,).
+            truncated: Whether each episode was cut off; bool, shape (n,).
+            resets: Whether each transition was a reset; bool, shape (n,); None if none was.
         """
         self._rounds += 1
         if resets is not None:
-            self._steps -= resets  # a reset is no step
+            self._steps -= resets  # a reset does not count as a step
             self._ended[...] = False
         if terminated.tobytes() != self._none or truncated.tobytes() != self._none:
             for index in np.flatnonzero(terminated | truncated).tolist():
@@ -109,16 +109,16 @@ class Episodes:
             slot.needs_reset = False
 
     def resume(self, slot: Slot, *, steps: int, episodes: int) -> None:
-        """Go on with the counts of an env that was written to a file."""
+        """Continue the counts of an env from a checkpoint."""
         self._steps[slot.index] = steps - self._rounds
         self.episodes[slot.index] = episodes
         self.begin_process(slot)
 
     def begin_process(self, slot: Slot) -> None:
-        """Note that an env has gone over to another process."""
+        """Record that an env has moved to another process."""
         slot.counted_in = slot.incarnation
         slot.steps_before = int(self._steps[slot.index]) + self._rounds
-        slot.retiring = False  # the one that was to be replaced is gone
+        slot.retiring = False  # the process to be replaced is gone
 
     def _end(self, slot: Slot, count: int = 1) -> None:
         """Record the end of one or more episodes."""

@@ -1,4 +1,4 @@
-"""Many envs as one: `VectorEnv` composes batch steps of its actors into batches of results."""
+"""`VectorEnv`, which steps many envs as one. The parts that it consists of are in the other modules of this package."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ if TYPE_CHECKING:
 class VectorEnv(EnvSnapshots, RolloutMethods):
     """Steps many envs as one, in actors.
 
-    The constructor waits until every env is made. One thread at a time uses a vector env.
+    The constructor waits until every env is made. Only one thread may use a vector env at a time.
 
     Args:
-        factories: One per env, as for `spawn`; run in the workers. The envs have Gymnasium's
-            ``reset(seed=, options=) -> (obs, info)``, ``step(action) -> (obs, reward, terminated, truncated, info)``.
+        factories: One factory per env, as for `spawn`, which runs in a worker. The envs have Gymnasium's
+            ``reset(seed=, options=) -> (obs, info)`` and
+            ``step(action) -> (obs, reward, terminated, truncated, info)``.
         **options: See `VectorOptions`.
 
     Attributes:
-        num_envs: How many envs there are.
-        actors: The handle of each process.
-        action_spec: One env's action; None if the envs have no action space, and then actions are not checked.
-        reward_spec: One env's reward: float64, a scalar unless the env has a ``reward_space``.
-        metadata, render_mode: Those of the first env.
+        num_envs: Number of envs.
+        actors: Handle of each process.
+        action_spec: Spec of one env's action; None if the envs have no action space, so that actions are not checked.
+        reward_spec: Spec of one env's reward: float64, a scalar unless the env has a ``reward_space``.
+        metadata, render_mode: Attributes of the first env.
 
     Raises:
         TypeError: ``factories`` is a single factory.
         ActorStartError: An env could not be made.
-        SpaceMismatchError: The envs' values do not go into one batch.
-        VectorEnvError: There is not enough memory to share.
+        SpaceMismatchError: The specs of the envs differ, so that their values cannot be batched.
+        VectorEnvError: There is not enough shared memory.
     """
 
     def __init__(self, factories: Iterable[Factory], **options: Unpack[VectorOptions]) -> None:
@@ -79,7 +80,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
             raise
 
     def _assemble(self, choices: Choices) -> None:
-        """Learn what the envs look like, and make the parts of the vector."""
+        """Ask for the specs of the envs, and make the parts of the vector."""
         handles = self._handles
         self.num_envs: int = len(self._handles)
         autoreset, on_failure = choices.autoreset, choices.on_failure
@@ -116,15 +117,15 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         return RolloutBooks(*parts).make_rollouts(self.actors, self._built.memory)
 
     def _check_made(self) -> None:
-        """Check the envs before their specs are compared; for subclasses, which can call methods of the handles."""
+        """Check the envs before their specs are compared. For subclasses, which may call methods of the handles."""
 
     @property
     def observation_spec(self) -> Spec | None:
-        """The spec of one env's observation, learnt from the first reset (None before) if there is no space."""
+        """Spec of one env's observation. Without an observation space, it is None until the first reset."""
         return self._batcher.observation_spec
 
     def stats(self) -> VectorStats:
-        """Return counts over the vector env's life; the first call begins to take times."""
+        """Return counts over the vector env's lifetime. The first call begins to measure times."""
         return self._statistics.collect()
 
     def reset(
@@ -134,23 +135,23 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         env_ids: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset envs side by side.
+        """Reset envs in parallel.
 
         Args:
-            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one (or None) for each env given. Without
-                a seed the env chooses; with ``seed_episodes`` it is that of the next episode.
-            options: Passed to each env's ``reset``; a list or tuple has one (or None) for each env given.
-            env_ids: Which envs, in this order; None for all.
-            timeout: How long to wait, in seconds.
+            seed: An int, which gives env ``i`` the seed ``seed + i``, or a sequence with one seed (or None) per env.
+                Without a seed, the env chooses, or gets the seed of its next episode with ``seed_episodes``.
+            options: Options for each env's ``reset``, or a list or tuple with one value (or None) per env.
+            env_ids: Ids of the envs, in this order; None for all.
+            timeout: Longest time to wait, in seconds; None for no limit.
 
         Returns:
-            ``(obs, infos)``: the observations batched per leaf with the envs along axis 0, each env's own dict.
+            ``(obs, infos)``: observations batched per leaf with the envs along axis 0, and a list of infos.
 
         Raises:
-            VectorTimeoutError: The waiting ended; ``recv`` hands the results out, with reward 0.
+            VectorTimeoutError: The timeout passed; ``recv`` will return the results, with reward 0.
             VectorStepError: Some envs failed.
             AlreadyPendingError: An env has a result pending.
-            VectorInputError: Wrong ids or seeds, or another number of options.
+            VectorInputError: ``env_ids``, ``seed``, or ``options`` is invalid.
         """
         asker, collector = self._asker, self._collector
         ids = self._select(env_ids)
@@ -163,26 +164,26 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
-        """Step envs side by side and wait for all of them.
+        """Step envs in parallel and wait for all of them.
 
         Args:
-            actions: Per leaf of the action spec an array with the envs along axis 0, or a list of one action per
-                env; without an action spec any sequence.
-            env_ids: Which envs, in the order of the actions; None for all.
-            timeout: How long to wait, in seconds; killing is what ``deadlines`` are for.
+            actions: An array with the envs along axis 0 per leaf of the action spec, or a list with one action per env.
+                Without an action spec, any sequence.
+            env_ids: Ids of the envs, in the order of the actions; None for all.
+            timeout: Longest time to wait, in seconds; None for no limit. Use ``deadlines`` to kill envs that hang.
 
         Returns:
             ``(obs, rewards, terminated, truncated, infos)`` in the order of ``env_ids``: observations batched per
-            leaf, rewards float64, flags bool, each env's own dict.
+            leaf, rewards as float64, flags as bool, and a list of infos.
 
         Raises:
-            VectorTimeoutError: The waiting ended; nothing is lost, ``recv`` hands the results out.
+            VectorTimeoutError: The timeout passed; nothing is lost, and ``recv`` will return the results.
             VectorStepError: Some envs failed; the other results are in ``.batch``.
             AlreadyPendingError: An env has a result pending.
-            NothingPendingError: A signal handler or another thread took the results meanwhile.
-            VectorInputError: Wrong ids or actions, or an env that needs a reset first.
+            NothingPendingError: A signal handler or another thread has taken the results meanwhile.
+            VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
-        # Read before the check, here as everywhere: another thread may close the vector at any time.
+        # Read the attributes before the check: another thread may close the vector at any time.
         stepper, collector, pending, slots, clock = self._stepper, self._collector, self._pending, self._slots, None
         if self._is_closed or engine.forks != self._forks or pending.is_disturbed or pending.was_disturbed:
             self._check_open()
@@ -194,13 +195,13 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
             deadline = None if timeout is None else deadline_after(timeout, "step(timeout=...)")
             if (clock := self._statistics.clock) is not None:
                 clock.enter()
-            with defer_signals:  # once for both: deferring takes a system call per signal, there and back
+            with defer_signals:  # once for both, since it takes two system calls per signal
                 started = stepper.start(ids, actions, stream=False)
                 result = stepper.finish_at_once(started)
             if result is None:
                 result = stepper.finish(started, deadline)
             return collector.gather(ids, timeout, deadline, "step")[1:6] if result is None else result
-        except BaseException as error:  # as `notes_interrupts` does it, which takes one more call
+        except BaseException as error:  # as `notes_interrupts` does, without its call
             pending.note_failure(error, before)
             raise
         finally:
@@ -208,14 +209,14 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
                 clock.leave("step", int(env_ids is None))
 
     def step_async(self, actions: Any) -> None:
-        """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
+        """Start a full-batch step, whose results `step_wait` returns. Arguments and errors are those of `step`."""
         self._started = self._start(self._all_ids, actions, stream=False)
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
-        """Wait for the step that `step_async` has started, and return what `step` returns.
+        """Wait for the step that `step_async` has started, and return its results as `step` does.
 
         Args:
-            timeout: How long to wait, in seconds.
+            timeout: Longest time to wait, in seconds; None for no limit.
 
         Raises:
             NothingPendingError: No step was started, or its results were taken meanwhile.
@@ -233,16 +234,16 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         return wait() if (clock := self._statistics.clock) is None else clock.time("step", wait, batches=1)
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
-        """Start steps and return at once; `recv` hands the results out. Arguments and errors as for `step`."""
+        """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
         self._start(self._select(env_ids), actions, stream=True)
 
     def submit(self, actions: Any, env_ids: Iterable[int] | None = None) -> list[EnvFuture]:
-        """Start steps and return a future for each; they never appear in `recv`.
+        """Start steps and return a future for each. Their results never appear in `recv`.
 
-        Arguments and errors as for `step`.
+        Arguments and errors are those of `step`.
 
         Returns:
-            Futures of `EnvStep`, in the order of ``env_ids``, made for ``as_completed``.
+            Futures that resolve to `EnvStep`, in the order of ``env_ids``, for use with ``as_completed``.
         """
         asker, pending = self._asker, self._pending
         ids = self._select(env_ids)
@@ -255,37 +256,38 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         return futures
 
     def recv(self, min_envs: int | None = None, max_envs: int | None = None, timeout: float | None = None) -> Batch:
-        """Take results of `send` (and of timed-out `step` and `reset`) in the order of their completion.
+        """Return results of `send`, and of `step` and `reset` that timed out, in the order of their completion.
 
         Args:
-            min_envs: How many to wait for; None (and any number beyond it): all that are under way.
-            max_envs: How many to take at most.
-            timeout: How long to wait, in seconds; then what is ready is returned, and nothing is lost.
+            min_envs: Number of results to wait for; None, or a larger number than there are, waits for all.
+            max_envs: Largest number of results to return; None for no limit.
+            timeout: Longest time to wait, in seconds; then the results that are ready are returned, and nothing is
+                lost.
 
         Raises:
-            NothingPendingError: Nothing is under way.
-            VectorStepError: An env failed; raised at once, with what is ready in ``.batch``.
-            VectorInputError: ``min_envs`` or ``max_envs`` make no sense.
+            NothingPendingError: No results are pending.
+            VectorStepError: An env failed. Raised at once, with the results that are ready in ``.batch``.
+            VectorInputError: ``min_envs`` or ``max_envs`` is invalid.
         """
         collector = self._collector
         self._check_open()
         deadline = deadline_after(timeout, "recv(timeout=...)")
         inputs.check_limits(min_envs, max_envs)
         if not self._pending.receivable:
-            raise NothingPendingError("recv with nothing under way: send actions first")
+            raise NothingPendingError("recv has nothing to wait for: send actions first")
         wait = functools.partial(collector.receive, min_envs, max_envs, deadline)
         return wait() if (clock := self._statistics.clock) is None else clock.time("recv", wait)
 
     def close(self, timeout: float | None = None) -> None:
-        """Close the envs and end their processes, side by side; may be called again.
+        """Close the envs and end their processes in parallel. It may be called again.
 
         Args:
-            timeout: How long that may take before what is left is killed, in seconds; None: the close deadline.
+            timeout: Time in seconds after which the remaining processes are killed; None for the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed, self._started = True, None
         if self._built.close(timeout):
-            # What refers to the memory; a thread that still waits holds what it needs.
+            # Everything that refers to the memory; a thread that still waits has references of its own.
             self._stepper = self._asker = self._collector = self._checkpoints = None  # type: ignore[assignment]
             self._slots = self._pending = self._reader = None  # type: ignore[assignment]
 
@@ -299,7 +301,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         return f"<VectorEnv of {self.num_envs} envs{', closed' if self._is_closed else ''}>"
 
     def _check_open(self) -> None:
-        """Refuse the use of a closed vector, or of one that belongs to another process."""
+        """Check that the vector is open and belongs to this process, and clean up after an interrupted request."""
         if self._is_closed:
             raise ActorClosedError("this vector env is closed: make another")
         if engine.forks != self._forks:
@@ -308,7 +310,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
             self._asker.settle_interrupted()
 
     def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> Selection:
-        """Start steps; return what was started."""
+        """Start steps, and return the envs."""
         stepper = self._stepper
         self._check_open()
         if self._checkpoints.every is not None:

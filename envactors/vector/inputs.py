@@ -1,4 +1,4 @@
-"""Checks of what users give to a vector: everything is refused before anything is sent."""
+"""Checks of the arguments of a vector, which take place before anything is sent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ EnvVars = Mapping[str, str] | Sequence[Mapping[str, str]] | None
 
 
 def check_flags(*, shared_memory: object = True, **flags: object) -> None:
-    """Refuse what is no bool, and warn of ``shared_memory=False``.
+    """Check that options are bools, and warn about ``shared_memory=False``.
 
     Raises:
-        VectorInputError: Naming the option.
+        VectorInputError: An option is not a bool.
     """
     for name, flag in {"shared_memory": shared_memory, **flags}.items():
         if not isinstance(flag, bool):
@@ -38,10 +38,10 @@ def check_flags(*, shared_memory: object = True, **flags: object) -> None:
 
 
 def check_counts(least: int, **counts: object) -> None:
-    """Refuse what is no int, or less than ``least``.
+    """Check that options are ints of at least ``least``.
 
     Raises:
-        VectorInputError: Naming the option.
+        VectorInputError: An option is not.
     """
     for name, count in counts.items():
         if not is_int(count, least):
@@ -49,10 +49,10 @@ def check_counts(least: int, **counts: object) -> None:
 
 
 def check_policies(autoreset: object, on_failure: object, max_journal: object, checkpoint_every: object) -> None:
-    """Refuse policies that do not exist, and numbers of steps that are none.
+    """Check the names of policies and the numbers of steps.
 
     Raises:
-        VectorInputError: Naming the option.
+        VectorInputError: An option is invalid.
     """
     for name, value, kind in (("autoreset", autoreset, Autoreset), ("on_failure", on_failure, OnFailure)):
         if value not in get_args(kind):
@@ -66,10 +66,14 @@ def check_policies(autoreset: object, on_failure: object, max_journal: object, c
 def check_choices(
     choices: Choices, factories: list[Factory], backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
-    """Refuse options that a vector of these envs cannot have.
+    """Check the options of a vector.
 
     Returns:
-        The factories of each actor, and its environment variables (or None).
+        The factories of each actor, and the environment variables of each actor (or None).
+
+    Raises:
+        TypeError: ``env_vars`` is neither a mapping nor a sequence.
+        VectorInputError: An option is invalid.
     """
     check_policies(choices.autoreset, choices.on_failure, choices.max_journal, choices.checkpoint_every)
     flags = {"copy": choices.copy, "seed_episodes": choices.seed_episodes}
@@ -83,12 +87,13 @@ def check_choices(
 def group_envs(
     factories: list[Factory], envs_per_actor: int | Literal["auto"], env_vars: EnvVars, backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
-    """Return the factories of each actor, and its environment variables (or None).
+    """Return the factories of each actor, and the environment variables of each actor (or None).
 
     Raises:
         TypeError: ``env_vars`` is neither a mapping nor a sequence.
-        VectorInputError: No factories, no such number of envs, or another number of mappings than of actors.
-        ValueError: The number of cores is asked for, and not known yet.
+        VectorInputError: There are no factories, ``envs_per_actor`` is invalid, or ``env_vars`` does not have one
+            mapping per actor.
+        ValueError: ``envs_per_actor`` is ``"auto"``, and the number of cores is not known yet.
     """
     if not factories:
         raise VectorInputError("no factories: expected one callable per env, and at least one")
@@ -110,26 +115,26 @@ def group_envs(
 
 
 def check_recycling(recycle: RecyclePolicy | None, groups: Sequence[Sequence[object]], backend: Backend) -> None:
-    """Refuse to recycle what is no process of one env.
+    """Check that recycling is only used with one env per process.
 
     Raises:
-        VectorInputError: It is none.
+        VectorInputError: An actor has several envs, or the backend has no processes.
     """
     most = max(map(len, groups))
     if recycle is not None and (most > 1 or not backend.kills):
         raise VectorInputError(
             f"recycle with {most} envs per actor and {backend!r}: expected envs_per_actor=1, so that no other env's "
-            "episode is cut off, and processes"
+            "episode is cut off, and a backend with processes"
         )
 
 
 def check_standbys(
     standbys: int, factories: list[Factory], env_vars: Sequence[Mapping[str, str] | None], backend: Backend
 ) -> None:
-    """Refuse standbys that could not stand in for every actor.
+    """Check that a standby can replace the process of any actor.
 
     Raises:
-        VectorInputError: No such number, or naming the first difference between the actors.
+        VectorInputError: ``standbys`` is invalid, or the actors differ.
     """
     check_counts(0, standbys=standbys)
     if not standbys:
@@ -144,15 +149,15 @@ def check_standbys(
     if odd:
         raise VectorInputError(
             f"standbys={standbys}, and {odd[0]}: expected one and the same object for all ([make] * n, say) and equal "
-            "env_vars, since a standby is made before it is known whose place it takes"
+            "env_vars, since a standby is started before it is known which process it will replace"
         )
 
 
 def limit_running(max_running: int | None, actors: int, backend: Backend) -> Permits | None:
-    """Return the permits that so many actors share, None if they need none: if all may run, or each waits anyway.
+    """Return the permits that the actors share; None if they need none.
 
     Raises:
-        VectorInputError: ``max_running`` is no int >= 1.
+        VectorInputError: ``max_running`` is not an int >= 1.
     """
     if max_running is None:
         return None
@@ -164,7 +169,7 @@ def check_env_ids(env_ids: Any, count: int) -> list[int]:
     """Return env ids as ints.
 
     Raises:
-        VectorInputError: No iterable of ints, an id that is out of range, or one that comes twice.
+        VectorInputError: ``env_ids`` is not an iterable of ints, an id is out of range, or an id occurs twice.
     """
     if isinstance(env_ids, (str, bytes)) or not isinstance(env_ids, Iterable):
         raise VectorInputError(f"env_ids is {env_ids!r}: expected an iterable of ints, or None for all")
@@ -182,10 +187,10 @@ def check_env_ids(env_ids: Any, count: int) -> list[int]:
 
 
 def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -> list[int | None]:
-    """Return one seed (or None) per env for what `VectorEnv.reset` takes.
+    """Return one seed (or None) per env, given the argument of `VectorEnv.reset`.
 
     Raises:
-        VectorInputError: No seed, or another number of them.
+        VectorInputError: A seed is invalid, or there is not one seed per env.
     """
     if seed is None or is_count(seed):
         return [None if seed is None else operator.index(seed) + env_id for env_id in env_ids]  # type: ignore[arg-type]
@@ -199,10 +204,10 @@ def seeds_for(seed: int | Sequence[int | None] | None, env_ids: Sequence[int]) -
 
 
 def one_each(values: Any, count: int, what: str, prefix: str = "") -> list[Any]:
-    """Return one value per env: a list or tuple has one each, anything else goes to all.
+    """Return one value per env: those of a list or tuple, or the same value for all.
 
     Raises:
-        VectorInputError: Another number of them.
+        VectorInputError: A list or tuple does not have one value per env.
     """
     each = list(values) if isinstance(values, (list, tuple)) else [values] * count
     if len(each) != count:
@@ -211,10 +216,10 @@ def one_each(values: Any, count: int, what: str, prefix: str = "") -> list[Any]:
 
 
 def check_limits(min_envs: int | None, max_envs: int | None) -> None:
-    """Refuse numbers of results for `recv` that make no sense.
+    """Check the limits of `recv`.
 
     Raises:
-        VectorInputError: Naming the argument.
+        VectorInputError: A limit is invalid, or ``max_envs`` is less than ``min_envs``.
     """
     for name, value in (("min_envs", min_envs), ("max_envs", max_envs)):
         if value is not None and not is_count(value):
@@ -224,7 +229,7 @@ def check_limits(min_envs: int | None, max_envs: int | None) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is an int, or NumPy's like of one, and not negative."""
+    """Return whether a value is a Python or NumPy int >= 0."""
     try:
         return not isinstance(value, (bool, np.bool_)) and operator.index(value) >= 0
     except TypeError:

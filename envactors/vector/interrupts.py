@@ -1,6 +1,6 @@
-"""Noting that a request was interrupted: by a signal handler, from another thread, or by a lack of stack.
+"""Record that a request was interrupted: by a signal handler, an asynchronous exception, or a `RecursionError`.
 
-The next request then finds out which envs were asked, in `Asker.settle_interrupted`.
+The next request then finds out in `Asker.settle_interrupted` which envs have requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
-    """Have methods of a class note that they were interrupted in what the class has as ``_pending``."""
+    """Make methods of a class record in its ``_pending`` that they were interrupted."""
 
     def change(cls: _Class) -> _Class:
         for name in names:
@@ -28,7 +28,7 @@ def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         pending = self._pending
         if pending is None:
-            return method(self, *args, **kwargs)  # closed: it says so
+            return method(self, *args, **kwargs)  # the vector is closed, and the method says so
         before = bytes(pending.slots.states)
         try:
             return method(self, *args, **kwargs)

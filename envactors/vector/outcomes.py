@@ -1,7 +1,7 @@
-"""Reading outcomes, in a thread that waits for them: unpickling infos and failures runs code of users.
+"""Read outcomes in a thread that waits for them, since unpickling infos and failures runs user code.
 
-ARRIVED ──▶ a result in its row, one that tells of a failure, or an error ──▶ READY, or a future
-└─▶ ASKED again: the env has raised and is replayed or renewed; or the next process does its reset
+ARRIVED ──▶ a result in its row, a result that reports a failure, or an error ──▶ READY, or a future
+└─▶ ASKED again: the env raised and is replayed or renewed, or the next process resets it
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Outcomes:
         slots: All envs.
         supervisors: The actor of each env.
         reader: Reads results out of rows.
-        pending: Gets what is read.
-        episodes: The bookkeeper.
+        pending: Receives the results.
+        episodes: Counts steps and episodes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Outcomes:
         self._episodes = episodes
 
     def read_arrived(self) -> int:
-        """Read all outcomes that have arrived and are no future's; return how many there were."""
+        """Read all outcomes that have arrived for `recv`, and return their number."""
         slots = self._slots
         if ARRIVED not in slots.states:
             return 0
@@ -68,11 +68,11 @@ class Outcomes:
         return len(found)
 
     def read_for_future(self, index: int) -> None:
-        """Read the outcome of an env that has a future, and settle that."""
+        """Read the outcome of an env whose request has a future, and settle the future."""
         slots, slot = self._slots, self._slots.of[index]
         op = slot.op
         if op is None or op.future is None or slots.states[index] != ARRIVED:
-            return  # it was read
+            return  # another thread has read it
         result = self._read(index)
         if result is None:
             return
@@ -83,7 +83,7 @@ class Outcomes:
         self._supervisors[index].reactor.wake(self._pending)
 
     def _read(self, index: int) -> ReadyResult | None:
-        """Read an outcome; return None if the env was asked once more."""
+        """Read an outcome; return None if the request runs again."""
         slots, slot = self._slots, self._slots.of[index]
         outcome = slots.outcomes.get(index)
         if outcome is None:
@@ -94,7 +94,7 @@ class Outcomes:
             if error is None:
                 return self._as_result(index, before)
             if not slots.infos.failed(index):
-                slots.halves[index] ^= HALF  # the observation before is the last one that came with all it has
+                slots.halves[index] ^= HALF  # the previous observation is the last one with complete content
             if self._fail(index, error):
                 return None
             outcome = slots.outcomes[index]
@@ -106,24 +106,24 @@ class Outcomes:
         return ReadyResult(index, now, _stand_in(last, outcome.error, slot.incarnation))
 
     def _read_content(self, index: int) -> BaseException | None:
-        """Read what came beside an env's row; return the failure, if it has failed."""
+        """Read the content of an env's result; return its exception if the env failed."""
         slots, infos = self._slots, self._slots.infos
         payload = slots.overflow.get(index)
         failed = infos.failed(index)
         if not failed:
             found = None
-            with contextlib.suppress(BaseException):  # the error factory says what was wrong
+            with contextlib.suppress(BaseException):  # the error factory decodes it again, and reports the error
                 found = infos.decode(index, payload)
             if found is not None:
                 try:
                     self._reader.accept(index, found)
-                except BaseException as error:  # it has objects that cannot be copied
-                    # Without frames: they lead to the vector, whose memory would stay as long as the error.
+                except BaseException as error:  # an object leaf cannot be copied
+                    # Without frames, which refer to the vector: its memory would live as long as the error.
                     return unpack_failure(pack_failure(error, Fault.RESULT)) or error.with_traceback(None)
                 return None
         content: Any = payload
         if failed:
-            with contextlib.suppress(Exception):  # no failure has come, although the row says so
+            with contextlib.suppress(Exception):  # the row reports a failure that has not come
                 content = tuple(infos.failure(index, payload))
         if content is None:
             content = slots.slab.inline_info(index)
@@ -133,11 +133,11 @@ class Outcomes:
         return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, supervisor.core.process)[1]
 
     def _fail(self, index: int, error: BaseException) -> bool:
-        """Decide what becomes of an env that has raised; return whether it was asked once more."""
+        """Apply the failure policy to an env that raised; return whether its request runs again."""
         supervisor, slots = self._supervisors[index], self._slots
         core = supervisor.core
         with core.change, core.lock:
-            if supervisor.calls.rows is None:  # the actor was closed meanwhile
+            if supervisor.calls.rows is None:  # the actor has been closed
                 slots.outcomes[index] = Outcome(error, stands_in=False)
                 return False
             fate = row_failures.fail(supervisor.calls.rows, index, Cause.RAISED, error)
@@ -148,7 +148,7 @@ class Outcomes:
         return True
 
     def _as_result(self, index: int, before: EnvStep | None) -> ReadyResult | None:
-        """Return the result that stands in a row, or is made of it; None if the next process does its reset."""
+        """Return the result in a row, completed where needed; None if the next process resets the env."""
         slots, slot, op = self._slots, self._slots.of[index], self._slots.of[index].op
         slab, bits = slots.slab, slots.ops[index]
         over = bool(slab.terminated[index]) or bool(slab.truncated[index])
@@ -174,10 +174,10 @@ class Outcomes:
         return ReadyResult(index, when, step)
 
     def _reset_in_next_process(self, index: int) -> ReadyResult | None:
-        """Have the process of an env replaced whose episode has ended, and the env be reset by the next one.
+        """Replace the process of an env whose episode has ended, and reset the env in the next process.
 
         Returns:
-            None; an error if the actor is closed, and there is no next one.
+            None, or an error if the actor is closed.
         """
         slots, slot = self._slots, self._slots.of[index]
         op = slot.op or Op("step")
@@ -197,7 +197,7 @@ class Outcomes:
 
 
 def _stand_in(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:
-    """Return what stands in for the result of an env that was lost: its last observation, truncated."""
+    """Return the result of an env that failed: its last observation, truncated, with the failure in its info."""
     where = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else incarnation
     reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0
     return EnvStep(last.env_id, last.obs, reward, False, True, {"failure": error}, where + 1)

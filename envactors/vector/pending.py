@@ -1,4 +1,4 @@
-"""What waits to be delivered; also what actors give to `Reactor.wake` when an outcome is there."""
+"""Results that were not delivered yet. Actors pass this object to `Reactor.wake` when an outcome has arrived."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from envactors.vector.results import EnvStep
 
 
 class ReadyResult(NamedTuple):
-    """A result that waits to be delivered.
+    """A result that was not delivered yet.
 
     Attributes:
-        env_id: The env.
-        when: When it was complete (`time.monotonic`).
-        step: The result; None if it stands in the rows of shared memory.
-        error: What stands in place of a result, None if there is one.
+        env_id: Id of the env.
+        when: Time at which it was complete (`time.monotonic`).
+        step: The result; None if it is in the rows of shared memory.
+        error: The error of the request; None if it has a result.
     """
 
     env_id: int
@@ -27,20 +27,22 @@ class ReadyResult(NamedTuple):
 
     @property
     def is_in_rows(self) -> bool:
-        """Whether the result stands in the rows of shared memory."""
+        """Whether the result is in the rows of shared memory."""
         return self.step is None and self.error is None
 
 
 class Pending:
-    """The results that wait to be delivered.
+    """Results that were not delivered yet.
 
     Args:
         slots: All envs.
 
     Attributes:
-        ready: The results of envs that are `READY`.
-        is_disturbed: Whether an exception has fallen into a request, and envs may count as asked that nobody posts.
-        was_disturbed: Whether results may be pending of a request that was interrupted.
+        slots: All envs.
+        ready: Results of envs that are `READY`, by env.
+        is_disturbed: Whether an exception has interrupted a request, so that envs may be marked as asked without having
+            been posted or queued.
+        was_disturbed: Whether results of an interrupted request may be pending.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -50,10 +52,10 @@ class Pending:
         self.was_disturbed: bool = False
 
     def check_idle(self, env_ids: Iterable[int]) -> None:
-        """Refuse to ask an env whose result has not been delivered.
+        """Check that the envs have no results pending.
 
         Raises:
-            AlreadyPendingError: There is such an env.
+            AlreadyPendingError: An env has a result pending.
         """
         states = self.slots.states
         busy = [env_id for env_id in env_ids if states[env_id] != IDLE]
@@ -64,11 +66,11 @@ class Pending:
             )
 
     def note_failure(self, error: BaseException, before: bytes | None = None) -> None:
-        """Note that a request was interrupted, unless the error is one of the library's own.
+        """Record that an exception has interrupted a request, unless it is one of the library's errors.
 
         Args:
-            error: What was raised.
-            before: The states before the request; None if it asked nothing of the envs.
+            error: The exception.
+            before: States of the envs before the request; None if the request only waited.
         """
         if not isinstance(error, EnvActorsError):
             self.is_disturbed = True
@@ -76,32 +78,32 @@ class Pending:
                 self.was_disturbed = True
 
     def add(self, result: ReadyResult) -> None:
-        """Note that a result is there."""
+        """Add a result."""
         self.ready[result.env_id] = result
         self.slots.states[result.env_id] = READY
 
     def look_at(self, env_ids: Sequence[int]) -> list[ReadyResult]:
-        """Return results that are to be delivered; `take` takes them out once nothing can go wrong any more."""
+        """Return results without removing them; `take` removes them once they are delivered."""
         return [self.ready[env_id] for env_id in env_ids]
 
     def take(self, env_ids: Sequence[int]) -> None:
-        """Take results out, which were delivered."""
+        """Remove results that were delivered."""
         for env_id in env_ids:
             self.slots.states[env_id] = IDLE
             self.ready.pop(env_id, None)
 
     def forget_taken(self) -> None:
-        """Forget what an interrupted `take` has left: results of envs that are idle again."""
+        """Remove the results that an interrupted `take` has left: those of envs that are idle again."""
         for env_id in [env_id for env_id in self.ready if self.slots.states[env_id] == IDLE]:
             del self.ready[env_id]
 
     def in_flight(self, env_ids: Iterable[int]) -> list[int]:
-        """Return those of the envs whose results are not ready, and that were asked."""
+        """Return the envs that have a request whose result is not ready."""
         return [env_id for env_id in env_ids if self.slots.states[env_id] not in (IDLE, READY)]
 
     @property
     def receivable(self) -> int:
-        """How many results `recv` may wait for: those of all envs that were asked, without futures."""
+        """Number of results that `recv` can deliver: those of all requests without futures."""
         slots = self.slots
         owned = sum(slot.op is not None and slot.op.future is not None for slot in slots.of)
         return len(slots.states) - slots.states.count(IDLE) - slots.states.count(ROLLING) - owned

@@ -1,7 +1,8 @@
-"""What the facade hands out: read out of the rows of shared memory, or batched; and the last result of each env."""
+"""Results as users get them: read out of the rows of shared memory, or batched; and the last result of each env."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -16,16 +17,16 @@ from envactors.mailbox.specs import ArraySpec, Spec, conform, spec_of_value, sta
 
 
 class EnvStep(NamedTuple):
-    """One env's step, as the futures of `VectorEnv.submit` give it.
+    """One env's step, the result of the futures of `VectorEnv.submit`.
 
     Attributes:
-        env_id: Which env.
-        obs: Its observation, arrays in the shape and dtype of the observation spec.
-        reward: A float, or a float64 array where the env's rewards are vectors.
-        terminated: Whether the episode reached its end.
-        truncated: Whether the episode was cut.
-        info: The env's own dict.
-        incarnation: The process that the result comes from.
+        env_id: Id of the env.
+        obs: Observation with the shapes and dtypes of the observation spec.
+        reward: Reward as a float, or as a float64 array if the env's rewards are vectors.
+        terminated: Whether the episode ended.
+        truncated: Whether the episode was cut off.
+        info: The env's own info.
+        incarnation: Incarnation of the process that returned the result.
     """
 
     env_id: int
@@ -41,13 +42,14 @@ class Batch(NamedTuple):
     """Results of several envs; row ``k`` belongs to env ``env_ids[k]``.
 
     Attributes:
-        env_ids: int64, shape (n,).
-        obs: Per leaf of the observation spec an array of shape (n, ...); a list for what cannot be batched.
-        rewards: float64, shape (n,) and the reward spec's.
-        terminated: bool, shape (n,).
-        truncated: bool, shape (n,).
-        infos: Each env's own dict.
-        incarnations: int64, shape (n,).
+        env_ids: Ids of the envs; int64, shape (n,).
+        obs: Observations; an array of shape (n, ...) per leaf of the observation spec, a list for values that cannot be
+            batched.
+        rewards: Rewards; float64, shape (n, *shape of the reward spec).
+        terminated: Whether each episode ended; bool, shape (n,).
+        truncated: Whether each episode was cut off; bool, shape (n,).
+        infos: Each env's own info.
+        incarnations: Incarnations of the processes that returned the results; int64, shape (n,).
     """
 
     env_ids: npt.NDArray[np.int64]
@@ -64,7 +66,7 @@ StepResults: TypeAlias = tuple[
     Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], list[dict[str, Any]]
 ]
 
-# What came beside the rows of a result: its info, and the leaves of its observation that are no arrays.
+# The variable-size content of a result: its info, and the object leaves of its observation.
 Content = tuple[Any, list[Any]]
 NO_CONTENT: Content = ({}, [])
 
@@ -74,14 +76,14 @@ class RowReader:
 
     Args:
         slots: All envs.
-        reward_spec: One env's reward.
+        reward_spec: Spec of one env's reward.
         copy: Whether batches of all envs are copied out of the rows.
 
     Attributes:
-        contents: What came beside the rows of each env's last result.
-        copies: As ``copy``.
-        copies_objects: Whether copies are kept of what passes as objects: a last result may stand in, and users may
-            change what they got.
+        contents: Content of each env's last result.
+        copies: The argument ``copy``.
+        copies_objects: Whether object leaves of last results are kept as copies: such a result may be returned again
+            after a failure, and users may have changed the original.
     """
 
     def __init__(self, slots: Slots, reward_spec: Spec, *, copy: bool) -> None:
@@ -91,21 +93,49 @@ class RowReader:
         self.rows: Slab = rows
         self.contents: list[Content] = [NO_CONTENT] * rows.layout.envs
         self.copies = copy
-        # The one array of observations, if there is only one.
+        # The array of observations, if it is the only one.
         is_array = isinstance(rows.layout.observation, ArraySpec)
         self._only = rows.observations[0] if is_array and rows.layout.reward is not None else None
-        # The last complete result of each env that stands in no row, for those that were brought to where they are.
+        # Last results that are not in the rows: those of restored envs, and of rollouts.
         self._restored: dict[int, EnvStep] = {}
         self._copies: dict[int, list[Any]] = {}
+        # Content that was decoded early, by env, with the number of its request.
+        self._decoded: dict[int, tuple[int, Content]] = {}
         self.copies_objects: bool = slots.on_failure != "raise" and any(array is None for array in rows.observations)
+
+    def decode_early(self, env_ids: Sequence[int]) -> None:
+        """Decode the content of complete results while other workers still run."""
+        slots, decoded = self._slots, self._decoded
+        for env_id in env_ids:
+            number = int(slots.numbers[env_id])
+            is_known = env_id in decoded and decoded[env_id][0] == number
+            if not is_known and not slots.infos.failed(env_id):
+                with contextlib.suppress(Exception):  # `decode` meets it again
+                    decoded[env_id] = number, slots.infos.decode(env_id, slots.overflow.get(env_id))
+
+    def decode(self, env_ids: Sequence[int]) -> list[Content] | None:
+        """Return the content of each env's result; None if an env failed or its content cannot be unpickled."""
+        infos = self._slots.infos
+        contents: list[Content] = []
+        for env_id in env_ids:
+            if infos.failed(env_id):
+                return None
+            number, content = self._decoded.pop(env_id, (0, None))
+            if content is None or number != self._slots.numbers[env_id]:
+                try:
+                    content = infos.decode(env_id, self._slots.overflow.get(env_id))
+                except BaseException:  # unpickling runs user code; `Outcomes` reports the error
+                    return None
+            contents.append(content)
+        return contents
 
     def observations(self, env_ids: Sequence[int], contents: Sequence[Content] | None, *, all_envs: bool) -> Any:
         """Return the observations of some envs, batched per leaf.
 
         Args:
-            env_ids: The envs.
-            contents: What came beside their rows; None if nothing did.
-            all_envs: Whether these are all envs in order; then ``copy=False`` returns views.
+            env_ids: Ids of the envs.
+            contents: Content of their results; None if all are empty.
+            all_envs: Whether these are all envs in order; ``copy=False`` returns views only then.
         """
         all_halves = self._slots.halves
         half = all_halves[0]
@@ -132,8 +162,8 @@ class RowReader:
         """Return the rewards of some envs, batched per leaf.
 
         Args:
-            index: What selects their rows.
-            contents: What came beside them; None if nothing did.
+            index: Index of their rows.
+            contents: Content of their results; None if all are empty.
         """
         if self.rows.layout.reward is None:
             return stack(self._reward_spec, [content[1][-1] for content in contents or ()])
@@ -143,10 +173,10 @@ class RowReader:
         """Return an env's last complete result.
 
         Args:
-            env_id: The env.
-            incarnation: The process that the result comes from.
-            before: Whether to return the observation before that, whose info was not read over yet.
-            objects: What passes as objects; None for what came beside its row.
+            env_id: Id of the env.
+            incarnation: Incarnation of the process that returned it.
+            before: Whether to return the result before it; ``contents`` must still be those of that result.
+            objects: Object leaves; None for those in ``contents``.
         """
         rows = self.rows
         objects = self.contents[env_id][1] if objects is None else objects
@@ -164,21 +194,21 @@ class RowReader:
             reward,
             bool(rows.terminated[env_id]),
             bool(rows.truncated[env_id]),
-            self.contents[env_id][0] or {},  # not the one that many results share
+            self.contents[env_id][0] or {},  # a new dict: results without infos share an empty one
             incarnation,
         )
 
     def keep(self, step: EnvStep) -> None:
-        """Keep a result that stands in no row as an env's last one, until it has another."""
+        """Store a result that is not in its row as the env's last one, until the env has another."""
         self._restored[step.env_id] = step
         self._slots.has_last[step.env_id] = True
 
     def last(self, env_id: int, *, before: bool = False) -> EnvStep | None:
-        """Return the last complete result of an env, None if it has none; its info may be changed.
+        """Return the last complete result of an env with an info that the user may change; None if it has none.
 
         Args:
-            env_id: The env.
-            before: Whether to return the one before that, since it is not read yet.
+            env_id: Id of the env.
+            before: Whether to return the result before the one in the row, which was not read yet.
         """
         if not self._slots.has_last[env_id]:
             return None
@@ -186,11 +216,11 @@ class RowReader:
         return step._replace(info=dict(step.info))
 
     def last_kept(self, env_id: int) -> EnvStep | None:
-        """Return what `last` does, None if failures are raised: users may have changed its info then."""
+        """Return `last`; None under ``on_failure="raise"``, since users may have changed its info then."""
         return None if self._slots.on_failure == "raise" else self.last(env_id)
 
     def keep_all(self, contents: list[Content] | None) -> None:
-        """Note that all envs have results, and what came beside their rows."""
+        """Record that all envs have new results with this content."""
         self.contents = contents or [NO_CONTENT] * len(self.contents)
         if self._restored:
             self._restored.clear()
@@ -198,10 +228,10 @@ class RowReader:
             self._copies.clear()
 
     def accept(self, env_id: int, content: Content) -> None:
-        """Note that an env has another result, and what came beside its row.
+        """Record that an env has a new result with this content.
 
         Raises:
-            BaseException: What passes as an object cannot be copied.
+            BaseException: An object leaf cannot be copied.
         """
         copies = copy.deepcopy(content[1]) if self.copies_objects else None
         self.contents[env_id] = content
@@ -214,13 +244,13 @@ class Batcher:
     """Makes batches of single results.
 
     Args:
-        observation: The spec of one env's observation; None if it is learnt from the first one.
-        reward: The spec of one env's reward.
+        observation: Spec of one env's observation; None to learn it from the first observation.
+        reward: Spec of one env's reward.
 
     Attributes:
-        observation_spec: The spec of one env's observation; None until one is known.
-        learns: Whether it is learnt.
-        reward_spec: The spec of one env's reward.
+        observation_spec: Spec of one env's observation; None until it is known.
+        learns: Whether that spec is learned.
+        reward_spec: Spec of one env's reward.
     """
 
     def __init__(self, observation: Spec | None, reward: Spec) -> None:
@@ -229,10 +259,10 @@ class Batcher:
         self.reward_spec = reward
 
     def conform_all(self, steps: Sequence[EnvStep]) -> tuple[list[EnvStep], dict[int, BaseException]]:
-        """Check observations against those of other envs; a worker knows no more than its own env.
+        """Check observations against the learned spec, which workers do not know.
 
         Returns:
-            The results that conform, and the errors of the others by env.
+            The conforming results, and the errors of the others by env.
         """
         if not self.learns:
             return list(steps), {}
@@ -249,7 +279,7 @@ class Batcher:
         return conforming, errors
 
     def batch(self, steps: Sequence[EnvStep]) -> Batch:
-        """Return results as a batch, in their order."""
+        """Return results as a batch in the same order."""
         observations = [step.obs for step in steps]
         spec = self.observation_spec
         return Batch(

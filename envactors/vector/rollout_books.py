@@ -1,4 +1,4 @@
-"""What rollouts tell a vector: what its envs have done, and their last results."""
+"""The vector's side of rollouts: counts of steps and episodes, and the last result of each env."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from envactors.vector.results import Batcher, EnvStep, RowReader
 
 
 class RolloutBooks:
-    """The books of a vector; see `envactors.rollout.books.Books`.
+    """Implements `envactors.rollout.books.Books`.
 
     Args:
         handles: The handle of each env.
         slots: All envs.
-        asker: Asks envs.
-        pending: Where results are.
-        episodes: The bookkeeper.
-        reader: Has the last result of each env.
-        batcher: Knows what observations look like.
+        asker: Checks whether envs can step.
+        pending: Results that were not delivered yet.
+        episodes: Counts steps and episodes.
+        reader: Stores the last result of each env.
+        batcher: Knows the observation spec.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class RolloutBooks:
         self._episodes = episodes
         self._reader = reader
         self._batcher = batcher
-        # Whether the last observation of each env was the first one of its episode, and the post that it came before.
+        # By env: the number of its last post when its last rollout ended, and whether an episode began with that.
         self._starts: dict[int, tuple[int, bool]] = {}
 
     def make_rollouts(self, actors: Sequence[ActorView], memory: RowMemory) -> Rollouts:
-        """Make the object that runs the vector's rollouts."""
+        """Return a new object that runs the vector's rollouts."""
         supervisors = [actor._supervisor for actor in actors]
         return Rollouts(self._slots, supervisors, self, memory, copy=self._reader.copies)
 
@@ -80,7 +80,7 @@ class RolloutBooks:
 
     def last_obs(self, index: int) -> Any:
         last = self._reader.last(index)
-        assert last is not None, "it was reset"
+        assert last is not None, "the env has been reset"
         return last.obs
 
     def starts(self, index: int) -> bool:

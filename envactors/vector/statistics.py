@@ -1,4 +1,4 @@
-"""What a vector env counts, and where its time goes."""
+"""Statistics of a vector env: counts, and where its time is spent."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class VectorStats:
-    """Counts over a vector env's life. Times are taken from the first `VectorEnv.stats` on, in seconds.
+    """Counts over the lifetime of a vector env, and times in seconds since the first call of `VectorEnv.stats`.
 
     Attributes:
-        steps: Steps of each env.
-        episodes: Episodes that ended, of each env.
-        actors: The counts of each actor.
-        batches: How many full-batch steps were timed.
-        wait_seconds: How long they took, and the waits of ``recv``.
-        caller_seconds: How long the caller took between them.
-        step_seconds: How long each env's steps took, as measured where it runs.
-        reset_seconds: How long its resets took, those within steps included.
+        steps: Number of steps of each env.
+        episodes: Number of episodes of each env that have ended.
+        actors: Statistics of each actor.
+        batches: Number of full-batch steps that were timed.
+        wait_seconds: Time spent in full-batch steps and in ``recv``.
+        caller_seconds: Time that the caller spent between these.
+        step_seconds: Durations of each env's steps, as measured in the worker.
+        reset_seconds: Durations of its resets, including those within steps.
     """
 
     steps: list[int]
@@ -43,14 +43,14 @@ class VectorStats:
     caller_seconds: float = 0.0
     step_seconds: list[Durations] = dataclasses.field(default_factory=list)
     reset_seconds: list[Durations] = dataclasses.field(default_factory=list)
-    # How many envs run one after the other.
+    # Numbers of envs that run one after another.
     _in_turns: Sequence[int] = ()
 
     def __str__(self) -> str:
         whole = self.wait_seconds + self.caller_seconds
         if not whole:
             return f"{sum(self.steps)} steps, {sum(self.episodes)} episodes; nothing was timed yet"
-        # Actors run side by side: the busiest one is what was waited for.
+        # Actors run in parallel: the caller waits for the busiest one.
         first, busiest = 0, 0.0
         for count in self._in_turns:
             rows = range(first, first + count)
@@ -65,13 +65,13 @@ class VectorStats:
 
 
 class CallerClock:
-    """Measures how long a caller waits for its envs, and how long it does other things between that.
+    """Measures how long the caller waits for its envs, and how long it does other things in between.
 
     Attributes:
-        batches: How many full-batch steps there were.
-        wait_seconds: How long it has waited.
-        caller_seconds: How long it has done other things.
-        spans: The methods that have waited, each with when it began and ended; None unless a trace runs.
+        batches: Number of full-batch steps.
+        wait_seconds: Time spent waiting.
+        caller_seconds: Time spent on other things.
+        spans: Name, begin, and end of each method that has waited; None unless a trace is running.
     """
 
     def __init__(self) -> None:
@@ -79,18 +79,18 @@ class CallerClock:
         self.wait_seconds: float = 0.0
         self.caller_seconds: float = 0.0
         self.spans: deque[tuple[str, float, float]] | None = None
-        # When it began to wait or stopped last; 0 before it did.
+        # Time at which the last wait began or ended; 0 before the first.
         self._since = 0.0
 
     def enter(self) -> None:
-        """The caller waits from now on."""
+        """Begin a wait."""
         now = time.monotonic()
         if self._since:
             self.caller_seconds += now - self._since
         self._since = now
 
     def leave(self, method: str, batches: int = 0) -> None:
-        """The caller goes on after this method of the vector, with so many full batches more."""
+        """End a wait in a method of the vector, which has completed ``batches`` full-batch steps."""
         begin, self._since = self._since, time.monotonic()
         if method != "reset":
             self.wait_seconds += self._since - begin
@@ -99,7 +99,7 @@ class CallerClock:
             self.spans.append((method, begin, self._since))
 
     def time(self, method: str, wait: Callable[[], T], batches: int = 0) -> T:
-        """Call a function that waits, for a method of the vector."""
+        """Call a function that waits on behalf of a method of the vector."""
         self.enter()
         try:
             return wait()
@@ -108,16 +108,16 @@ class CallerClock:
 
 
 class VectorStatistics:
-    """What is counted of one vector env.
+    """Statistics of one vector env.
 
     Args:
-        episodes: The bookkeeper of its episodes.
-        actors: Its actors.
-        inline: Whether they run one after the other.
+        episodes: Counts of steps and episodes.
+        actors: Actors of the vector.
+        inline: Whether the actors run one after another, in the caller's thread.
 
     Attributes:
-        actors: Its actors.
-        clock: Measures where time goes; None until that is asked for.
+        actors: Actors of the vector.
+        clock: Measures the caller's time; None until timing begins.
     """
 
     def __init__(self, episodes: Episodes, actors: Sequence[ActorHandle], *, inline: bool) -> None:
@@ -131,12 +131,12 @@ class VectorStatistics:
             recording.recorder.on_vector(self)
 
     def begin_timing(self) -> CallerClock:
-        """Measure where the caller's time goes from now on, if that is not measured yet."""
+        """Begin to measure the caller's time, unless it is measured already."""
         self.clock = self.clock or CallerClock()
         return self.clock
 
     def collect(self) -> VectorStats:
-        """Return what was counted; the first time, begin to take times where the envs run.
+        """Return the statistics. The first call also begins to measure times in the workers.
 
         Raises:
             OSError: There is not enough memory.
@@ -162,6 +162,6 @@ _vectors: WeakSet[VectorStatistics] = WeakSet()
 
 
 def all_statistics() -> list[VectorStatistics]:
-    """Return what is counted of all vector envs of this process."""
+    """Return the statistics of all vector envs of this process."""
     with _lock:
         return list(_vectors)

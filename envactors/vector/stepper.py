@@ -1,6 +1,6 @@
-"""Whole batches: a step of some envs is started, waited for, and returned in a few array copies.
+"""The fast path of `VectorEnv.step`: start a step of some envs, wait for all, and return it in a few array copies.
 
-If anything is out of the ordinary, `gather` returns None, and the results are read and delivered one by one.
+If an env needs special handling, `Stepper.gather` returns None, and `envactors.vector.collector` delivers the results.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ from envactors.mailbox.slab import HALF, RESET
 from envactors.mailbox.specs import Spec
 from envactors.system.cpus import cores
 from envactors.vector.asking import Asker, Selection
-from envactors.vector.decoder import Decoder
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending
 from envactors.vector.results import RowReader, StepResults
 
 
 class Stepper:
-    """Starts steps, and returns whole batches.
+    """Starts steps, and returns their results as whole batches.
 
     Args:
         slots: All envs.
         supervisors: The actor of each env.
-        asker: Asks envs.
+        asker: Starts steps of single envs.
         reader: Reads results out of rows.
-        pending: Where results are.
-        episodes: The bookkeeper.
-        action_spec: One env's action; None if actions are not checked.
-        learns: Whether the spec of observations is learnt, so that each is to be looked at.
+        pending: Results that were not delivered yet.
+        episodes: Counts steps and episodes.
+        action_spec: Spec of one env's action; None to send actions unchecked.
+        learns: Whether the observation spec is learned, so that each observation has to be checked.
 
     Attributes:
-        wait_set: What the vector's thread sleeps in.
+        wait_set: Doorbells that the vector's thread sleeps on.
         stream_tuner: Chooses how `recv` and the workers wait for each other.
     """
 
@@ -75,27 +74,26 @@ class Stepper:
         self._tuner = WaitTuner(config.spin, may_pin)
         self.stream_tuner: WaitTuner = WaitTuner(config.spin, may_pin)
         self._inline = backend.inline
-        # Whether what a step waits for may come with replies: rings of far workers, the ends of requests before it.
+        # Whether a reply may end a wait: it contains rings of other machines, or starts a step that waits for a permit.
         self._reads_replies = backend.is_far or config.permits is not None
         self._reactor = supervisors[0].reactor
         self.wait_set: WaitSet = self._reactor.make_wait_set()
-        # The page of each actor that the wait set hears.
+        # The page of each actor whose doorbell is in the wait set.
         self._heard: dict[Supervisor, ControlPage] = {}
-        # When the last step was started (`time.monotonic`).
+        # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
         count = len(supervisors)
         self._all_idle = bytes(count)
         self._all_posted = bytes([POSTED]) * count
-        # Whether a step needs no more than an action that has its place in rows.
+        # Whether a step consists of nothing but an action in the row.
         self._may_be_simple = slots.slab.layout.action is not None and slots.of[0].next_seed is None
         self._corked = backend.corked if backend.is_far else contextlib.nullcontext
-        # Of the last step: whether it was one of all envs that was posted at once, and which of them reset.
+        # Of the last step: whether it was a step of all envs that was posted at once, and which envs it resets.
         self._is_simple = False
         self._resets: npt.NDArray[np.bool_] | None = None
-        self._decoder = Decoder(slots)
 
     def listen(self) -> None:
-        """Hear the doorbells of the present processes; called before each wait."""
+        """Add the doorbells of new processes to the wait set. Called before each wait."""
         for actor in self._actors:
             process = actor.core.process
             if process is not None and self._heard.get(actor) is not process.page:
@@ -103,7 +101,7 @@ class Stepper:
                 self.wait_set.watch_doorbell(process.page.to_parent)
 
     def start(self, env_ids: list[int], actions: Any, *, stream: bool) -> Selection:
-        """Start a step of each of some envs; called with signals deferred. For errors see `Asker.start_steps`."""
+        """Start a step of some envs. Called with signals deferred. For errors see `Asker.start_steps`."""
         asker, slots = self._asker, self._slots
         selection = asker.all if env_ids is asker.all.env_ids else asker.select(env_ids)
         self._started = now = time.monotonic()
@@ -133,14 +131,14 @@ class Stepper:
         return selection
 
     def _start_all(self, selection: Selection, now: float, wait: int, *, pinned: bool) -> None:
-        """Start a step of all envs, which are idle and need no more than to be posted."""
+        """Start a step of all envs, which are idle and only need to be posted."""
         slots = self._slots
         half = slots.halves[0]
         if slots.halves != slots.in_half[half]:
             slots.align_halves(half)
         if slots.ended.tobytes() == self._all_idle:
             self._resets = None
-            bits = slots.in_half[half ^ HALF]  # a plain step is the other half and nothing else
+            bits = slots.in_half[half ^ HALF]  # the only bit of a plain step
         else:
             self._resets = slots.ended.copy()
             bits = (slots.ended * np.uint8(RESET) | np.uint8(half ^ HALF)).tobytes()
@@ -166,13 +164,13 @@ class Stepper:
                 self._asker.queue_envs(supervisor, envs, stream=False)
 
     def run_inline(self) -> None:
-        """Run what was started, if the workers run in the threads that call them."""
+        """Run what was started, with an in-process backend."""
         for actor in self._actors:
             if actor.core.run_inline is not None:
                 actor.core.run_inline()
 
     def finish_at_once(self, selection: Selection) -> StepResults | None:
-        """Return what `gather` does if the workers are done within the spin window; called with signals deferred."""
+        """Spin for a short time, and return `gather` if the workers finish meanwhile. Called with signals deferred."""
         if not self._tuner.strategy.both_spin:
             return None
         pairs = []
@@ -180,13 +178,13 @@ class Stepper:
             process, rows = supervisor.core.process, supervisor.calls.rows
             if process is None or rows is None:
                 return None
-            pairs.append((process.page.counters, rows.last))  # a comprehension is one more call
+            pairs.append((process.page.counters, rows.last))  # not a comprehension, which costs one more call
         if spin_until_all(pairs, FINISHED) and not defer_signals.interrupted:
             return self._gather_all(selection) if self._is_simple else self.gather(selection)
         return None
 
     def finish(self, selection: Selection, deadline: float | None) -> StepResults | None:
-        """Wait for a step until the deadline (`time.monotonic`), and return what `gather` does."""
+        """Wait for a step until the deadline (`time.monotonic`), and return `gather`."""
         states = self._slots.states
         if states != self._all_posted and any(states[env_id] != POSTED for env_id in selection.env_ids):
             return None
@@ -208,13 +206,13 @@ class Stepper:
         return None
 
     def _are_all_finished(self) -> bool:
-        """Do what `_is_finished` does for a step of all envs that was posted at once."""
+        """Return `_is_finished` for a step of all envs that was posted at once."""
         if self._slots.states != self._all_posted:
             return True
         unfinished = False
         for actor in self._actors:
             process, rows = actor.core.process, actor.calls.rows
-            # A process that nobody hears: it has taken the place of another one, and its rows, since the wait began.
+            # Stop to listen to a process that has replaced another one, and taken over its rows, since the wait began.
             if process is None or rows is None or self._heard.get(actor) is not process.page:
                 return True
             if process.page.counters[FINISHED] < rows.last:
@@ -224,7 +222,7 @@ class Stepper:
         return not unfinished
 
     def _is_finished(self, selection: Selection) -> bool:
-        """Return whether no env is with its worker any more, or one needs more than to wait."""
+        """Return whether all envs have finished, or an env needs more than waiting."""
         states, numbers, is_finished = self._slots.states, self._slots.numbers_of, True
         early: list[int] = []
         for supervisor, envs, _ in selection.parts:
@@ -234,20 +232,20 @@ class Stepper:
                 return True
             if any(states[env_id] != POSTED for env_id in envs):
                 return True
-            # Not of the last post: a signal handler may have posted other envs meanwhile, whose end nobody rings for.
+            # Not the number of the last post: a signal handler may have posted other envs, whose end does not ring.
             if process.page.counters[FINISHED] < max(numbers[env_id] for env_id in envs):
                 is_finished = False
             else:
                 early += [env_id for env_id in envs if rows.is_complete(env_id)]
         if not is_finished and early and not self._slots.infos.all_plain():
-            self._decoder.decode_early(early)
+            self._reader.decode_early(early)
         return is_finished
 
     def gather(self, selection: Selection) -> StepResults | None:
-        """Return the results of a step, batched as `VectorEnv.step` returns them; called with signals deferred.
+        """Deliver the results of a step, batched as `VectorEnv.step` returns them. Called with signals deferred.
 
         Returns:
-            None if something is out of the ordinary, and each env is to be looked at; nothing is delivered then.
+            The results; None if an env needs special handling, so that `Collector` has to deliver them.
         """
         slots, rows, env_ids, is_all = self._slots, self._slots.slab, selection.env_ids, selection.is_all
         states = slots.states
@@ -262,14 +260,14 @@ class Stepper:
             return None
         contents = None
         if not slots.infos.all_plain():
-            contents = self._decoder.decode(env_ids)
+            contents = self._reader.decode(env_ids)
             if contents is None:
                 return None
         index = selection.index
         try:
             for position, env_id in enumerate(env_ids):
                 self._reader.accept(env_id, ({}, []) if contents is None else contents[position])
-        except BaseException:  # one cannot be copied; reading it alone makes an error of it
+        except BaseException:  # an object leaf cannot be copied; `Outcomes` reports the error
             return None
         infos = [{} for _ in env_ids] if contents is None else [content[0] for content in contents]
         obs = self._reader.observations(env_ids, contents, all_envs=is_all)
@@ -279,14 +277,14 @@ class Stepper:
             reset = bool(slots.ops[env_id] & RESET)
             self._episodes.record(env_id, over=bool(terminated[position] or truncated[position]), reset=reset)
             slots.has_last[env_id] = True
-            # Delivered last: what an interrupt keeps from it is delivered by `recv`.
+            # Made idle last: after an interrupt before this line, `recv` delivers the result.
             states[env_id] = IDLE
         now = time.monotonic()
         self._tuner.record(now - self._started, now)
         return obs, rewards, terminated, truncated, infos
 
     def _gather_all(self, selection: Selection) -> StepResults | None:
-        """Do what `gather` does for a step of all envs that was posted at once."""
+        """Return `gather` for a step of all envs that was posted at once."""
         slots, reader, rows = self._slots, self._reader, self._slots.slab
         self._is_simple = False
         if slots.unusual or slots.states != self._all_posted or self._learns or reader.copies_objects:
@@ -297,17 +295,17 @@ class Stepper:
                     return self.gather(selection)
         contents = None
         if not slots.infos.all_plain():
-            contents = self._decoder.decode(selection.env_ids)
+            contents = reader.decode(selection.env_ids)
             if contents is None:
                 return self.gather(selection)
-        # A comprehension would be one more call.
+        # Not a comprehension, which costs one more call.
         nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(selection.env_ids)))
         infos = list(nothing) if contents is None else [content[0] for content in contents]
         obs = reader.observations(selection.env_ids, contents, all_envs=True)
         plain = rows.layout.reward is not None
         rewards = rows.rewards.copy() if plain else reader.rewards(slice(None), contents)
         terminated, truncated = rows.terminated.copy(), rows.truncated.copy()
-        # Delivered last: what an interrupt keeps from it is delivered by `recv`.
+        # Made idle last: after an interrupt before this line, `recv` delivers the result.
         self._episodes.record_all(terminated, truncated, self._resets)
         reader.keep_all(contents)
         slots.states[:] = self._all_idle

@@ -152,10 +152,10 @@ def test_a_file_is_whole_or_none(tmp_path):
     content = path.read_bytes()
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(ea.VectorEnvError, match=r"is no checkpoint|was cut off"):
+        with pytest.raises(ea.VectorEnvError, match=r"is not a checkpoint|was truncated"):
             read_file(path)
     path.write_bytes(content[:-1] + b"x")
-    with pytest.raises(ea.VectorEnvError, match="was cut off or changed"):
+    with pytest.raises(ea.VectorEnvError, match="was truncated or changed"):
         read_file(path)
     later = content[:21] + bytes([9]) + content[22:]
     path.write_bytes(later)

@@ -84,7 +84,7 @@ def test_too_little_memory_is_an_error_at_construction():
         """
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "bytes of shared memory for 2 envs could not be had" in done.stdout
+    assert "bytes of shared memory for 2 envs (" in done.stdout
     assert "use fewer envs" in done.stdout
 
 

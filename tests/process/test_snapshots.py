@@ -151,7 +151,7 @@ def test_an_env_that_could_not_be_restored_needs_a_reset():
         snapshots = envs.snapshot()
         with pytest.raises(RuntimeError, match="no"):
             envs.restore(snapshots[:1])
-        with pytest.raises(ea.VectorInputError, match="env 0 was asked to step: it needs a reset first"):
+        with pytest.raises(ea.VectorInputError, match="cannot step env 0: it needs a reset first"):
             envs.step([0, 0])
         envs.reset()
         envs.step([0, 0])

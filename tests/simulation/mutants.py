@@ -232,7 +232,7 @@ MUTANTS = [
     Mutant(STEPPER + "_start_all", "slots.align_halves(half)", "pass", LAST),
     Mutant(STEPPER + "_start_all", "slots.ended * np.uint8(RESET) | ", "", "an episode that ended is reset"),
     Mutant(
-        "vector.decoder:Decoder.decode",
+        "vector.results:RowReader.decode",
         "content is None or number != self._slots.numbers[env_id]",
         "content is None",
         MIXES,
