@@ -189,7 +189,7 @@ class Asker:
         unusual = self._slots.unusual
         for env_id in env_ids if unusual else ():
             if env_id in unusual and self._slots.of[env_id].needs_reset:
-                raise VectorInputError(f"cannot step env {env_id}: it needs a reset first")
+                raise VectorInputError(f"env {env_id} needs a reset first: call reset(env_ids=[{env_id}])")
 
     def write_actions(self, selection: Selection, actions: Any) -> None:
         """Write actions into the rows of envs.

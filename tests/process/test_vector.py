@@ -235,10 +235,10 @@ def test_constructor_refusals():
 
 def test_a_step_before_a_reset_and_use_after_close_are_refused():
     with make(2) as envs:
-        with pytest.raises(ea.VectorEnvError, match=r"env 0 .* needs a reset first"):
+        with pytest.raises(ea.VectorEnvError, match=r"env 0 needs a reset first"):
             envs.step([1, 1])
         envs.reset(env_ids=[0])
-        with pytest.raises(ea.VectorEnvError, match=r"env 1 .* needs a reset first"):
+        with pytest.raises(ea.VectorEnvError, match=r"env 1 needs a reset first"):
             envs.step([1, 1])
         envs.step([1], env_ids=[0])
     envs.close()
@@ -373,7 +373,7 @@ def test_after_a_death_the_env_needs_a_reset(death):
         assert isinstance(failure, expected)
         assert failure.index == 1
         assert caught.value.batch.rewards.tolist() == [2.0, 2.0]
-        with pytest.raises(ea.VectorEnvError, match=r"env 1 .* needs a reset"):
+        with pytest.raises(ea.VectorEnvError, match=r"env 1 needs a reset"):
             envs.step([3] * 3)
         _, infos = envs.reset(env_ids=[1])
         assert infos[0]["seed"] == int(np.random.SeedSequence(51, spawn_key=(1,)).generate_state(1)[0])
