@@ -15,7 +15,7 @@ from multiprocessing import shared_memory
 import psutil
 
 import envactors as ea
-from envactors.worker import reaper
+from envactors.process import reaper
 
 AT_MOST = 5.0  # seconds, promised
 

@@ -17,6 +17,7 @@ from envactors.mailbox.pickling import read_other_numpy
 from envactors.mailbox.slab import Layout, Slab
 from envactors.options import is_int
 from envactors.process import starting
+from envactors.process.bootstrap import STACKS_FILE, Descriptors
 from envactors.process.descriptor_limit import DESCRIPTOR_LIMIT
 from envactors.process.fork_server import FORK_SERVERS, Settings
 from envactors.process.interpreters import code_tag
@@ -28,7 +29,6 @@ from envactors.system.cpus import cores
 from envactors.system.memory import SharedFile
 from envactors.system.processes import SIGKILL, Process, fixed_layout
 from envactors.system.sockets import open_pair
-from envactors.worker.bootstrap import STACKS_FILE, Descriptors
 
 # More than one worker per core may start at a time: some read their imports from disk while others compute.
 _STARTING_PER_CORE = 4

@@ -1,5 +1,4 @@
-"""Starting and ending worker processes, and the helper processes that do so: fork servers, the reaper, the keeper.
+"""Starting and ending worker processes: start methods, fork servers, the reaper, and the programs that they run.
 
-The programs of these helpers are in `envactors.worker`, and the system calls in `envactors.system`, which the mailbox
-needs, too.
+The system calls are in `envactors.system`, since the mailbox needs them, too.
 """

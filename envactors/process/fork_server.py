@@ -24,14 +24,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from envactors.mailbox.control_page import PagePlace
+from envactors.process.bootstrap import Descriptors
+from envactors.process.fork_server_program import EXIT_REPORT, Answer, WorkerSetup
 from envactors.process.helper import Helper, HelperProcess
 from envactors.process.reaping import REAPER
 from envactors.process.refusal import LaunchRefusedError
 from envactors.process.starting import THREAD_CAPS, start_python, working_directory
 from envactors.system.processes import Process, await_exit
 from envactors.system.sockets import open_pair
-from envactors.worker.bootstrap import Descriptors
-from envactors.worker.fork_server import EXIT_REPORT, Answer, WorkerSetup
 
 # How long a server may take to import its modules, and then to fork, in seconds. One that takes longer is stopped or
 # out of memory; it is killed and replaced.
@@ -98,7 +98,7 @@ class ForkServer(HelperProcess):
             boot = {"requests": requests, "exits": exits, "parent_pid": os.getpid(), "preload": list(preload)}
             fds = requests, exits
             self.process: subprocess.Popen[bytes] = start_python(
-                "envactors.worker.fork_server", "serve_forks", boot, fds, environment, python
+                "envactors.process.fork_server_program", "serve_forks", boot, fds, environment, python
             )
 
     def fork(self, descriptors: Descriptors, page: PagePlace, environment: Mapping[str, str]) -> Process:

@@ -13,11 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from envactors.process import keeper, reaper
 from envactors.process.helper import Helper, HelperProcess
 from envactors.system.choice import PORTABLE, SYSTEM
 from envactors.system.processes import kill_group
 from envactors.system.sockets import SEND_FLAGS, open_pair, prevent_sigpipe
-from envactors.worker import keeper, reaper
 
 # How many ended workers a new reaper is told about: the old one may have been lost before it searched.
 _RECENT = 100
@@ -139,7 +139,7 @@ class Reaper:
         """Have this process killed when its lease is over. It counts as an actor from now on.
 
         Args:
-            fd: The file that holds the lease; see `envactors.worker.reaper.LEASE_FORMAT`.
+            fd: The file that holds the lease; see `envactors.process.reaper.LEASE_FORMAT`.
         """
         self._lease = fd
         self.retain()

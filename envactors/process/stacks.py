@@ -10,9 +10,9 @@ import os
 import re
 import time
 
+from envactors.process.bootstrap import STACKS_FILE
 from envactors.system.memory import SharedFile, open_file_of
 from envactors.system.processes import STACKS_SIGNAL, Process, describe_state
-from envactors.worker.bootstrap import STACKS_FILE
 
 # The stacks count as complete once nothing was added for this long, in seconds.
 _SETTLED = 0.02

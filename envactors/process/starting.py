@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from envactors.mailbox.control_page import PagePlace
+from envactors.process.bootstrap import Descriptors, run
 from envactors.process.refusal import LaunchRefusedError
 from envactors.system.choice import PORTABLE
 from envactors.system.processes import SIGKILL, Process, await_exit, interpreter_options, open_sentinel
 from envactors.system.sockets import sigpipe_blocked
-from envactors.worker.bootstrap import Descriptors, run
 
 StartMethod = Literal["forkserver", "loky", "spawn", "fork"]
 # On other systems, libraries do not survive a fork, and nothing would end the workers of a fork server.
@@ -130,7 +130,7 @@ def start_interpreter(
     """Start a fresh interpreter, this one or another."""
     with layout as fixed:
         boot = {"descriptors": descriptors, "page": page, "parent_pid": os.getpid(), "fixed_layout": fixed}
-        process = start_python("envactors.worker.bootstrap", "run", boot, descriptors.present(), environment, python)
+        process = start_python("envactors.process.bootstrap", "run", boot, descriptors.present(), environment, python)
 
     def reap() -> int | None:
         code = await_exit(process.pid)  # `poll` would return 0 if the exit code is not known

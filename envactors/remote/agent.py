@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from envactors.process.reaper import LEASE_FORMAT
 from envactors.process.reaping import REAPER
 from envactors.remote.door import Door
 from envactors.remote.hosted_worker import MOST_OUTPUT, HostedWorker
@@ -32,7 +33,6 @@ from envactors.remote.watches import Watches
 from envactors.system.clocks import boot_clock
 from envactors.system.memory import SharedFile
 from envactors.system.polling import WRITABLE
-from envactors.worker.reaper import LEASE_FORMAT
 
 # How long to wait for the caller, in seconds.
 _PATIENCE = 60.0

@@ -17,9 +17,9 @@ from breeder import AT_MOST, Breeder, assert_gone, is_there, reapers_of
 from helpers import SOON, wait_until
 
 import envactors as ea
+from envactors.process import reaper
 from envactors.testing import EchoEnv
 from envactors.testing.leaks import inventory, settled_inventory
-from envactors.worker import reaper
 
 METHODS = ["loky", "spawn", "forkserver", "fork"]
 KINDS = 8  # processes that `Breeder.of_all_kinds` starts, and two more that are hidden

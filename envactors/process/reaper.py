@@ -3,9 +3,9 @@
 It outlives its caller by a moment. It uses only a few modules of the standard library, so its system calls are here and
 not in `envactors.system`. Through descriptor 0 the caller reports, one per line, workers that have started ("3 4711":
 the worker's id and process id) and workers that have ended ("3"). The reaper itself waits for the end of the caller.
-Every caller has a second reaper, the keeper (`envactors.worker.keeper`), so that nothing is missed while one of them is
-being replaced. If the caller is the agent of a node, both also kill it when its lease is over. Starting and replacing
-reapers is up to `envactors.process.reaping`.
+Every caller has a second reaper, the keeper (`envactors.process.keeper`), so that nothing is missed while one of them
+is being replaced. If the caller is the agent of a node, both also kill it when its lease is over. Starting and
+replacing reapers is up to `envactors.process.reaping`.
 
 On Linux, a process belongs to a worker if one of four conditions holds:
 

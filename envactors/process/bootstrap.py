@@ -22,6 +22,7 @@ from envactors.mailbox.channel import Channel
 from envactors.mailbox.control_page import PAGE, ControlPage, PagePlace
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.slab import Layout, Slab
+from envactors.process import reaper
 from envactors.system.memory import SharedFile, map_part
 from envactors.system.polling import Doorbell
 from envactors.system.processes import (
@@ -32,7 +33,7 @@ from envactors.system.processes import (
     tag_descendants,
     volunteer_for_oom,
 )
-from envactors.worker import context, reaper
+from envactors.worker import context
 from envactors.worker.log_records import FrameSender, forward_records
 from envactors.worker.main import Server
 

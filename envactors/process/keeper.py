@@ -1,6 +1,6 @@
 """The keeper: a second reaper, so that nothing is left behind while the caller replaces one of the two.
 
-It runs the code of `envactors.worker.reaper` under another name, so that people and tools can tell the two apart.
+It runs the code of `envactors.process.reaper` under another name, so that people and tools can tell the two apart.
 """
 
 from __future__ import annotations

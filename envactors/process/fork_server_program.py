@@ -22,8 +22,8 @@ import time
 from typing import Final, NamedTuple, NoReturn
 
 from envactors.mailbox.control_page import PagePlace
+from envactors.process.bootstrap import Descriptors, exit_after, run
 from envactors.system.processes import adopt_orphans, count_threads, detach, end_with_parent, open_sentinel
-from envactors.worker.bootstrap import Descriptors, exit_after, run
 
 # A worker's id and its exit code, minus the signal's number.
 EXIT_REPORT: Final = struct.Struct("<qq")
