@@ -150,6 +150,10 @@ def test_examples_of_the_reference_are_true(page, interpreter, tmp_path):
     assert done.stderr == ""
 
 
+def test_only_the_reference_has_doctests():
+    assert [page.name for page in PAGES if "```pycon" in page.read_text() and page not in REFERENCE] == []
+
+
 def test_every_public_name_is_in_the_reference_with_an_example():
     text = "".join(page.read_text() for page in REFERENCE)
     documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: ([\w.]+)$", text, flags=re.MULTILINE))
