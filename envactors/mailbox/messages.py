@@ -131,12 +131,11 @@ class Describe(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Reset an env. The last field is unused; it remains because journals on disk have it."""
+    """Reset an env."""
 
     env: int
     seed: int | None
     options: dict[str, Any] | None
-    root_seed: None = None
 
 
 class Step(NamedTuple):

@@ -91,9 +91,7 @@ def _serve(requests: int, exits: int, preload: list[str]) -> None:
         gc.enable()
         sock.send(pickle.dumps(tuple(Answer(refusal=refusal))))
         # Becomes readable when a worker has ended.
-        ended, wake = os.pipe()
-        os.set_blocking(ended, False)
-        os.set_blocking(wake, False)
+        ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # the descriptor needs a handler of Python's
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         # The ids of the running workers, by process id.

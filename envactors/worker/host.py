@@ -111,17 +111,12 @@ class HostedEnv:
             seed: The seed; None lets the env choose.
             options: The options, None for none.
         """
-        if seed is None and options is None and not self._needed_by_reset:
-            result = self.env.reset()
-        else:
-            given = {"seed": seed, "options": options}
-            needed = self._needed_by_reset
-            result = self.env.reset(**{name: one for name, one in given.items() if one is not None or name in needed})
+        given = {"seed": seed, "options": options}
+        needed = self._needed_by_reset
+        result = self.env.reset(**{name: value for name, value in given.items() if value is not None or name in needed})
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._refuse("reset", result, "(obs, info)")
-        obs = result[0]
-        if type(obs) is not np.ndarray or obs.dtype is not self.dtype or obs.shape != self.shape:  # as in `take`
-            obs = self._conform(obs)
+        obs = self._conform(result[0])
         if self.journal:
             self.check = checksum(obs, 0 if seed is not None else self.check)
         info = result[1]

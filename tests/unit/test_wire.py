@@ -11,6 +11,7 @@ import pickle
 import random
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import threading
 import numpy as np
 import pytest
 from budget import examples
+from helpers import SOON
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -228,6 +230,35 @@ def test_what_is_sent_to_a_peer_that_has_gone_is_a_broken_pipe(size):
         with pytest.raises(BrokenPipeError) as caught:
             channel.send(Frame(1, 2, 3, bytes(size)))
         assert caught.value.errno == errno.EPIPE
+
+
+def test_a_blocking_end_sends_all_of_a_frame_although_a_signal_interrupts_it():
+    """The system call returns early then, after the part that has fitted."""
+    sent = Frame(1, 2, 3, bytes(CHUNK // 2))
+    interrupted, received = threading.Event(), []
+    with socket_pair() as (ours, theirs):
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+        def interrupt_and_read():
+            select.select([theirs], [], [])  # the sender has begun, and its buffer is full
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            interrupted.wait(SOON)
+            receiver = Channel(theirs)
+            while not received:
+                received.extend(receiver.receive())
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: interrupted.set())
+        reader = threading.Thread(target=interrupt_and_read)
+        reader.start()
+        try:
+            channel = Channel(ours)
+            channel.send(sent)
+            assert interrupted.is_set()
+            assert not channel.backlog
+            reader.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert plain(received) == [sent]
 
 
 def test_a_frame_that_breaks_off_is_none():
