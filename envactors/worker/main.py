@@ -97,6 +97,7 @@ class Server:
         self.extension: Any = None
         self.runner: StepRunner = StepRunner(host, page, self._reply, guard)
         self._forks = context.forks
+        self._spins = 0
         # The count of frames that were read, to compare with `FRAMES`.
         self._frames_read = 0
         # The call id of the last batch step.
@@ -113,32 +114,31 @@ class Server:
 
     def serve(self) -> None:
         """Run requests until the parent closes the worker or ends; the channel must block."""
-        counters = self._counters
-        spins = 0
         with contextlib.closing(Poller()) as poller:
-            fd = self._channel.fileno()
-            poller.add(fd)
+            poller.add(self._channel.fileno())
             self.page.to_worker.register(poller)
-            try:
+            with contextlib.suppress(OSError):  # the parent has ended, so nobody waits for a reply
                 while not self.closed:
-                    handled = self.handled
-                    if counters[POSTED] == handled:
-                        wait = counters[WAIT]
-                        core = wait_cpu(wait) if wait > SPINNING else None
-                        if wait & SPINNING:
-                            if core is not None and spins % _SPINS_PER_PINNING == 0:
-                                with pinned_while_sleeping(core):
-                                    pass  # this moves the thread there, and the scheduler rarely moves it away soon
-                            spins += 1
-                        if not (wait & SPINNING and spin_until_all([(counters, handled + 1)], POSTED)):
-                            with _ANYWHERE if core is None else pinned_while_sleeping(core):
-                                # A ring may belong to a request that was seen while spinning and has run.
-                                while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
-                                    pass
+                    if self._counters[POSTED] == self.handled:
+                        self._wait(poller)
                     self.run_posted()
-            except OSError:
-                # The parent has ended, so nobody waits for a reply.
+
+    def _wait(self, poller: Poller) -> None:
+        """Wait as the parent has said until a request is posted or the channel has something to read."""
+        counters, handled, fd = self._counters, self.handled, self._channel.fileno()
+        wait = counters[WAIT]
+        core = wait_cpu(wait) if wait > SPINNING else None
+        if wait & SPINNING:
+            if core is not None and self._spins % _SPINS_PER_PINNING == 0:
+                with pinned_while_sleeping(core):
+                    pass  # this moves the thread there, and the scheduler rarely moves it away soon
+            self._spins += 1
+            if spin_until_all([(counters, handled + 1)], POSTED):
                 return
+        with _ANYWHERE if core is None else pinned_while_sleeping(core):
+            # A ring may belong to a request that was seen while spinning and has run.
+            while fd not in dict(poller.poll(None)) and counters[POSTED] == handled:
+                pass
 
     def run_posted(self) -> None:
         """Run the posted requests; if there are none, read the channel to notice whether it was closed.
