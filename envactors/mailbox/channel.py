@@ -36,7 +36,7 @@ class FrameChannel(Protocol):
 
     @property
     def backlog(self) -> bool:
-        """Whether parts of frames are still to be written."""
+        """Whether bytes of frames are still to be written."""
 
     def send(self, frame: Frame) -> None:
         """Write a frame; if this end does not block, keep what does not fit."""
@@ -77,7 +77,7 @@ class Channel:
 
     @property
     def backlog(self) -> bool:
-        """Whether parts of frames are still to be written."""
+        """Whether bytes of frames are still to be written."""
         return bool(self._outbox)
 
     def send(self, frame: Frame) -> None:

@@ -68,13 +68,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no 
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
-            _, parts = self.dispatch_table[types.CodeType](obj)
+            _, arguments = self.dispatch_table[types.CodeType](obj)
             place = f"{obj.co_name} ({obj.co_filename}:{obj.co_firstlineno})"
-            return load_code_by_value, (sys.implementation.cache_tag, place, parts)
+            return load_code_by_value, (sys.implementation.cache_tag, place, arguments)
         return super().reducer_override(obj)
 
 
-def load_code_by_value(tag: str, place: str, parts: tuple[Any, ...]) -> types.CodeType:
+def load_code_by_value(tag: str, place: str, arguments: tuple[Any, ...]) -> types.CodeType:
     """Rebuild code that was pickled by value.
 
     Raises:
@@ -85,7 +85,7 @@ def load_code_by_value(tag: str, place: str, parts: tuple[Any, ...]) -> types.Co
             f"{place} was pickled by value, as code of {tag}, but {sys.executable} runs code of "
             f"{sys.implementation.cache_tag}: put it into a module that both sides can import"
         )
-    return types.CodeType(*parts)
+    return types.CodeType(*arguments)
 
 
 def has_code(pickled: bytes) -> bool:

@@ -18,7 +18,7 @@ class ActorContext:
     Attributes:
         name: The actor's name.
         index: The index of the env whose code is running.
-        incarnation: The number of the process: 0 for the first, and one more for each replacement.
+        incarnation: Which process of the actor it is: 0 for the first, and one more for each replacement.
     """
 
     name: str

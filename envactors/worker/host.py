@@ -175,7 +175,7 @@ class Host:
 
         Args:
             message: The request that has the factories.
-            incarnation: The number of this process.
+            incarnation: The incarnation of this process.
             on_made: Called with the count of envs that are made, while there are more to make.
         """
         if message.authkey is not None:
