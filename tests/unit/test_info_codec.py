@@ -70,7 +70,7 @@ results = st.lists(st.tuples(st.integers(0, ENVS - 1), infos, st.lists(values, m
 @pytest.mark.parametrize("variant", VARIANTS)
 @quick
 @given(written=results)
-def test_what_was_encoded_is_decoded(variant, written):
+def test_decode_returns_what_was_encoded(variant, written):
     encoder, decoder = make_codec(variant)
     said = {index: ({}, []) for index in range(ENVS)}
     for index, info, object_leaves in written:
@@ -87,7 +87,7 @@ def test_what_was_encoded_is_decoded(variant, written):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_empty_info_is_marked(variant):
+def test_marker_makes_an_info_empty(variant):
     encoder, decoder = make_codec(variant)
     encoder.encode(1, {"a": 1}, [])
     assert not decoder.all_plain()
@@ -97,14 +97,14 @@ def test_an_empty_info_is_marked(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_each_empty_info_is_another_dict(variant):
+def test_each_empty_info_is_a_new_dict(variant):
     _, decoder = make_codec(variant)
     decoder.decode(0, None)[0]["mine"] = 1
     assert decoder.decode(0, None) == ({}, [])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_failure_is_decoded_and_is_no_result(variant):
+def test_failure_is_decoded_until_the_next_result(variant):
     encoder, decoder = make_codec(variant)
     overflow = encoder.fail(2, pack_failure(KeyError("gone"), Fault.RAISED))
     assert decoder.failed(2)
@@ -117,7 +117,7 @@ def test_a_failure_is_decoded_and_is_no_result(variant):
 
 
 @pytest.mark.parametrize(("size", "fits"), [(INLINE_INFO_ROOM // 2, True), (INLINE_INFO_ROOM, False)])
-def test_what_is_larger_than_the_room_overflows(size, fits):
+def test_infos_larger_than_the_room_overflow(size, fits):
     encoder, decoder = make_codec("between processes")
     overflow = encoder.encode(1, {"text": "x" * size}, [])
     assert (overflow is None) == fits
@@ -131,7 +131,7 @@ def test_within_one_process_nothing_is_pickled_and_nothing_overflows():
     assert info["f"]() == 3
 
 
-def test_what_cannot_be_pickled_raises_where_it_is_written():
+def test_encode_raises_for_values_that_do_not_pickle():
     encoder, _ = make_codec("between processes")
     with pytest.raises(TypeError, match="pickle"):
         encoder.encode(0, {"lock": threading.Lock()}, [])
@@ -178,7 +178,7 @@ class Holder:
         self.content = content
 
 
-def test_what_cannot_be_copied_raises():
+def test_copy_raises_for_values_that_cannot_be_copied():
     with pytest.raises(TypeError, match="pickle"):
         copy_value({"lock": threading.Lock()})
 
@@ -208,12 +208,12 @@ def test_copies_share_nothing_that_can_change():
     assert copied["objects"].tolist() == [[1], None]
 
 
-def test_what_cannot_change_is_passed_through():
+def test_immutable_values_are_not_copied():
     for value in (None, "text", b"bytes", 10**30, 1.5, np.float32(2), len):
         assert copy_value(value) is value
 
 
-def test_the_copy_of_what_contains_itself_does_too():
+def test_copy_of_a_value_that_contains_itself_contains_itself():
     value = [1]
     value.append(value)
     copied = copy_value(value)
@@ -223,5 +223,5 @@ def test_the_copy_of_what_contains_itself_does_too():
 
 @quick
 @given(values)
-def test_a_copy_is_equal_and_of_the_same_types(value):
+def test_copy_is_equal_and_has_the_same_types(value):
     assert show(copy_value(value)) == show(value) == show(pickle.loads(pickle.dumps(value)))

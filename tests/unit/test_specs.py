@@ -112,7 +112,7 @@ def assert_same(spec, got, expected):
 
 @quick
 @given(boxes | endless_boxes)
-def test_a_box_is_an_array_with_bounds(space):
+def test_spec_of_a_box_has_bounds(space):
     spec = spec_of_space(space)
     assert (spec.shape, spec.dtype) == (space.shape, space.dtype)
     assert np.array_equal(spec.low, space.low)
@@ -140,12 +140,12 @@ def test_bounds_of_discrete_spaces():
 
 @quick
 @given(odd_spaces)
-def test_what_cannot_be_batched_is_an_object(space):
+def test_spaces_that_cannot_be_batched_are_objects(space):
     assert spec_of_space(space) == OBJECT
     assert not spec_of_space(space).batchable
 
 
-def test_nested_spaces_nest():
+def test_nested_spaces_give_nested_specs():
     space = gs.Dict({"b": gs.Tuple([gs.Discrete(2), gs.Text(3)]), "a": gs.Dict({"c": gs.Box(0, 1, (2,))})})
     spec = spec_of_space(space)
     assert spec.keys() == {"a", "b"}
@@ -153,7 +153,7 @@ def test_nested_spaces_nest():
     assert spec["a"]["c"] == spec_of_space(gs.Box(0, 1, (2,)))
 
 
-def test_a_space_of_another_maker_is_known_by_its_looks():
+def test_space_of_another_library_is_recognized_by_its_attributes():
     other = SimpleNamespace(shape=[2, 3], dtype="float32")
     assert spec_of_space(other) == ea.ArraySpec((2, 3), np.float32)
     named_alike = type("Dict", (), {"spaces": {"a": other}})()
@@ -161,7 +161,7 @@ def test_a_space_of_another_maker_is_known_by_its_looks():
     assert spec_of_space(SimpleNamespace(shape=None, dtype=None)) == OBJECT
 
 
-def test_a_spec_is_its_own():
+def test_spec_of_a_spec_is_the_spec():
     spec = {"a": (ea.ArraySpec((2,), np.float32), OBJECT)}
     assert spec_of_space(spec) is spec
     assert spec_of_space(spec["a"][0]) is spec["a"][0]
@@ -169,7 +169,7 @@ def test_a_spec_is_its_own():
 
 @quick
 @given(all_spaces)
-def test_specs_pickle_and_are_equal_to_their_like(space):
+def test_unpickled_specs_are_equal(space):
     spec = spec_of_space(space)
     again = pickle.loads(pickle.dumps(spec))
     assert again == spec
@@ -182,7 +182,7 @@ def test_specs_pickle_and_are_equal_to_their_like(space):
 
 @quick
 @given(batchable_spaces, counts, seeds)
-def test_batches_are_those_of_gymnasium(space, count, seed):
+def test_batches_equal_those_of_gymnasium(space, count, seed):
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     batch = stack(spec, values)
     assert_same(spec, batch, concatenate(space, values, create_empty_array(space, count)))
@@ -194,7 +194,7 @@ def test_batches_are_those_of_gymnasium(space, count, seed):
 
 @quick
 @given(all_spaces, counts, seeds)
-def test_a_batch_splits_into_what_was_stacked(space, count, seed):
+def test_split_batch_returns_what_was_stacked(space, count, seed):
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     rows = split_batch(spec, stack(spec, values), count, "x")
     assert len(rows) == count
@@ -204,7 +204,7 @@ def test_a_batch_splits_into_what_was_stacked(space, count, seed):
 
 @quick
 @given(all_spaces, counts, seeds)
-def test_a_list_of_values_splits_as_its_batch_does(space, count, seed):
+def test_list_of_values_splits_like_its_batch(space, count, seed):
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     for row, value in zip(split_batch(spec, values, count, "x"), values, strict=True):
         assert_same(spec, row, value)
@@ -212,7 +212,7 @@ def test_a_list_of_values_splits_as_its_batch_does(space, count, seed):
 
 @quick
 @given(batchable_spaces, counts, seeds)
-def test_a_batch_is_a_copy(space, count, seed):
+def test_stack_copies(space, count, seed):
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     batch = stack(spec, values)
     for value in values:
@@ -222,13 +222,13 @@ def test_a_batch_is_a_copy(space, count, seed):
 
 @quick
 @given(batchable_spaces)
-def test_a_batch_of_none_has_the_shapes(space):
+def test_empty_batch_has_the_shapes_of_its_spec(space):
     spec = spec_of_space(space)
     for _, leaf, batch in leaves_of(spec, stack(spec, [])):
         assert (batch.shape, batch.dtype) == ((0, *leaf.shape), leaf.dtype)
 
 
-def test_values_without_a_spec_split_one_an_env():
+def test_values_without_a_spec_split_into_one_per_env():
     assert split_batch(None, ["a", {}, None], 3, "actions") == ["a", {}, None]
     assert split_batch(None, np.arange(2), 2, "actions") == [0, 1]
 
@@ -238,7 +238,7 @@ def test_values_without_a_spec_split_one_an_env():
 
 @quick
 @given(all_spaces, seeds)
-def test_what_fits_is_not_copied(space, seed):
+def test_conforming_values_are_not_copied(space, seed):
     spec, (value,) = spec_of_space(space), samples_of(space, 1, seed)
     fitting = conform(spec, value, "x")
     assert_same(spec, fitting, value)
@@ -272,7 +272,7 @@ def test_lists_and_numbers_become_arrays():
 
 @quick
 @given(all_spaces, counts, seeds, st.integers(-1, 2))
-def test_another_number_of_values_is_refused(space, count, seed, more):
+def test_wrong_number_of_values_raises(space, count, seed, more):
     expected = count + more + (more >= 0)
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     # A tuple of spaces wants a tuple of batches; a list has one value an env.
@@ -283,7 +283,7 @@ def test_another_number_of_values_is_refused(space, count, seed, more):
         assert f"for {expected} envs" in str(caught.value)
 
 
-def test_the_number_is_named_with_the_leaf():
+def test_error_names_the_leaf_and_the_number_of_values():
     spec = {"a": (ea.ArraySpec((2,), np.float32),)}
     with pytest.raises(ea.SpaceMismatchError) as caught:
         split_batch(spec, {"a": (np.zeros((4, 2), np.float32),)}, 3, "actions")
@@ -292,7 +292,7 @@ def test_the_number_is_named_with_the_leaf():
 
 @quick
 @given(batchable_spaces, counts, seeds, st.data())
-def test_another_shape_is_refused(space, count, seed, data):
+def test_wrong_shape_raises(space, count, seed, data):
     """Also one that NumPy would broadcast: nothing is stretched silently."""
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     batch = stack(spec, values)
@@ -315,7 +315,7 @@ def test_another_shape_is_refused(space, count, seed, data):
 
 @quick
 @given(batchable_spaces, counts, seeds, st.data())
-def test_another_kind_of_dtype_is_refused(space, count, seed, data):
+def test_wrong_kind_of_dtype_raises(space, count, seed, data):
     spec, values = spec_of_space(space), samples_of(space, count, seed)
     batch = stack(spec, values)
     path, leaf, array = data.draw(st.sampled_from(list(leaves_of(spec, batch))))
@@ -334,7 +334,7 @@ def refusal_of(function, *args):
     return given_part, expected_part
 
 
-def test_another_structure_is_refused():
+def test_wrong_structure_raises():
     pair = ea.ArraySpec((2,), np.float32)
     for spec, value, given_text, expected_text in [
         ({"a": OBJECT, "b": OBJECT}, {"a": 1}, "the structure of x is a dict with the keys ['a']", "['a', 'b']"),
@@ -356,7 +356,7 @@ def test_another_structure_is_refused():
         assert expected_text in expected_part
 
 
-def test_another_structure_of_a_batch_is_refused():
+def test_wrong_structure_of_a_batch_raises():
     number = ea.ArraySpec((), np.int64)
     for spec, values, given_text, expected_text in [
         (number, 3, "actions are 3", "2 of shape (), one per env"),
@@ -397,13 +397,13 @@ def assert_says(caught, what, path, *parts):
 
 @quick
 @given(batchable_spaces, seeds)
-def test_the_spec_of_a_value_is_that_of_its_space(space, seed):
+def test_spec_of_a_value_equals_that_of_its_space(space, seed):
     (value,) = samples_of(space, 1, seed)
     assert batches_alike(spec_of_value(value), spec_of_space(space))
     assert conform(spec_of_value(value), value, "x") is not None
 
 
-def test_numbers_and_arrays_have_a_shape_and_a_dtype():
+def test_spec_of_numbers_and_arrays_has_shape_and_dtype():
     for value, shape, dtype in [
         (True, (), bool),
         (3, (), np.int64),
@@ -415,7 +415,7 @@ def test_numbers_and_arrays_have_a_shape_and_a_dtype():
         assert spec_of_value(value) == ea.ArraySpec(shape, np.dtype(dtype))
 
 
-def test_other_values_are_objects():
+def test_spec_of_other_values_is_object():
     for value in ("text", b"bytes", None, [1, 2], {1}, np.array(["text"]), np.array([None]), object()):
         spec = spec_of_value(value)
         assert spec == OBJECT
@@ -423,7 +423,7 @@ def test_other_values_are_objects():
         assert stack(spec, [value, value])[1] is value
 
 
-def test_values_nest():
+def test_spec_of_nested_values_is_nested():
     spec = spec_of_value({"a": (np.zeros(2), 1), "b": {"c": "text"}})
     assert spec == {"a": (ea.ArraySpec((2,), np.float64), ea.ArraySpec((), np.int64)), "b": {"c": OBJECT}}
 
@@ -433,7 +433,7 @@ def test_values_nest():
 
 @quick
 @given(all_spaces, all_spaces)
-def test_specs_that_batch_alike_are_those_of_equal_outline(one, other):
+def test_specs_batch_alike_when_structure_shapes_and_dtypes_agree(one, other):
     def outline(spec):
         return [(path, leaf.shape, leaf.dtype) for path, leaf, _ in leaves_of(spec, spec)]
 
@@ -452,7 +452,7 @@ def test_bounds_do_not_matter_for_a_batch():
     assert batches_alike(None, None)
 
 
-def test_arrays_without_axes_are_refused_in_words():
+def test_arrays_without_axes_raise_a_readable_error():
     for spec in (None, OBJECT, ea.ArraySpec((), np.int64)):
         with pytest.raises(ea.SpaceMismatchError):
             split_batch(spec, np.array(3), 2, "actions")  # TypeError: len() of unsized object
@@ -460,7 +460,7 @@ def test_arrays_without_axes_are_refused_in_words():
         split_batch(OBJECT, {1, 2}, 2, "actions")  # TypeError: 'set' object is not subscriptable
 
 
-def test_no_value_changes_silently():
+def test_casts_that_change_values_raise():
     """Same kind, and another number: 300 becomes 44."""
     with pytest.raises(ea.SpaceMismatchError):
         conform(ea.ArraySpec((), np.int8), 300, "the action")

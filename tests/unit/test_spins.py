@@ -51,14 +51,14 @@ def clock(monkeypatch):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("looks_in_vain", [0, 1, 3, 4, 5, 50, 400])
-def test_a_spin_ends_with_the_look_that_sees_the_change(looks_in_vain):
+def test_spin_ends_with_the_read_that_sees_the_change(looks_in_vain):
     memory = Scripted(*[0] * looks_in_vain, 1)
     assert spin(memory)
     assert memory.looks == looks_in_vain + 1
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_spin_in_vain_ends_by_itself():
+def test_spin_ends_without_a_change():
     memory = Scripted(0)
     assert not spin(memory)
     assert 0 < memory.looks < 10_000
@@ -66,7 +66,7 @@ def test_a_spin_in_vain_ends_by_itself():
     assert spin(counters(0, 0, 0, 1))
 
 
-def test_a_spin_is_bounded_in_seconds_where_each_round_loses_the_core(clock):
+def test_spin_is_bounded_in_time_when_each_round_loses_the_core(clock):
     def lose_the_core():
         clock[0] += 0.004
 
@@ -87,7 +87,7 @@ def test_a_spin_calls_no_python_function(value):
     assert calls == ["spin_until_all"]
 
 
-def test_all_counters_have_to_reach_their_numbers():
+def test_all_counters_have_to_reach_their_targets():
     one, two = counters(0, 4), counters(0, 9)
     assert spin_until_all([], 1)
     assert spin_until_all([(one, 4), (two, 8)], 1)
@@ -96,7 +96,7 @@ def test_all_counters_have_to_reach_their_numbers():
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_counter_that_has_reached_its_number_is_not_read_again():
+def test_counter_that_has_reached_its_target_is_not_read_again():
     quick, slow = Scripted(2), Scripted(*[1] * 100, 2)
     assert spin_until_all([(quick, 2), (slow, 2)], 3)
     assert (quick.looks, slow.looks) == (1, 101)

@@ -46,7 +46,7 @@ def chain(*observations):
 # Results -------------------------------------------------------------------------------------------------
 
 
-def test_each_env_has_the_result_of_its_own_action(make_parent, pickles, action):
+def test_each_env_returns_the_result_of_its_action(make_parent, pickles, action):
     parent = make_parent(pickles=pickles, action=action)
     parent.run(dict.fromkeys(range(3), 0), ops=dict.fromkeys(range(3), RESET), seeds={0: 10, 1: 11, 2: 12})
     results = parent.run({0: 1, 1: 2, 2: 7})
@@ -60,7 +60,7 @@ def test_each_env_has_the_result_of_its_own_action(make_parent, pickles, action)
     assert [env.steps for env in parent.envs] == [1, 2, 1], "only what was posted"
 
 
-def test_the_observation_before_stands_in_the_other_half(make_parent):
+def test_previous_observation_stays_in_the_other_half(make_parent):
     parent = make_parent()
     parent.run({0: 1})
     parent.run({0: 0})
@@ -78,7 +78,7 @@ def options_as_payload(seed, options, pickles):
 
 @pytest.mark.parametrize(("small", "large"), [(None, None), (5, None), ((1 << 64) - 1, None), (None, 1 << 64)])
 @pytest.mark.parametrize("options", [None, {"level": 2}])
-def test_a_reset_gets_its_seed_and_options(make_parent, pickles, action, small, large, options):
+def test_reset_gets_its_seed_and_options(make_parent, pickles, action, small, large, options):
     parent = make_parent(pickles=pickles, action=action)
     needs_payload = large is not None or options is not None
     payloads = {1: options_as_payload(large, options, pickles)} if needs_payload else {}
@@ -93,7 +93,7 @@ def test_a_reset_gets_its_seed_and_options(make_parent, pickles, action, small, 
 
 @pytest.mark.parametrize("seed", [None, 8])
 @pytest.mark.parametrize("ending", [2, 7])
-def test_an_ended_episode_is_reset_within_the_step(make_parent, pickles, seed, ending):
+def test_ended_episode_is_reset_within_the_step(make_parent, pickles, seed, ending):
     parent = make_parent(autoreset=True, pickles=pickles)
     parent.run({0: 0}, ops={0: RESET}, seeds={0: 5})
     seeds = {} if seed is None else {0: seed}
@@ -106,20 +106,20 @@ def test_an_ended_episode_is_reset_within_the_step(make_parent, pickles, seed, e
     assert check == (chain([5, 5], [1, ending], obs) if seed is None else chain(obs))
 
 
-def test_an_episode_that_ends_in_a_retiring_process_is_not_reset_within_the_step(make_parent):
+def test_ended_episode_in_a_retiring_process_is_not_reset_within_the_step(make_parent):
     parent = make_parent(autoreset=True)
     assert parent.run({0: 2}, ops={0: NO_AUTORESET})[0][0] == ([1, 2], 2.0, True, False, {})
     assert parent.envs[0].seeds == []
 
 
-def test_large_infos_overflow_and_are_counted_over_the_workers_life(make_parent):
+def test_large_infos_overflow_and_are_counted(make_parent):
     parent = make_parent()
     for count in (1, 2, 3):
         assert parent.run({0: 5, 1: 1})[0][0][4] == {"large": "x" * 10_000}
         assert parent.page.counters[OVERFLOWS] == count
 
 
-def test_streamed_results_say_when_they_were_complete_and_others_do_not(make_parent):
+def test_only_streamed_results_have_a_time_of_completion(make_parent):
     parent = make_parent()
     before = time.monotonic()
     parent.run({0: 1, 1: 5, 2: 3}, stream=True)
@@ -168,7 +168,7 @@ def test_observations_actions_and_rewards_may_be_objects(make_parent, pickles):
 # Failures ------------------------------------------------------------------------------------------------
 
 
-def test_an_env_that_raises_keeps_no_other_from_its_step(make_parent, pickles, action):
+def test_other_envs_step_when_one_raises(make_parent, pickles, action):
     parent = make_parent(pickles=pickles, action=action)
     results = parent.run({0: 3, 1: 1, 2: 1})
     assert [fault_of(results[env]) for env in range(3)] == [Fault.RAISED, None, None]
@@ -176,14 +176,14 @@ def test_an_env_that_raises_keeps_no_other_from_its_step(make_parent, pickles, a
     assert parent.run({0: 1})[0][0] == ([1, 1], 1.0, False, False, {})
 
 
-def test_a_result_that_cannot_travel_fails_its_env_alone(make_parent, pickles):
+def test_result_that_does_not_pickle_fails_its_env_only(make_parent, pickles):
     parent = make_parent(pickles=pickles)
     results = parent.run({0: 1, 1: 4, 2: 1})
     assert [fault_of(results[env]) for env in range(3)] == [None, Fault.RESULT, None]
     assert "not me" in results[1].text
 
 
-def test_a_value_of_a_wrong_shape_is_the_envs_fault(make_parent, pickles):
+def test_value_of_a_wrong_shape_fails_as_raised_by_the_env(make_parent, pickles):
     parent = make_parent(pickles=pickles)
     parent.envs[0].obs = np.zeros(3)
     parent.envs[1].step = lambda action: (np.zeros(2), 0.0, np.zeros(2), False, {})
@@ -192,14 +192,14 @@ def test_a_value_of_a_wrong_shape_is_the_envs_fault(make_parent, pickles):
     assert [fault_of(results[env]) for env in range(3)] == [Fault.RAISED] * 3
 
 
-def test_an_info_that_is_no_dict_is_passed_on_as_it_is(make_parent, pickles):
+def test_info_of_another_type_than_dict_is_returned_unchanged(make_parent, pickles):
     parent = make_parent(pickles=pickles)
     parent.envs[0].step = lambda action: (np.zeros(2), 0.0, False, False, [])
     assert parent.run({0: 1})[0][0][4] == []
 
 
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_payload_that_does_not_unpickle_fails_its_env_alone(make_parent, resets):
+def test_payload_that_does_not_unpickle_fails_its_env_only(make_parent, resets):
     parent = make_parent(action=None)
     bad = dumps((None, Pickled(bytes(dumps(ExplodesOnArrival()))))) if resets else dumps(ExplodesOnArrival())
     results = parent.run({0: 1, 1: None, 2: 1}, ops={1: RESET if resets else 0}, payloads={1: bytes(bad)})
@@ -210,7 +210,7 @@ def test_a_payload_that_does_not_unpickle_fails_its_env_alone(make_parent, reset
     assert parent.run({1: 1})[1][0] == ([1, 1], 1.0, False, False, {})
 
 
-def test_a_payload_that_could_not_be_sent_fails_its_env_as_it_says(make_parent):
+def test_failure_sent_as_payload_fails_its_env(make_parent):
     parent = make_parent(action=None)
     failure = dumps(pack_failure(ValueError("too large"), Fault.TOO_LARGE))
     number = parent.write_rows({0: 1, 1: 1})
@@ -228,7 +228,7 @@ def test_a_payload_that_could_not_be_sent_fails_its_env_as_it_says(make_parent):
 # Within one process --------------------------------------------------------------------------------------
 
 
-def test_nothing_that_was_returned_changes_later_nor_changes_the_env(make_parent):
+def test_returned_values_and_the_env_share_nothing_mutable(make_parent):
     parent = make_parent(pickles=False)
     info = parent.run({0: 6})[0][0][4]
     assert info == {"same": [1]}
@@ -238,7 +238,7 @@ def test_nothing_that_was_returned_changes_later_nor_changes_the_env(make_parent
     assert info == {"same": [1, "mine"]}
 
 
-def test_objects_that_do_not_pickle_pass_and_what_an_env_gets_is_its_own(make_parent):
+def test_objects_that_do_not_pickle_are_copied_within_one_process(make_parent):
     parent = make_parent(pickles=False, action=None)
     seen = []
 

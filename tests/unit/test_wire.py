@@ -111,7 +111,7 @@ def receive_ready(channel):
 
 @quick
 @given(some_frames, pieces)
-def test_frames_arrive_in_whatever_pieces(sent, sizes):
+def test_frames_arrive_whatever_pieces_their_bytes_come_in(sent, sizes):
     """An end that does not block gives each frame as soon as its last byte is there, and not before."""
     received, arrived_bytes = [], 0
     ends = [sum(HEADER + len(frame.payload) for frame in sent[: i + 1]) for i in range(len(sent))]
@@ -134,7 +134,7 @@ def test_frames_arrive_in_whatever_pieces(sent, sizes):
 
 @quick
 @given(some_frames, pieces)
-def test_an_end_that_blocks_receives_them_too(sent, sizes):
+def test_blocking_end_receives_frames_in_pieces(sent, sizes):
     raw = bytes_of(sent)
     with socket_pair() as (ours, theirs):
 
@@ -154,7 +154,7 @@ def test_an_end_that_blocks_receives_them_too(sent, sizes):
 
 @quick
 @given(some_frames, some_frames)
-def test_there_and_back(there, back):
+def test_frames_echoed_by_the_peer_arrive_unchanged(there, back):
     """The parent's end does not block and keeps what does not fit; the worker's end blocks and answers."""
     with socket_pair() as (ours, theirs):
         ours.setblocking(False)
@@ -187,7 +187,7 @@ def test_there_and_back(there, back):
 
 @quick
 @given(some_frames, st.integers(1, 300_000))
-def test_what_does_not_fit_waits_and_keeps_its_order(sent, read_size):
+def test_backlog_is_sent_later_and_in_order(sent, read_size):
     """The peer reads a little at a time, and the channel writes as much as there is room for."""
     with socket_pair() as (ours, theirs):
         ours.setblocking(False)
@@ -204,7 +204,7 @@ def test_what_does_not_fit_waits_and_keeps_its_order(sent, read_size):
     assert plain(received) == sent
 
 
-def test_a_peer_that_does_not_read_never_blocks_the_sender():
+def test_send_does_not_block_when_the_peer_does_not_read():
     frame = Frame(1, 2, 3, bytes(1_000_000))
     with socket_pair() as (ours, theirs):
         ours.setblocking(False)
@@ -222,7 +222,7 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender():
 
 
 @pytest.mark.parametrize("size", [0, 10, 1 << 20])
-def test_what_is_sent_to_a_peer_that_has_gone_is_a_broken_pipe(size):
+def test_send_to_a_closed_peer_raises_broken_pipe(size):
     with socket_pair() as (ours, theirs):
         ours.setblocking(False)
         theirs.close()
@@ -232,7 +232,7 @@ def test_what_is_sent_to_a_peer_that_has_gone_is_a_broken_pipe(size):
         assert caught.value.errno == errno.EPIPE
 
 
-def test_a_blocking_end_sends_all_of_a_frame_although_a_signal_interrupts_it():
+def test_blocking_end_sends_a_whole_frame_despite_a_signal():
     """The system call returns early then, after the part that has fitted."""
     sent = Frame(1, 2, 3, bytes(CHUNK // 2))
     interrupted, received = threading.Event(), []
@@ -261,7 +261,7 @@ def test_a_blocking_end_sends_all_of_a_frame_although_a_signal_interrupts_it():
     assert plain(received) == [sent]
 
 
-def test_a_frame_that_breaks_off_is_none():
+def test_incomplete_frame_is_not_received():
     raw = bytes_of([Frame(1, 2, 3, bytes(2 * CHUNK))])
     for kept in (0, 1, HEADER - 1, HEADER, HEADER + 1, CHUNK, CHUNK + HEADER, 2 * CHUNK):
         with socket_pair() as (ours, theirs):
@@ -275,7 +275,7 @@ def test_a_frame_that_breaks_off_is_none():
 
 @quick
 @given(st.binary(max_size=400))
-def test_garbage_is_refused_or_makes_no_more_than_it_is(garbage):
+def test_garbage_raises_or_yields_frames_of_its_size(garbage):
     """Whatever somebody else writes after a frame: an error, or frames of no more bytes than came."""
     sent = Frame(1, 2, 3, b"whole")
     with socket_pair() as (ours, theirs):
@@ -291,7 +291,7 @@ def test_garbage_is_refused_or_makes_no_more_than_it_is(garbage):
         assert sum(HEADER + len(frame.payload) for frame in received) <= len(garbage)
 
 
-def test_what_is_no_frame_is_corruption():
+def test_bytes_that_do_not_form_a_frame_are_corruption():
     for garbage in (b"Traceback (most recent call last):\n", b"\xff" * HEADER, b"\0" * HEADER, b"x" * 1000):
         with socket_pair() as (ours, theirs):
             theirs.sendall(garbage)
@@ -317,18 +317,18 @@ def test_plain_values_travel_as_plain_pickle(value):
     assert loads(data) == loads(bytearray(data)) == loads(memoryview(data)) == value
 
 
-def test_a_text_that_only_says_main_is_a_text():
+def test_text_that_contains_main_arrives_unchanged():
     assert loads(dumps(["__main__", {"__main__": b"__main__"}])) == ["__main__", {"__main__": b"__main__"}]
 
 
-def test_arrays_travel():
+def test_arrays_arrive_unchanged():
     array = np.arange(100_000, dtype=np.float32).reshape(100, 1000)
     again = loads(memoryview(dumps(array)))
     assert again.dtype == array.dtype
     assert np.array_equal(again, array)
 
 
-def test_lambdas_and_local_classes_travel():
+def test_lambdas_and_local_classes_arrive():
     offset = 3
 
     class Local:
@@ -340,7 +340,7 @@ def test_lambdas_and_local_classes_travel():
     assert loads(dumps({"class": Local}))["class"](6).value == 6
 
 
-def test_what_cannot_be_pickled_raises():
+def test_dumps_raises_for_values_that_do_not_pickle():
     with pytest.raises(TypeError, match="pickle"):
         dumps([1, threading.Lock()])
 
@@ -488,7 +488,7 @@ def assert_alike(one, other):
         assert one == other
 
 
-def test_an_exception_arrives_whole():
+def test_exception_keeps_type_arguments_and_attributes():
     for error in TRAVELLERS:
         arrived = travel(error)
         assert arrived is not error
@@ -501,13 +501,13 @@ def test_an_exception_arrives_whole():
     st.lists(values, max_size=3),
     st.dictionaries(st.sampled_from(["a", "b", "detail", "_private", "__notes__"]), values),
 )
-def test_arguments_and_attributes_arrive(kind, args, attributes):
+def test_arguments_and_attributes_of_exceptions_arrive(kind, args, attributes):
     error = with_attributes(kind(*args), **attributes)
     assert_alike(travel(error), error)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in Python 3.11")
-def test_an_exception_group_arrives_with_its_leaves():
+def test_exception_group_arrives_with_its_leaves():
     leaves = [TwoArguments(1, "x"), ExceptionGroup("inner", [KeywordOnly(code=2)]), OSError(errno.EIO, "no", "file")]  # noqa: F821
     error = with_attributes(ExceptionGroup("outer", leaves), extra=3)  # noqa: F821
     arrived = travel(error)
@@ -515,12 +515,12 @@ def test_an_exception_group_arrives_with_its_leaves():
     assert_alike(arrived, error)
 
 
-def test_no_init_runs_on_arrival():
+def test_exception_is_rebuilt_without_calling_init():
     error = MadeOnce()
     assert (travel(error).args, MadeOnce.made) == (("made",), 1)
 
 
-def test_an_own_reduction_is_respected():
+def test_custom_reduction_of_an_exception_is_used():
     arrived = travel(OwnReduction("left", "right"))
     assert (arrived.args, arrived.halves) == (("leftright",), ("left", "right"))
     assert travel(OwnReductionEx("x")).args == ("by protocol 5",)
@@ -538,7 +538,7 @@ def failing(error):
         return raised
 
 
-def test_the_traceback_arrives_as_the_cause():
+def test_traceback_arrives_as_the_cause():
     arrived = travel(failing(TwoArguments(1, "x")))
     assert isinstance(arrived.__cause__, ea.RemoteTraceback)
     text = arrived.__cause__.text
@@ -559,7 +559,7 @@ class NoReduction(Exception):
         raise RuntimeError("not me")
 
 
-def test_an_exception_that_does_not_pickle_is_still_told_of():
+def test_exception_that_does_not_pickle_arrives_as_text():
     for error in (
         with_attributes(ValueError("stuck"), lock=threading.Lock()),
         ValueError("stuck", threading.Lock()),
@@ -574,7 +574,7 @@ def test_an_exception_that_does_not_pickle_is_still_told_of():
         assert unpack_failure(failure) is None
 
 
-def test_an_exception_without_repr_is_told_of_by_its_type():
+def test_exception_whose_repr_raises_arrives_with_its_type():
     failure = pack_failure(failing(NoRepr("x")), Fault.RESULT)
     assert failure.fault is Fault.RESULT
     assert failure.text == "<NoRepr whose repr raises>"
@@ -591,13 +591,13 @@ class ExplodesOnArrival(Exception):
         return explode, ()
 
 
-def test_what_does_not_unpickle_to_an_exception_is_none():
+def test_unpack_failure_returns_none_unless_it_unpickles_to_an_exception():
     exploding = pack_failure(ExplodesOnArrival(), Fault.RAISED).pickled
     for pickled in (exploding, b"", b"garbage", pickle.dumps("no exception"), pickle.dumps(ValueError)):
         assert unpack_failure(Failure(Fault.RAISED, pickled, "text", "traceback")) is None
 
 
-def test_an_exception_that_knows_itself_keeps_its_attributes():
+def test_exception_that_refers_to_itself_keeps_its_attributes():
     """rebuild_exception gets the state among its arguments: a cycle through it comes back empty."""
     error, other = ValueError("one"), KeyError("two")
     error.other, other.owner, error.number = other, error, 3
@@ -606,7 +606,7 @@ def test_an_exception_that_knows_itself_keeps_its_attributes():
     assert arrived.other.owner is arrived
 
 
-def test_slots_arrive():
+def test_slots_of_exceptions_arrive():
     """numpy.exceptions.AxisError has __slots__, and its __str__ needs them."""
     # In NumPy itself before 1.25.
     with pytest.raises(getattr(np, "exceptions", np).AxisError) as caught:
@@ -640,11 +640,11 @@ class TwoBases(RuntimeError, ImportError):
     """Its memory layout is ImportError's: RuntimeError.__new__ refuses it; should start from the __base__ chain."""
 
 
-def test_own_new_and_two_builtin_bases():
+def test_exception_with_its_own_new_and_two_builtin_bases_arrives():
     assert travel(WithNew(1, "x")).args == ("1 x",)
     assert travel(TwoBases("x")).args == ("x",)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no exception groups")
-def test_a_group_with_a_new_of_its_own():
+def test_exception_group_with_its_own_new_arrives():
     assert travel(Group([ValueError(1)], 3)).exit_code == 3

@@ -33,7 +33,7 @@ from envactors.worker.step_runner import WorkerRetiredError, WriteGuard
 
 
 @pytest.mark.parametrize(("ring_at", "rings"), [(0, 0), (1, 3), (2, 2), (3, 1)])
-def test_streamed_results_ring_from_so_many_on(make_parent, ring_at, rings):
+def test_streamed_results_ring_once_enough_are_complete(make_parent, ring_at, rings):
     parent = make_parent()
     parent.count_rings()
     parent.page.ring_at(ring_at)
@@ -42,7 +42,7 @@ def test_streamed_results_ring_from_so_many_on(make_parent, ring_at, rings):
     assert parent.count_rings() == rings
 
 
-def test_a_failure_rings_whoever_waits(make_parent):
+def test_failure_rings_whatever_the_caller_waits_for(make_parent):
     parent = make_parent()
     parent.count_rings()
     parent.page.ring_at(3)
@@ -52,7 +52,7 @@ def test_a_failure_rings_whoever_waits(make_parent):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_result_for_a_future_rings_whatever_others_wait_for(make_parent, stream):
+def test_result_for_a_future_rings_whatever_the_caller_waits_for(make_parent, stream):
     parent = make_parent()
     parent.count_rings()
     seen = []
@@ -63,7 +63,7 @@ def test_a_result_for_a_future_rings_whatever_others_wait_for(make_parent, strea
     assert parent.count_rings() == (0 if stream else 1), "the end"
 
 
-def test_the_end_rings_unless_the_results_are_streamed_and_nobody_waits_for_it(make_parent):
+def test_end_of_a_step_rings_unless_streamed_and_unwatched(make_parent):
     parent = make_parent()
     for stream, watched, rings in ((False, False, 1), (True, False, 0), (True, True, 1)):
         parent.count_rings()
@@ -74,7 +74,7 @@ def test_the_end_rings_unless_the_results_are_streamed_and_nobody_waits_for_it(m
         assert parent.count_rings() == rings
 
 
-def test_the_end_of_a_step_rings_also_if_it_runs_with_a_streamed_one(make_parent):
+def test_end_of_a_step_rings_when_it_runs_with_a_streamed_step(make_parent):
     parent = make_parent()
     parent.count_rings()
     parent.post({0: 1})
@@ -87,7 +87,7 @@ def test_the_end_of_a_step_rings_also_if_it_runs_with_a_streamed_one(make_parent
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_steps_may_be_posted_before_the_first_is_run(make_parent, stream):
+def test_several_steps_posted_before_the_first_runs_all_run(make_parent, stream):
     parent = make_parent()
     parent.post({0: 1}, stream=stream)
     second = parent.post({1: 2, 2: 3}, stream=stream)
@@ -98,7 +98,7 @@ def test_several_steps_may_be_posted_before_the_first_is_run(make_parent, stream
     assert [env.steps for env in parent.envs] == [1, 1, 0]
 
 
-def test_a_step_that_is_posted_while_another_runs_is_run_next(make_parent):
+def test_step_posted_while_another_runs_is_run_next(make_parent):
     parent = make_parent()
     posted = []
     parent.envs[0].hook = lambda: posted.append(parent.post({1: 1}))
@@ -111,7 +111,7 @@ def test_a_step_that_is_posted_while_another_runs_is_run_next(make_parent):
     assert parent.envs[1].steps == 1
 
 
-def test_a_step_of_which_nothing_is_left_to_do_is_over_at_once(make_parent):
+def test_step_without_due_rows_finishes_at_once(make_parent):
     parent = make_parent()
     begun = parent.post({0: 1})
     parent.server.run_posted()
@@ -122,7 +122,7 @@ def test_a_step_of_which_nothing_is_left_to_do_is_over_at_once(make_parent):
     assert parent.envs[0].steps == 1
 
 
-def test_a_step_posted_between_two_looks_of_the_worker_is_taken_for_no_frame(make_parent):
+def test_step_posted_between_two_reads_of_the_page_is_not_taken_for_a_frame(make_parent):
     """The worker reads how much was posted, then which step: the second may be newer."""
     parent = make_parent()
     parent.post({0: 1})
@@ -149,7 +149,7 @@ def test_a_step_posted_between_two_looks_of_the_worker_is_taken_for_no_frame(mak
     assert received == []
 
 
-def test_a_row_whose_payload_was_not_read_yet_waits_for_the_post_that_brings_it(make_parent):
+def test_row_waits_until_its_payload_was_read(make_parent):
     """It was written after the worker has looked for frames, and before it looks at the rows."""
     parent = make_parent(action=None)
     parent.run({1: 4})
@@ -172,7 +172,7 @@ def test_a_row_whose_payload_was_not_read_yet_waits_for_the_post_that_brings_it(
     assert parent.read(1)[0] == ([2, 2], 2.0, True, False, {})
 
 
-def test_what_is_complete_does_not_run_again(make_parent):
+def test_complete_rows_do_not_run_again(make_parent):
     parent = make_parent()
     parent.run({0: 1, 1: 3})
     parent.run({2: 1})
@@ -188,7 +188,7 @@ def glance(parent):
 
 
 @pytest.mark.parametrize("action", [ACTION, None], ids=["actions in rows", "actions as payload"])
-def test_the_page_says_what_runs(make_parent, action):
+def test_page_shows_the_running_request(make_parent, action):
     parent = make_parent(autoreset=True, action=action)
     seen = []
     for env in parent.envs:
@@ -208,7 +208,7 @@ def test_the_page_says_what_runs(make_parent, action):
     assert parent.page.counters[FINISHED] == asked
 
 
-def test_the_page_says_of_which_env_a_call_is(make_parent):
+def test_page_shows_the_env_of_a_call(make_parent):
     parent = make_parent()
     parent.envs[1].look = lambda: glance(parent)
     number = parent.ask(Kind.CALL, dumps(tuple(Call(1, "look", (), {}))))
@@ -222,7 +222,7 @@ class ExplodesOnArrival:
         return eval, ("1 / 0",)
 
 
-def test_a_request_whose_payload_is_bad_has_begun_and_ended(make_parent):
+def test_request_with_a_bad_payload_begins_and_ends(make_parent):
     parent = make_parent()
     parent.call_id += 10
     number = parent.ask(Kind.CALL, dumps(ExplodesOnArrival()))
@@ -233,7 +233,7 @@ def test_a_request_whose_payload_is_bad_has_begun_and_ended(make_parent):
     assert parent.page.counters[BEGUN] == parent.page.counters[FINISHED] == number
 
 
-def test_a_replay_says_of_each_entry_what_it_is(make_parent):
+def test_page_shows_each_entry_of_a_replay(make_parent):
     parent = make_parent()
     seen = []
     env = parent.envs[1]
@@ -257,7 +257,7 @@ def test_a_replay_says_of_each_entry_what_it_is(make_parent):
 
 
 @pytest.mark.parametrize("action", [1, 3, 6], ids=["returns", "raises", "has an info"])
-def test_a_worker_that_was_given_up_writes_no_result(make_parent, action):
+def test_abandoned_worker_writes_no_result(make_parent, action):
     guard = WriteGuard()
     parent = make_parent(guard=guard)
     parent.run({0: 1})
@@ -304,7 +304,7 @@ def test_closing_a_guard_waits_for_the_result_that_is_being_written(make_parent,
 # Serving -------------------------------------------------------------------------------------------------
 
 
-def test_serving_ends_with_the_channel():
+def test_serve_returns_when_the_channel_is_closed():
     page = ControlPage(bytearray(PAGE), Doorbell(), Doorbell())
     ended = Doorbell()
     ended.ring()
@@ -315,7 +315,7 @@ def test_serving_ends_with_the_channel():
     ended.close()
 
 
-def test_serving_ends_with_the_last_request():
+def test_serve_returns_after_the_last_request():
     page = ControlPage(bytearray(PAGE), Doorbell(), Doorbell())
     bell, replies = Doorbell(), []
     start = Frame(Kind.START, 0, 0, dumps(tuple(Start("a", 0, [dumps_by_value(Scripted)], ([], [])))))
