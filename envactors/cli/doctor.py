@@ -9,8 +9,7 @@ import platform
 import resource
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -85,55 +84,57 @@ def examine() -> dict[str, dict[str, Any]]:
 
 def warn(found: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
     """Return warnings, each with a remedy, about what `examine` has found."""
-    warnings: list[dict[str, str]] = []
+    warnings = [*_warn_of_shortages(found), *_warn_of_the_system(found)]
+    return [{"message": message, "remedy": remedy} for message, remedy in warnings]
 
-    def check(condition: Any, message: str, remedy: str) -> None:
-        if condition:
-            warnings.append({"message": message, "remedy": remedy})
 
-    cores, memory, limits, processes = (found[topic] for topic in ("cores", "memory", "limits", "processes"))
-    check(
-        cores["usable"] < (cores["machine"] or 1),
-        f"{cores['usable']} of {cores['machine']} cores can be used: the affinity or a container's quota limits them",
-        "Give the container or the job more cores, or run as many envs as fit: envs_per_actor='auto' counts these.",
-    )
-    check(
-        cores["usable"] == 1,
-        "There is one core: processes cannot make steps faster",
-        "Use envs_per_actor='auto', or backend='inline' for envs that need no protection.",
-    )
-    descriptors, most = limits["file descriptors"]["soft"], limits["file descriptors"]["hard"]
-    check(
-        _is_below(most, _FEW_DESCRIPTORS),
-        f"A process may open {most} files (now {descriptors}), which is enough for about {(most or 0) // 5} actors",
-        "Raise the hard limit: ulimit -Hn 65536, or LimitNOFILE= of the service.",
-    )
-    check(
-        _is_below(limits["processes"]["soft"], _FEW_PROCESSES),
-        f"This user may run {limits['processes']['soft']} processes and threads",
-        "Raise the limit: ulimit -u, or pids_limit of the container.",
-    )
-    check(
-        _is_below(memory["free"], _LITTLE_MEMORY),
-        f"{size(memory['free'] or 0)} of memory are left in {memory['tightest']}",
-        "Give the container more memory, or put several envs into a process: each process takes 30 MB or more.",
-    )
-    check(
-        not processes["memfd"] and _is_below(memory["dev_shm"], _LITTLE_SHM),
-        f"{_SHM} has {size(memory['dev_shm'] or 0)}, and memfd_create is missing",
-        "Give the container more: docker run --shm-size=1g.",
-    )
-    check(
-        not processes["pidfd"] and sys.platform == "linux",
-        "The system forbids pidfd_open: the end of a worker is noticed later",
-        "Use a kernel of 5.3 or later, and a seccomp profile that allows pidfd_open.",
-    )
-    check(
-        processes["monitor"] is not None,
-        f"envactors top and stacks cannot find programs: {processes['monitor']}",
-        "Set XDG_RUNTIME_DIR to a directory of this user.",
-    )
-    return warnings
+def _warn_of_shortages(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    cores, memory, limits = found["cores"], found["memory"], found["limits"]
+    if cores["usable"] < (cores["machine"] or 1):
+        yield (
+            f"{cores['usable']} of {cores['machine']} cores can be used, by affinity or the quota of a container.",
+            "Give the container or the job more cores. envs_per_actor='auto' counts the usable ones.",
+        )
+    if cores["usable"] == 1:
+        yield (
+            "With one core, processes cannot make steps faster.",
+            "Use envs_per_actor='auto', or backend='inline' for envs that need no protection.",
+        )
+    files = limits["file descriptors"]["hard"]
+    if _is_below(files, _FEW_DESCRIPTORS):
+        yield (
+            f"A process may open {files} files, which is enough for about {files // 5} actors.",
+            "Raise the hard limit: ulimit -Hn 65536, or LimitNOFILE= of the service.",
+        )
+    if _is_below(processes := limits["processes"]["soft"], _FEW_PROCESSES):
+        yield (
+            f"This user may run {processes} processes and threads.",
+            "Raise the limit: ulimit -u, or pids_limit of the container.",
+        )
+    if _is_below(memory["free"], _LITTLE_MEMORY):
+        yield (
+            f"{size(memory['free'])} of memory are left in {memory['tightest']}.",
+            "Add memory, or put several envs into a process: each process takes 30 MB or more.",
+        )
+
+
+def _warn_of_the_system(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    shared, processes = found["memory"]["dev_shm"], found["processes"]
+    if not processes["memfd"] and _is_below(shared, _LITTLE_SHM):
+        yield (
+            f"{_SHM} has {size(shared)}, and memfd_create is missing.",
+            "Give the container more: docker run --shm-size=1g.",
+        )
+    if not processes["pidfd"] and sys.platform == "linux":
+        yield (
+            "The system forbids pidfd_open, so that envactors notices the end of a worker later.",
+            "Use a kernel of 5.3 or later, and a seccomp profile that allows pidfd_open.",
+        )
+    if processes["monitor"] is not None:
+        yield (
+            f"envactors top and stacks cannot find programs: {processes['monitor']}.",
+            "Set XDG_RUNTIME_DIR to a directory of this user.",
+        )
 
 
 def _examine_cores() -> dict[str, Any]:
@@ -184,15 +185,10 @@ def _examine_processes() -> dict[str, Any]:
         "start methods": [*get_args(StartMethod)],
         "default": DEFAULT,
         "portable stand-in": PORTABLE,
-        "memfd": _works(lambda: os.close(os.memfd_create("envactors"))),
-        "pidfd": _works(lambda: os.close(os.pidfd_open(os.getpid()))),
+        "memfd": _trouble(lambda: os.close(os.memfd_create("envactors"))) is None,
+        "pidfd": _trouble(lambda: os.close(os.pidfd_open(os.getpid()))) is None,
         "monitor": _trouble(socket_directory),
-        "temporary directory": _trouble(lambda: tempfile.TemporaryFile().close()) or "can be written",
     }
-
-
-def _works(attempt: Callable[[], object]) -> bool:
-    return _trouble(attempt) is None
 
 
 def _trouble(attempt: Callable[[], object]) -> str | None:

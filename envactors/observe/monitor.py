@@ -92,7 +92,8 @@ class Monitor:
     def close(self) -> None:
         """Stop answering, and remove the socket if nobody else shares it; may be called again."""
         with _lock:
-            was_open, self._is_open = self._is_open, False
+            was_open = self._is_open
+            self._is_open = False
         if was_open:
             self._listener.release()
             thread = self._listener.thread
@@ -193,7 +194,8 @@ def _is_of_this_user(client: socket.socket) -> bool:
 
 def _read_request(client: socket.socket) -> dict[str, Any] | None:
     """Return the request of a client; None if it is malformed."""
-    end, data = time.monotonic() + _PATIENCE, b""
+    end = time.monotonic() + _PATIENCE
+    data = b""
     while not data.endswith(b"\n"):
         left = end - time.monotonic()
         if left <= 0 or len(data) > _MOST_REQUEST:
@@ -233,8 +235,10 @@ def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) 
     An executor would not do: the interpreter waits for its threads when it exits.
     """
     found: dict[int, str] = {}
-    waiting, end = iter(enumerate(actors)), time.monotonic() + seconds
-    lock, done = threading.Lock(), threading.Semaphore(0)
+    waiting = iter(enumerate(actors))
+    end = time.monotonic() + seconds
+    lock = threading.Lock()
+    done = threading.Semaphore(0)
 
     def ask() -> None:
         try:

@@ -140,7 +140,8 @@ def find_actors(name: str | None = None, key: int | None = None) -> list[Supervi
 
 
 def _snapshot_of(actor: Supervisor, vector: int | None, stats: ActorStats, steps: list[Durations]) -> ActorSnapshot:
-    timed, failure = [one for one in steps if one.count], None
+    timed = [one for one in steps if one.count]
+    failure = None
     if stats.last_failure is not None:
         failure = str(stats.last_failure).partition("\n")[0][:_LONGEST_FAILURE]
     return {

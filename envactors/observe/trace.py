@@ -204,7 +204,8 @@ class Trace:
         """Take what is new in a worker's ring, and return how much that was; under the actor's lock."""
         if process is None or not process.page.counters[TIMED]:
             return 0
-        track, page = self._track(core), process.page
+        track = self._track(core)
+        page = process.page
         with self._lock:
             spans, self._seen[process] = page.spans.read(self._seen.get(process, 0))
             if len(spans):
@@ -221,7 +222,8 @@ class Trace:
 
     def _all_spans(self) -> list[Span]:
         with self._lock:
-            spans, collected = list(self._spans), list(self._rows)
+            spans = list(self._spans)
+            collected = list(self._rows)
         for track, first_index, lead, rows in collected:
             for begin, end, call_id, position, method in rows.tolist():
                 name = "reset" if method == METHOD_RESET else "step"

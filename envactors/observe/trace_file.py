@@ -127,7 +127,8 @@ class _Clock:
         open_ends: list[int] = []
         last_begin = 0
         for span, details in sorted(spans, key=lambda pair: (pair[0].begin, -pair[0].end)):
-            begin, end = max(last_begin, self.at(span.begin)), self.at(span.end)
+            begin = max(last_begin, self.at(span.begin))
+            end = self.at(span.end)
             end = max(begin, end)
             while open_ends and open_ends[-1] <= begin:
                 open_ends.pop()

@@ -187,7 +187,8 @@ class BackendConformance:
             obs, rewards, terminated, truncated, infos = envs.step(actions)
             for i in range(4):
                 if ended[i] and autoreset == "next_step":
-                    histories[i], seeds[i] = [], infos[i]["seed"]
+                    histories[i] = []
+                    seeds[i] = infos[i]["seed"]
                 else:
                     histories[i].append(int(actions[i]))
                     assert rewards[i] == actions[i]
@@ -195,7 +196,8 @@ class BackendConformance:
                 last = histories[i][-1] if histories[i] else -1
                 assert seen.tolist() == [i, len(histories[i]), last, expected_checksum(seeds[i], histories[i])]
                 if terminated[i] and autoreset == "same_step":
-                    histories[i], seeds[i] = [], infos[i]["seed"]
+                    histories[i] = []
+                    seeds[i] = infos[i]["seed"]
             assert not truncated.any()
             ended = terminated
 
@@ -230,7 +232,8 @@ class BackendConformance:
                         if parameters is not None:
                             policy.load(parameters)
                         rng = np.random.Generator(np.random.Philox(key=9, counter=[0, step, number, index]))
-                        env_ids, starts = np.array([index]), rollout.starts[step, [index]]
+                        env_ids = np.array([index])
+                        starts = rollout.starts[step, [index]]
                         chosen, extras = policy(obs[[index]], ea.PolicyContext(env_ids, starts, step, rng))
                         assert rollout.extras["noise"][step, index] == extras["noise"][0]
                         actions.append(int(chosen[0]))

@@ -73,7 +73,8 @@ class EchoEnv:
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
         """Begin an episode; the info has the seed and the options."""
-        self.steps, self.last_action = 0, -1
+        self.steps = 0
+        self.last_action = -1
         self.checksum = expected_checksum(seed, ())
         return self._observe(), {"seed": seed, "options": options}
 

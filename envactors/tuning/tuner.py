@@ -89,7 +89,8 @@ class Tuning:
         fastest = self.results[0].rate
         rows = []
         for result in self.results:
-            label, failure = result.candidate.label(self.num_envs), result.failure
+            label = result.candidate.label(self.num_envs)
+            failure = result.failure
             if failure is None:
                 rows.append((label, f"{result.rate:,.0f}", f"{result.rate / fastest:.2f}", f"{result.started_in:.2f}"))
             else:

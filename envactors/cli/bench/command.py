@@ -116,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     from envactors.cli.source import EnvInputError, find_source
     from envactors.tuning.measuring import Workload
 
-    name, num_envs = arguments.env, arguments.num_envs
+    name = arguments.env
+    num_envs = arguments.num_envs
     if arguments.envs_per_actor is None:
         arguments.envs_per_actor = _PACKED if num_envs >= _LEAST_ENVS_TO_PACK else 1
     try:
@@ -176,7 +177,8 @@ def _bench(
 def _measure(
     contestants: Sequence[Contestant], arguments: argparse.Namespace, skipped: Mapping[str, str], board: Scoreboard
 ) -> None:
-    envs, rounds = count(arguments.num_envs, "env"), count(arguments.rounds, "round")
+    envs = count(arguments.num_envs, "env")
+    rounds = count(arguments.rounds, "round")
     board.line(f"{arguments.env}, {envs}, {len(contestants)} sides: {rounds} of {arguments.seconds:g} s each", "bold")
     for name, why in skipped.items():
         board.line(f"{name}: skipped, {why}")
@@ -202,7 +204,8 @@ def _compare(contestants: Sequence[Contestant]) -> list[Comparison]:
     from envactors.cli.bench.registry import DEFAULT, LOOP
 
     ran = {one.entry.name: one for one in contestants if one.failure is None}
-    loop, default = ran.get(LOOP), ran.get(DEFAULT)
+    loop = ran.get(LOOP)
+    default = ran.get(DEFAULT)
     return [
         Comparison(
             name,
@@ -230,7 +233,8 @@ def _environment(entries: Sequence[Entry], load_before: Sequence[float]) -> dict
 
 
 def _record(contestant: Contestant, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    entry, failure = contestant.entry, contestant.failure
+    entry = contestant.entry
+    failure = contestant.failure
     comparison = next((dataclasses.asdict(one) for one in comparisons if one.name == entry.name), {})
     return {
         "name": entry.name,

@@ -174,7 +174,8 @@ class LoopShare:
 
     def run(self, seconds: float) -> int:
         """Step for a while, and return the number of env-steps."""
-        made, end = 0, time.perf_counter() + seconds
+        made = 0
+        end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             actions = self._actions[self._turn % len(self._actions)]
             self._turn += 1

@@ -114,7 +114,8 @@ class Examiner:
         end = time.perf_counter() + seconds
         most = _MOST_STEPS if steps is None else steps
         for count, (kind, duration, result) in enumerate(self._events(seed)):
-            obs, info = result[0], result[-1]
+            obs = result[0]
+            info = result[-1]
             seconds_of = trajectory.reset_seconds if kind == "reset" else trajectory.step_seconds
             seconds_of.append(duration)
             trajectory.events.append((kind, checksum(obs, checksum(tuple(result[1:-1]), 0))))
@@ -135,7 +136,8 @@ class Examiner:
         """
         held: dict[str, list[int]] = {}
         reset_seconds: list[float] = []
-        episodes, steps = 0, 0
+        episodes = 0
+        steps = 0
         end = time.perf_counter() + seconds / _LOOKS
         while episodes == 0 or time.perf_counter() < end:
             steps += self._play_episode(reset_seconds)
@@ -151,16 +153,20 @@ class Examiner:
         space = self._env.action_space
         if hasattr(space, "seed"):
             space.seed(seed)
-        has_ended, arguments = True, {"seed": seed}
+        has_ended = True
+        arguments = {"seed": seed}
         while True:
             begun = time.perf_counter()
             if has_ended:
-                kind, result, has_ended = "reset", self._env.reset(**arguments), False
+                kind = "reset"
+                result = self._env.reset(**arguments)
+                has_ended = False
                 arguments = {}
             else:
                 action = space.sample()
                 begun = time.perf_counter()
-                kind, result = "step", self._env.step(action)
+                kind = "step"
+                result = self._env.step(action)
                 has_ended = bool(result[2] or result[3])
             yield kind, time.perf_counter() - begun, result
 
@@ -168,10 +174,12 @@ class Examiner:
         begun = time.perf_counter()
         self._env.reset()
         reset_seconds.append(time.perf_counter() - begun)
-        steps, has_ended = 0, False
+        steps = 0
+        has_ended = False
         while not has_ended and steps < _MOST_STEPS_OF_EPISODE:
             _, _, terminated, truncated, _ = self._env.step(self._env.action_space.sample())
-            steps, has_ended = steps + 1, terminated or truncated
+            steps = steps + 1
+            has_ended = terminated or truncated
         return steps
 
     def _why_outside(self, obs: Any) -> str | None:

@@ -103,7 +103,8 @@ def judge_repeat(first: Trajectory, again: Trajectory, *, is_fresh: bool) -> lis
 
 def judge_resets(reset_seconds: list[float], step_seconds: list[float]) -> list[Finding]:
     """Return whether resets are slow."""
-    reset, step = median(reset_seconds), median(step_seconds)
+    reset = median(reset_seconds)
+    step = median(step_seconds)
     if reset < max(_SLOW_RESET, _SLOW_RESET_IN_STEPS * step):
         return []
     return [
@@ -117,10 +118,12 @@ def judge_resets(reset_seconds: list[float], step_seconds: list[float]) -> list[
 
 def judge_looks(looks: Looks) -> tuple[list[Finding], dict[str, float]]:
     """Return the leaks, and how much of each resource is lost per step."""
-    found, leaks = [], {}
+    found = []
+    leaks = {}
     for name, held in looks.held.items():
         settled = held[math.floor(len(held) * _WARM_UP) :]
-        growth, intervals = settled[-1] - settled[0], len(settled) - 1
+        growth = settled[-1] - settled[0]
+        intervals = len(settled) - 1
         rising = sum(after > before for before, after in itertools.pairwise(settled))
         if growth < _LEAST_LEAK.get(name, _LEAST_LEAK_OF_OTHERS) or rising < _RISING * intervals:
             continue

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from envactors.backends.base import Backend
     from envactors.cli.demo.reports import Reporter, Summary
+    from envactors.vector.facade import VectorEnv
 
 ENV_ID = "CartPole-v1"
 GOAL = 475.0
@@ -59,6 +60,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-envs", type=at_least(1), default=8, metavar="N", help="number of envs, one actor each (default: 8)"
     )
@@ -99,7 +105,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         help="record what the actors and the learner do, and write it to FILE, which https://ui.perfetto.dev opens",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -154,8 +159,7 @@ def _reporter() -> Reporter:
 
 
 def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Summary:
-    import envactors as ea
-    from envactors.cli.demo.faults import CALL_DEADLINE, RESET_DEADLINE, STEP_DEADLINE, Injector
+    from envactors.cli.demo.faults import Injector
     from envactors.cli.demo.learning import Budget, Streams, evaluate, learn
     from envactors.cli.demo.reports import Summary
     from envactors.cli.demo.rollouts import Rollouts
@@ -166,15 +170,7 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
     streams = Streams.of(arguments.seed)
     reporter.opened(f"{ENV_ID} on {count(arguments.num_envs, 'actor')}, seed {arguments.seed}")
     reporter.phase("starting the actors")
-    # Every episode begins with an explicit seeded reset, so its outcome does not depend on the env that plays it.
-    with ea.VectorEnv(
-        [make_env] * arguments.num_envs,
-        autoreset="disabled",
-        on_failure="replay",
-        deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE, close=2.0),
-        restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.02, backoff_max=0.1),
-        backend=backend,
-    ) as envs:
+    with _make_vector(arguments.num_envs, backend) as envs:
         envs.stats()  # begins to take times
         ready = time.monotonic()
         injector = Injector(envs, lose_node if arguments.nodes > 1 else None)
@@ -202,6 +198,21 @@ def _learn_and_evaluate(arguments: argparse.Namespace, reporter: Reporter) -> Su
         restarts=sum(actor.restarts for actor in stats.actors),
         lost=rollouts.lost,
         nodes_lost=injector.nodes_lost if arguments.nodes else None,
+    )
+
+
+def _make_vector(num_envs: int, backend: str | Backend) -> VectorEnv:
+    import envactors as ea
+    from envactors.cli.demo.faults import CALL_DEADLINE, RESET_DEADLINE, STEP_DEADLINE
+
+    # Every episode begins with an explicit seeded reset, so its outcome does not depend on the env that plays it.
+    return ea.VectorEnv(
+        [make_env] * num_envs,
+        autoreset="disabled",
+        on_failure="replay",
+        deadlines=ea.Deadlines(call=CALL_DEADLINE, reset=RESET_DEADLINE, step=STEP_DEADLINE, close=2.0),
+        restart=ea.RestartPolicy(max_restarts=_MAX_RESTARTS, backoff=0.02, backoff_max=0.1),
+        backend=backend,
     )
 
 

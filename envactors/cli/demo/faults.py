@@ -96,7 +96,8 @@ class FragileEnv(FaultyEnv):
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the wrapped env after the delay, if any."""
-        seconds, self._reset_seconds = self._reset_seconds, 0.0
+        seconds = self._reset_seconds
+        self._reset_seconds = 0.0
         time.sleep(seconds)
         return super().reset(**kwargs)
 

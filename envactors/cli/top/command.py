@@ -167,7 +167,8 @@ def _ask_all(programs: list[Program]) -> tuple[dict[Program, dict[str, Any]], di
 
     from envactors.cli.monitored import ProgramError
 
-    answers, troubles = {}, {}
+    answers = {}
+    troubles = {}
     with ThreadPoolExecutor(max(1, len(programs))) as threads:
         asked = [(program, threads.submit(program.ask, {"get": "snapshot"})) for program in programs]
     for program, future in asked:

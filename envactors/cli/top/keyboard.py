@@ -61,7 +61,8 @@ class Keyboard:
             # Stopped by Ctrl-Z, it would leave the terminal in this mode.
             mode[_CC] = [*mode[_CC]]
             mode[_CC][termios.VSUSP] = b"\0"
-            mode[_CC][termios.VMIN], mode[_CC][termios.VTIME] = 1, 0
+            mode[_CC][termios.VMIN] = 1
+            mode[_CC][termios.VTIME] = 0
             termios.tcsetattr(self._fd, termios.TCSANOW, mode)
             self._stack = stack.pop_all()
         return self
@@ -116,7 +117,10 @@ class Keyboard:
             termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
 
     def _close(self) -> None:
-        wakes, woken, self._wakes, self._woken = self._wakes, self._woken, -1, -1
+        wakes = self._wakes
+        woken = self._woken
+        self._wakes = -1
+        self._woken = -1
         os.close(wakes)
         os.close(woken)
 

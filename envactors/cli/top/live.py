@@ -89,7 +89,8 @@ class Watch:
         return Inquiry(self.program, key, self._changed)
 
     def _run(self) -> None:
-        sampler, picture = Sampler(), None
+        sampler = Sampler()
+        picture = None
         while not self._over.is_set() and not self.view.is_lost:
             try:
                 picture = sampler.sample(self.program.ask({"get": "snapshot"}))

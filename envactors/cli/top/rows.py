@@ -85,12 +85,14 @@ class Sampler:
 
     def sample(self, snapshot: dict[str, Any]) -> Picture:
         """Return the picture of a snapshot; see `envactors.observe.snapshot.Snapshot`."""
-        actors, seconds = snapshot["actors"], snapshot["at"] - self._at
+        actors = snapshot["actors"]
+        seconds = snapshot["at"] - self._at
         self._processes.refresh(
             [snapshot["pid"], *(a["pid"] for a in actors if a["pid"] is not None and not a["node"])]
         )
         rows = [self._row(actor, seconds) for actor in actors]
-        self._at, self._steps = snapshot["at"], {actor["key"]: actor["steps"] for actor in actors}
+        self._at = snapshot["at"]
+        self._steps = {actor["key"]: actor["steps"] for actor in actors}
         return Picture(
             pid=snapshot["pid"],
             command=one_line(snapshot["command"]),
@@ -101,7 +103,8 @@ class Sampler:
         )
 
     def _row(self, actor: dict[str, Any], seconds: float) -> ActorRow:
-        before, local = self._steps.get(actor["key"]), actor["pid"] if not actor["node"] else None
+        before = self._steps.get(actor["key"])
+        local = actor["pid"] if not actor["node"] else None
         is_stopped = self._processes.state_of(local) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         failure = actor["last_failure"]
         return ActorRow(
@@ -132,7 +135,8 @@ class Processes:
 
     def refresh(self, pids: list[int]) -> None:
         """Read the states of these processes, and forget all others."""
-        wanted, self._seen = set(pids), {}
+        wanted = set(pids)
+        self._seen = {}
         self._known = {pid: process for pid, process in self._known.items() if pid in wanted}
         for pid in wanted:
             is_new = pid not in self._known

@@ -89,7 +89,8 @@ class TableScreen:
 
     def frame(self, console: Console) -> RenderableType:
         view = self._view()
-        pause, back = "continue" if self._paused else "pause", "Esc back   " if self._has_list else ""
+        pause = "continue" if self._paused else "pause"
+        back = "Esc back   " if self._has_list else ""
         foot = Text(_TABLE_KEYS.format(order=ORDERS[self._order].name, pause=pause, back=back), "dim", no_wrap=True)
         foot.overflow = "ellipsis"
         notes = []
@@ -155,7 +156,8 @@ class DetailScreen:
         self._top = 0
 
     def frame(self, console: Console) -> RenderableType:
-        foot, room = Text(_DETAIL_KEYS, "dim", no_wrap=True, overflow="ellipsis"), max(1, console.height - 1)
+        foot = Text(_DETAIL_KEYS, "dim", no_wrap=True, overflow="ellipsis")
+        room = max(1, console.height - 1)
         # The previous text stays until the new one arrives.
         self._text = self._inquiry.text or self._text
         lines = list(Text(self._text or "asking for its stacks").wrap(console, console.width))
@@ -222,7 +224,8 @@ class ListScreen:
 
 def _describe(watch: Watch) -> tuple[str, str, str, str, str]:
     """Return the cells of a program in the list."""
-    picture, trouble = watch.view.picture, watch.view.trouble
+    picture = watch.view.picture
+    trouble = watch.view.trouble
     pid = str(watch.program.pid or "")
     if picture is None:
         return pid, "", "", "", trouble or watch.program.command()

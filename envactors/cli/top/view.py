@@ -188,7 +188,8 @@ def actor_table(
         selected: The key of the one that is marked.
         dimmed: Whether its numbers are not fresh.
     """
-    table, columns = plain_table(), fit_columns(rows, width)
+    table = plain_table()
+    columns = fit_columns(rows, width)
     for column, cells in columns:
         justify = "right" if column.is_number else "left"
         table.add_column(column.head, justify=justify, width=cells, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
