@@ -206,7 +206,13 @@ class Calls:
         core.table.running = None
         if call.kind == _EXTEND:
             call.on_reply(answer)
-        self._deliver(call, answer, frame.incarnation)
+        # Unpickling may run code of users: then in another thread.
+        read = functools.partial(core.errors.outcome, answer, frame.incarnation, core.process)
+        settle = functools.partial(self._settle, call, read, frame.incarnation)
+        if core.config.backend.inline or reads_at_once(answer.content):
+            core.deferred.waiting.append(settle)
+        else:
+            call.arrive(settle, core.reactor)
         self._answered = now = time.monotonic()
         self.tuner.record(now - call.started, now)
         if recording.recorder is not None:
@@ -233,16 +239,6 @@ class Calls:
     def _settle_later(self, call: CallRequest, value: object, error: BaseException | None) -> None:
         core = self._core
         core.deferred.waiting.append(functools.partial(self._settle, call, lambda: (value, error), core.incarnation))
-
-    def _deliver(self, call: CallRequest, answer: Answer, incarnation: int) -> None:
-        """Have an answer unpickled and delivered: at once, or in another thread if unpickling runs code of users."""
-        core = self._core
-        read = functools.partial(core.errors.outcome, answer, incarnation, core.process)
-        settle = functools.partial(self._settle, call, read, incarnation)
-        if core.config.backend.inline or reads_at_once(answer.content):
-            core.deferred.waiting.append(settle)
-        else:
-            call.arrive(settle, core.reactor)
 
     def _settle(
         self, call: CallRequest, read: Callable[[], tuple[Any, BaseException | None]], incarnation: int

@@ -78,13 +78,11 @@ class SignalDeferral:
         if get_ident() != self._main:
             return
         self._depth = depth = self._depth - 1
-        if depth == 0:
-            self._frame = None
-            if self._handlers:
-                self._restore()
-
-    def _restore(self) -> None:
-        """Restore the handlers and run the deferred ones, all of them even if some raise."""
+        if depth > 0:
+            return
+        # Restore the handlers and run the deferred ones, all of them even if some raise.
+        self._depth = 0
+        self._frame = None
         first_error: BaseException | None = None
         handlers, pending = self._handlers, self.pending
         while handlers or pending:
@@ -102,6 +100,10 @@ class SignalDeferral:
         if first_error is not None:
             raise first_error
 
+    def _restore(self) -> None:
+        self._depth = 1
+        self.__exit__()  # one function: the end of each context is on the way of every step
+
     @property
     def interrupted(self) -> bool:
         """Whether a signal was deferred and this is the main thread."""
@@ -110,7 +112,6 @@ class SignalDeferral:
     def _defer(self, signum: int, frame: FrameType | None) -> None:
         self.pending.append(signum)
         if not is_on_stack(self._frame, frame):
-            self._depth = 0
             self._restore()
         elif self.wake is not None:
             self.wake()
