@@ -71,21 +71,23 @@ class Calls:
         core, table, rows, permits = self._core, self._core.table, self.rows, self._core.permits
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
-            if isinstance(head, Group) and (rows is None or not rows.awaits(head)):
+            call, group = head.call, head.group
+            if group is not None and (rows is None or not rows.awaits(group)):
                 table.queue.popleft()  # what it had was withdrawn
                 continue
-            if rows is not None and (isinstance(head, CallRequest) or permits is not None) and rows.has_posted():
+            if rows is not None and (call is not None or permits is not None) and rows.has_posted():
                 rows.watch_end()  # the thread that waits for them need not be awake
                 if rows.has_posted():
                     return
                 continue
             if permits is not None and head.needs_permit and not permits.acquire(core, head.age):
                 return
-            if isinstance(head, CallRequest):
-                self._send_call(table.start_call())
+            if call is not None:
+                self._send_call(table.start_call(call))
                 continue
             assert rows is not None, "only envs of a vector are posted"
-            rows.post_waiting(head)
+            assert group is not None, "an entry is a call or a group"
+            rows.post_waiting(group)
             table.queue.popleft()  # not before: an interrupt in between must not lose it
             if permits is not None:
                 rows.watch_end()

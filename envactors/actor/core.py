@@ -58,6 +58,8 @@ class ActorCore:
         self.timers: Timers = Timers(reactor.note_timer)
         self.errors: ErrorFactory = ErrorFactory(config)
         self.table: RequestTable = RequestTable()
+        # The waiting requests, the next one first.
+        self.queue: deque[Entry] = self.table.queue
         # Sends what heads the queue, as far as the worker is free for it; set by `envactors.actor.calls`.
         self.send_waiting: Callable[[], None] = lambda: None
         # Ends the process of an env that is not fit to be used any more; set by `envactors.actor.lifecycle`.
@@ -117,11 +119,6 @@ class ActorCore:
             and self.permits is None
         )
 
-    @property
-    def queue(self) -> deque[Entry]:
-        """The waiting requests, the next one first."""
-        return self.table.queue
-
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue a call, or envs that are to be posted."""
         if self.permits is not None:
@@ -131,8 +128,8 @@ class ActorCore:
     def add_first(self, indices: list[int]) -> None:
         """Queue envs before all that waits but replays."""
         if indices:
-            replays = [entry for entry in self.queue if isinstance(entry, CallRequest) and entry.kind == Kind.REPLAY]
-            self.queue.insert(len(replays), Group(indices, stream=True))
+            replays = sum(entry.call is not None and entry.call.kind == Kind.REPLAY for entry in self.queue)
+            self.queue.insert(replays, Group(indices, stream=True))
 
     def watch(self, began: float, limit: float | None = None) -> None:
         """Have what the worker runs looked at in time; steps do this themselves, where no look is due yet.

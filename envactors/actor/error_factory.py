@@ -60,7 +60,7 @@ class ErrorFactory:
         request, call = answer.request, answer.request.method
         cause: BaseException | None
         try:
-            content = answer.content if isinstance(answer.content, tuple) else loads(answer.content)
+            content = loads(answer.content)
             if not answer.failed:
                 return content, None
             failure = Failure(*content)

@@ -22,7 +22,7 @@ from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
 from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
-from envactors.actor.requests import CallRequest, Group, Request
+from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
 from envactors.backends.base import Backend, LaunchRefusedError, Worker
 from envactors.errors import ActorError, copy_error
@@ -323,15 +323,15 @@ class Lifecycle:
         core, final = self._core, self._final_error()
         while core.phase is DEAD and core.queue:
             entry = core.queue[0]
-            if isinstance(entry, Group):
-                self.calls.fail_group(entry, lambda request: core.errors.after_all(final, request))
+            if entry.group is not None:
+                self.calls.fail_group(entry.group, lambda request: core.errors.after_all(final, request))
                 core.queue.popleft()
-            elif entry.kind is None:
-                core.table.start_call().started = time.monotonic()
+            elif entry.call.kind is None:
+                core.table.start_call(entry.call).started = time.monotonic()
                 self.relaunch()
             else:
                 core.queue.popleft()
-                self.calls.fail(entry, core.errors.after_all(final, entry))
+                self.calls.fail(entry.call, core.errors.after_all(final, entry.call))
 
     def _finish(self, running: CallRequest | None, report: ExitReport, *, aborted: bool) -> None:
         """End a closed actor: fail whatever is left, free everything."""

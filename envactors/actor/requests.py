@@ -58,6 +58,12 @@ class CallRequest(Request):
     kind: Kind | None = None
     payload: bytes | bytearray = NO_ARGUMENTS
     age: int = 0
+    group: ClassVar[None] = None
+
+    @property
+    def call(self) -> CallRequest:
+        """Itself; an entry of the queue is a call or a group of envs."""
+        return self
 
     @property
     def needs_permit(self) -> bool:
@@ -130,6 +136,12 @@ class Group:
     stream: bool
     age: int = 0
     needs_permit: ClassVar[bool] = True
+    call: ClassVar[None] = None
+
+    @property
+    def group(self) -> Group:
+        """Itself; see `CallRequest.call`."""
+        return self
 
 
 Entry = CallRequest | Group
@@ -171,15 +183,13 @@ class RequestTable:
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue an entry; a call gets its number."""
-        if isinstance(entry, CallRequest):
+        if entry.call is not None:
             self.last_id += 1
-            entry.call_id = self.last_id
+            entry.call.call_id = self.last_id
         (self.queue.appendleft if at_front else self.queue.append)(entry)
 
-    def start_call(self) -> CallRequest:
+    def start_call(self, call: CallRequest) -> CallRequest:
         """Mark the call at the head of the queue as running and take it out."""
-        call = self.queue[0]
-        assert isinstance(call, CallRequest), "the caller looks at it"
         # Running before it leaves the queue: an interrupt in between leaves it in both, never in none.
         self.running = call
         self.queue.popleft()
@@ -197,9 +207,9 @@ class RequestTable:
     def groups(self) -> Iterator[Group]:
         """Yield the groups of envs that wait, without those that are left without envs."""
         for entry in tuple(self.queue):
-            if isinstance(entry, Group):
-                yield entry
-                if not entry.indices:
+            if entry.group is not None:
+                yield entry.group
+                if not entry.group.indices:
                     self.queue.remove(entry)
 
     def withdraw(self, future: ActorFuture) -> CallRequest | None:
@@ -208,7 +218,7 @@ class RequestTable:
 
     def withdraw_calls(self, unwanted: Callable[[CallRequest], bool]) -> list[CallRequest]:
         """Take out all calls of a kind that wait."""
-        taken = [entry for entry in self.queue if isinstance(entry, CallRequest) and unwanted(entry)]
-        for entry in taken:
-            self.queue.remove(entry)
+        taken = [call for entry in self.queue if (call := entry.call) is not None and unwanted(call)]
+        for call in taken:
+            self.queue.remove(call)
         return taken

@@ -21,7 +21,7 @@ from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Fault
-from envactors.mailbox.pickling import pack_failure, unpack_failure
+from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
 from envactors.vector.episodes import Episodes
 from envactors.vector.pending import Pending, ReadyResult
@@ -124,7 +124,7 @@ class Outcomes:
         content: Any = payload
         if failed:
             with contextlib.suppress(Exception):  # the row reports a failure that has not come
-                content = tuple(infos.failure(index, payload))
+                content = dumps(tuple(infos.failure(index, payload)))
         if content is None:
             content = slots.slab.inline_info(index)
         supervisor = self._supervisors[index]

@@ -197,10 +197,10 @@ MUTANTS = [
     Mutant(
         REQUESTS + "RequestTable.withdraw",
         "self.withdraw_calls(lambda call: call.future is future)",
-        "[entry for entry in self.queue if isinstance(entry, CallRequest) and entry.future is future]",
+        "[entry for entry in self.queue if (call := entry.call) is not None and call.future is future]",
         "what was cancelled does not run",
     ),
-    Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(entry)", "pass", HANGS),
+    Mutant(REQUESTS + "RequestTable.withdraw_calls", "self.queue.remove(call)", "pass", HANGS),
     Mutant(REQUESTS + "CallRequest.turn", "progress.since, deadlines", "self.started, deadlines", BLAMES),
     # Processes.
     Mutant(LIFECYCLE + "_after_exit", "self.calls.fail_lost()", "pass", LOSSES),

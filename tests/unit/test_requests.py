@@ -67,7 +67,7 @@ class Tables(RuleBasedStateMachine):
     @precondition(lambda self: self.running is None and self.waiting and isinstance(self.waiting[0], CallRequest))
     @rule()
     def start_the_next_call(self):
-        started = self.table.start_call()
+        started = self.table.start_call(self.table.queue[0])
         self.running = self.waiting.pop(0)
         assert started is self.running
         assert started.future.running()
@@ -181,9 +181,9 @@ def test_an_interrupt_in_the_middle_of_a_start_loses_nothing(when):
     table.add(second)
     table.queue.when = when
     with pytest.raises(KeyboardInterrupt):
-        table.start_call()
+        table.start_call(first)
     assert table.interrupt() is first
-    assert table.start_call() is second
+    assert table.start_call(table.queue[0]) is second
     assert table.interrupt() is second
     assert not table.queue
 
