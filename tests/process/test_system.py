@@ -321,11 +321,11 @@ def test_the_stand_in_works_and_says_what_it_has_not():
     code = """
         import os, signal
         import envactors as ea
+        from envactors.integrations.gymnasium.arguments import start_method
         from envactors.process.starting import DEFAULT
-        from envactors.integrations.gymnasium.vector_env import _start_method
         from envactors.testing import EchoEnv
 
-        assert DEFAULT == _start_method("forkserver") == "loky"
+        assert DEFAULT == start_method("forkserver") == "loky"
         try:
             ea.ProcessBackend("forkserver")
         except ValueError as error:

@@ -107,36 +107,12 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
                 f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= "
                 "0, and less than that"
             )
-        try:
-            self.vector: Envs = make_vector(
-                Envs,
-                "ActorParallelEnvironment",
-                factories,
-                options,
-                _REFUSED,
-                deadlines=Deadlines(start=None),
-                restart=RestartPolicy(max_restarts=0 if options.get("on_failure", "raise") == "raise" else 10),
-                backend=ProcessBackend(
-                    DEFAULT if start_method is None else as_elsewhere(start_method),
-                    max_starting=1 if start_serially else None,
-                ),
-                copy=False,  # each array is copied out of the records
-            )
-        except ActorError as error:
-            raise interrupted(error) from error
+        self.vector: Envs = _make_vector(factories, options, start_method, serially=start_serially)
         try:
             self._described = described = self.vector.described
             slots = self.vector.num_envs - spares
-            if spares and described.resets_itself:
-                raise RuntimeError(
-                    f"num_spare_envs_for_reload is {spares} and the envs' batch_size "
-                    f"{described.batch_size}: expected no spare envs, since such envs reset by themselves"
-                )
-            if options.get("seed_episodes") and described.resets_itself:
-                raise RuntimeError(
-                    f"seed_episodes is True and the envs' batch_size {described.batch_size}: expected False, since "
-                    "such envs reset by themselves"
-                )
+            if described.resets_itself:
+                _check_own_resets(described.batch_size, spares, seed_episodes=options.get("seed_episodes", False))
             self._rotation = Rotation(self.vector, slots)
         except BaseException:
             self.vector.close(0)
@@ -290,6 +266,39 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # i
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _make_vector(factories: list[Any], options: VectorOptions, start_method: str | None, *, serially: bool) -> Envs:
+    raises = options.get("on_failure", "raise") == "raise"
+    method = DEFAULT if start_method is None else as_elsewhere(start_method)
+    try:
+        return make_vector(
+            Envs,
+            "ActorParallelEnvironment",
+            factories,
+            options,
+            _REFUSED,
+            deadlines=Deadlines(start=None),
+            restart=RestartPolicy(max_restarts=0 if raises else 10),
+            backend=ProcessBackend(method, max_starting=1 if serially else None),
+            copy=False,  # each array is copied out of the records
+        )
+    except ActorError as error:
+        raise interrupted(error) from error
+
+
+def _check_own_resets(batch_size: int, spares: int, *, seed_episodes: bool) -> None:
+    """Refuse what envs cannot have that reset themselves.
+
+    Raises:
+        RuntimeError: There are spare envs, or seeds for episodes.
+    """
+    for name, value in (("num_spare_envs_for_reload", spares), ("seed_episodes", seed_episodes)):
+        if value:
+            raise RuntimeError(
+                f"{name} is {value} and the envs' batch_size {batch_size}: leave {name} out, since such envs reset "
+                "themselves"
+            )
 
 
 def _with_caps(given: EnvVars, threads: int | None) -> EnvVars:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.states import ActorState
-from envactors.errors import VectorInputError, VectorStepError
+from envactors.errors import VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
+from envactors.integrations.ding.config import CONFIG, check_entries, check_values
 from envactors.integrations.ding.envs import Envs
 from envactors.integrations.ding.resets import Resets, TriesSpentError, is_lost, is_unreadable
 from envactors.integrations.ding.states import States, require
@@ -25,21 +26,9 @@ from envactors.integrations.ding.values import EnvState, config_dict, read_times
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
-from envactors.process.starting import DEFAULT
-from envactors.vector.options import check_names
 from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
-
-
-_REFUSED = {
-    "envs_per_actor": "DI-engine resets and replaces each env's process by itself",
-    "autoreset": "DI-engine's name for it is auto_reset",
-    "max_journal": "on_failure='replay' has no place in DI-engine, whose envs need not be seeded before an episode",
-    "deadlines": "DI-engine's names for them are step_timeout, reset_timeout and connect_timeout",
-    "copy": "DI-engine's name for it is copy_on_get",
-    "checkpoint_every": "a checkpoint needs on_failure='replay', which has no place in DI-engine",
-}
 
 
 @register("async_actor")
@@ -72,31 +61,7 @@ class AsyncActorEnvManager(Envs):
         VectorInputError: An option has no place in DI-engine.
     """
 
-    config: dict[str, Any] = {  # noqa: RUF012 # as in DI-engine
-        "episode_num": float("inf"),
-        "max_retry": 1,
-        "retry_type": "reset",
-        "retry_waiting_time": 0.1,
-        "auto_reset": True,
-        "step_timeout": None,
-        "reset_timeout": None,
-        "shared_memory": True,
-        "copy_on_get": True,
-        "context": DEFAULT,
-        "wait_num": 2,
-        "step_wait_timeout": 0.01,
-        "connect_timeout": 60,
-        "reset_inplace": False,
-        "on_failure": "raise",
-        "restart": RestartPolicy(max_restarts=10),
-        "seed_episodes": False,
-        "max_running": None,
-        "recycle": None,
-        "standbys": 0,
-        "snapshot": None,
-        "env_vars": None,
-        "backend": None,
-    }
+    config: dict[str, Any] = CONFIG
 
     @classmethod
     def default_config(cls) -> Any:
@@ -104,26 +69,15 @@ class AsyncActorEnvManager(Envs):
         return config_dict({**cls.config, "cfg_type": f"{cls.__name__}Dict"})
 
     def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any] | None = None, **options: Any) -> None:
-        check_names(type(self).__name__, [name for name in options if name not in self.config], self.config)
-        for name in options.keys() & _REFUSED.keys():
-            raise VectorInputError(f"{type(self).__name__} does not take {name}={options[name]!r}: {_REFUSED[name]}")
+        check_entries(type(self).__name__, options)
         super().__init__(env_fn, config_dict({**self.config, **(cfg or {}), **options}))
+        check_values(self._cfg)
         self._episode_num = self._cfg["episode_num"]
         self._max_retry = max(self._cfg["max_retry"], 1)
         self._retry_type = self._cfg["retry_type"]
-        require(self._retry_type in ("reset", "renew"), f"retry_type is {self._retry_type!r}: 'reset' or 'renew'")
         self._on_failure = self._cfg["on_failure"]
-        require(self._on_failure in ("raise", "renew"), f"on_failure is {self._on_failure!r}: 'raise' or 'renew'")
         self._retry_waiting_time = self._cfg["retry_waiting_time"]
         self._auto_reset = self._cfg["auto_reset"]
-        require(
-            self._auto_reset or not self._reset_inplace,
-            "reset_inplace with auto_reset=False: expected both, or neither",
-        )
-        require(
-            not (self._cfg["seed_episodes"] and self._reset_inplace),
-            "seed_episodes with reset_inplace: such envs reset by themselves",
-        )
         self._wait_num = self._cfg["wait_num"]
         self._step_wait_timeout = self._cfg["step_wait_timeout"]
         self._env_seed: dict[int, int | None] = dict.fromkeys(range(self._env_num))

@@ -28,13 +28,13 @@ from envactors.errors import (
     VectorStepError,
     raised_by_user_code,
 )
+from envactors.integrations.gymnasium.arguments import check_worker, checked_limit, checked_mask, start_method
 from envactors.integrations.gymnasium.batches import Actions, Observations
 from envactors.integrations.gymnasium.pending import Pending
 from envactors.integrations.gymnasium.spaces import agree, check_mode, check_shareable, unequal
 from envactors.integrations.options import check_one_backend, make_vector
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.options import Deadlines
-from envactors.process.starting import as_elsewhere
 from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import CommonOptions
@@ -104,17 +104,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         **options: Unpack[CommonOptions],
     ) -> None:
         self.closed: bool = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
-        if worker is not None:
-            raise ValueError(
-                "A custom `worker` must accept 8 arguments, among them the pipes and the queue of Gymnasium's own "
-                f"processes: there are none here, and {worker!r} cannot be run. Put what it does into a "
-                "gymnasium.Wrapper, or use gymnasium.vector.AsyncVectorEnv"
-            )
+        check_worker(worker)
         check_one_backend("context", context, options)
         if context is not None:
-            options["backend"] = ProcessBackend(_start_method(context))
-        if max_concurrency is not None and "max_running" in options:
-            raise ValueError("max_concurrency and max_running are the same: expected one of them")
+            options["backend"] = ProcessBackend(start_method(context))
         self.env_fns: list[Factory] = as_factories(env_fns, "env_fns")
         self.shared_memory: bool = shared_memory is None or shared_memory
         self.copy = copy
@@ -126,26 +119,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.max_concurrency = max_concurrency
         self.num_envs: int = len(self.env_fns)
         check_mode(observation_mode)
-        failure: BaseException | None = None
-        try:
-            self.vector: VectorEnv = make_vector(
-                VectorEnv,
-                type(self).__name__,
-                self.env_fns,
-                options,
-                _REFUSED,
-                autoreset=_AUTORESETS[self.autoreset_mode],
-                deadlines=Deadlines(start=None),
-                copy=False,
-                max_running=_checked_limit(max_concurrency),
-            )
-        except SpaceMismatchError as error:
-            what: Literal["action", "observation"] = "action" if "action spec" in str(error) else "observation"
-            raise RuntimeError(f"{unequal(what, type(self).__name__, observation_mode)} ({error})") from error
-        except (ActorStartError, RestartsExhaustedError) as error:
-            failure = raised_by_user_code(error)
-        if failure is not None:
-            raise failure
+        self.vector: VectorEnv = self._make_vector(options)
         try:
             self.actors: list[ActorHandle[Any]] = self.vector.actors
             self._access = VectorAccess(self.vector)
@@ -158,11 +132,30 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise
         self.closed = False
 
+    def _make_vector(self, options: CommonOptions) -> VectorEnv:
+        """Make the vector, and raise what went wrong as Gymnasium does."""
+        try:
+            return make_vector(
+                VectorEnv,
+                type(self).__name__,
+                self.env_fns,
+                options,
+                _REFUSED,
+                autoreset=_AUTORESETS[self.autoreset_mode],
+                deadlines=Deadlines(start=None),
+                copy=False,
+                max_running=checked_limit(self.max_concurrency, options),
+            )
+        except SpaceMismatchError as error:
+            what: Literal["action", "observation"] = "action" if "action spec" in str(error) else "observation"
+            raise RuntimeError(f"{unequal(what, type(self).__name__, self.observation_mode)} ({error})") from error
+        except (ActorStartError, RestartsExhaustedError) as error:
+            failure = raised_by_user_code(error)
+        raise failure
+
     def _take_spaces(self, strictly: bool) -> None:
-        action_spaces, observation_spaces = (
-            self.vector.get_attr("action_space"),
-            self.vector.get_attr("observation_space"),
-        )
+        action_spaces = self.vector.get_attr("action_space")
+        observation_spaces = self.vector.get_attr("observation_space")
         spaces = agree(type(self).__name__, self.observation_mode, observation_spaces, action_spaces)
         self.single_observation_space: Any = spaces[0]
         self.observation_space: Any = spaces[1]
@@ -232,7 +225,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pending.check_free("reset_async")
         access, env_ids = self._access, list(range(self.num_envs))
         if options is not None and "reset_mask" in options:
-            mask = _checked_mask(options["reset_mask"], self.num_envs)
+            mask = checked_mask(options["reset_mask"], self.num_envs)
             options = {key: value for key, value in options.items() if key != "reset_mask"}
             env_ids = np.flatnonzero(mask).tolist()
             seeds = [seeds[env_id] for env_id in env_ids]
@@ -409,33 +402,3 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _assert_is_running(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-
-
-def _checked_limit(max_concurrency: Any) -> int | None:
-    if max_concurrency is None:
-        return None
-    if not isinstance(max_concurrency, (int, np.integer)):
-        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
-    if max_concurrency < 1:
-        raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
-    return int(max_concurrency)
-
-
-def _start_method(context: str) -> Any:
-    if context not in ("fork", "spawn", "forkserver", "loky"):
-        raise ValueError(f"cannot find context for {context!r}: expected 'fork', 'spawn', 'forkserver' or 'loky'")
-    return as_elsewhere(context)
-
-
-def _checked_mask(mask: Any, num_envs: int) -> _Flags:
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-    if mask.shape != (num_envs,):
-        raise ValueError(f"`options['reset_mask']` must have shape `({num_envs},)`, got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-    if not mask.any():
-        raise ValueError(
-            f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
-        )
-    return mask

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
@@ -29,6 +28,7 @@ from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.process.starting import DEFAULT, as_elsewhere
+from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import VectorOptions
 
@@ -84,7 +84,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         )
         try:
             first = self.vector[0]
-            spaces = _results([first.get("observation_space"), first.get("action_space")])
+            spaces = results_of([first.get("observation_space"), first.get("action_space")])
             super().__init__(self.vector.num_envs, *spaces)
         except BaseException:
             self.vector.close(0)
@@ -162,17 +162,19 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
 
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         """Return an attribute per env; wrapped envs are searched too."""
-        return _results([handle.get(attr_name) for handle in self._handles(indices)])
+        return results_of([handle.get(attr_name) for handle in self._handles(indices)])
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
         """Set an attribute of envs to one value, on the outermost wrapper if there is one."""
-        _results([handle.set(attr_name, value) for handle in self._handles(indices)])
+        results_of([handle.set(attr_name, value) for handle in self._handles(indices)])
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: int | Iterable[int] | None = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of envs in parallel and return one value per env."""
-        return _results([handle.call(method_name, *method_args, **method_kwargs) for handle in self._handles(indices)])
+        return results_of(
+            [handle.call(method_name, *method_args, **method_kwargs) for handle in self._handles(indices)]
+        )
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether all envs have an attribute."""
@@ -226,10 +228,3 @@ def _pickled(env_fn: Factory) -> bytes:
         return dumps_by_value(env_fn)
     except Exception:  # the launch reports it
         return b""
-
-
-def _results(futures: list[ActorFuture]) -> list[Any]:
-    """Wait for all futures and return their results, or raise the first failure."""
-    for future in futures:
-        future.exception()
-    return [future.result() for future in futures]

@@ -1,0 +1,79 @@
+"""The configuration of the DI-engine drop-ins: its entries, their defaults, and which options have no place there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from envactors.errors import VectorInputError
+from envactors.integrations.ding.states import require
+from envactors.options import RestartPolicy
+from envactors.process.starting import DEFAULT
+from envactors.vector.options import check_names
+
+CONFIG: dict[str, Any] = {
+    "episode_num": float("inf"),
+    "max_retry": 1,
+    "retry_type": "reset",
+    "retry_waiting_time": 0.1,
+    "auto_reset": True,
+    "step_timeout": None,
+    "reset_timeout": None,
+    "shared_memory": True,
+    "copy_on_get": True,
+    "context": DEFAULT,
+    "wait_num": 2,
+    "step_wait_timeout": 0.01,
+    "connect_timeout": 60,
+    "reset_inplace": False,
+    "on_failure": "raise",
+    "restart": RestartPolicy(max_restarts=10),
+    "seed_episodes": False,
+    "max_running": None,
+    "recycle": None,
+    "standbys": 0,
+    "snapshot": None,
+    "env_vars": None,
+    "backend": None,
+}
+
+_REFUSED = {
+    "envs_per_actor": "DI-engine resets and replaces each env's process by itself",
+    "autoreset": "DI-engine's name for it is auto_reset",
+    "max_journal": "on_failure='replay' has no place in DI-engine, whose envs need not be seeded before an episode",
+    "deadlines": "DI-engine's names for them are step_timeout, reset_timeout and connect_timeout",
+    "copy": "DI-engine's name for it is copy_on_get",
+    "checkpoint_every": "a checkpoint needs on_failure='replay', which has no place in DI-engine",
+}
+
+
+def check_entries(whose: str, given: Mapping[str, Any]) -> None:
+    """Refuse entries that do not exist, or have no place in DI-engine.
+
+    Args:
+        whose: Class of the manager, for the error.
+        given: The entries.
+
+    Raises:
+        TypeError: An entry does not exist.
+        VectorInputError: An option has no place in DI-engine.
+    """
+    check_names(whose, [name for name in given if name not in CONFIG], CONFIG)
+    for name in given.keys() & _REFUSED.keys():
+        raise VectorInputError(f"{whose} does not take {name}={given[name]!r}: {_REFUSED[name]}")
+
+
+def check_values(cfg: Mapping[str, Any]) -> None:
+    """Refuse values that the managers cannot have.
+
+    Raises:
+        AssertionError: Naming the entry, as in DI-engine.
+    """
+    for name, allowed in (("retry_type", ("reset", "renew")), ("on_failure", ("raise", "renew"))):
+        require(cfg[name] in allowed, f"{name} is {cfg[name]!r}: expected one of {allowed}")
+    if cfg["reset_inplace"]:
+        require(cfg["auto_reset"], "reset_inplace=True with auto_reset=False: expected auto_reset=True beside it")
+        require(
+            not cfg["seed_episodes"],
+            "seed_episodes=True with reset_inplace=True: leave one of them out, since such envs reset themselves",
+        )
