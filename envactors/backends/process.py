@@ -223,8 +223,8 @@ class ProcessWorker(Worker):
             DESCRIPTOR_LIMIT.give_back(self._process.pid)  # before it gets the factories
             sock.setblocking(False)
             self.channel: Channel = Channel(sock)
-            self.pid = self._process.pid
-            self.sentinel = self._process.fileno()
+            self.pid: int = self._process.pid
+            self.sentinel: int = self._process.fileno()
             self._descriptors = ours.pop_all()
 
     def kill(self) -> None:

@@ -62,7 +62,9 @@ class Histograms:
     def __init__(self, envs: int, memory: memoryview | None = None) -> None:
         if memory is None:
             memory = memoryview(bytearray(SIZE_PER_ENV * envs))
-        self.cells = np.frombuffer(memory, np.float64, 2 * envs * _CELL).reshape(2 * envs, _CELL)
+        self.cells: npt.NDArray[np.float64] = np.frombuffer(memory, np.float64, 2 * envs * _CELL).reshape(
+            2 * envs, _CELL
+        )
         self._counts: npt.NDArray[np.int64] = self.cells[:, :_BUCKETS].view(np.int64)
         self._totals = self.cells[:, _BUCKETS]
         self._longest = self.cells[:, _BUCKETS + 1]

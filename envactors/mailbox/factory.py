@@ -82,12 +82,14 @@ def as_factories(factories: Iterable[Factory], what: str = "factories") -> list[
     """
     if isinstance(factories, Iterable) and not isinstance(factories, (str, bytes)):
         return list(factories)
-    example = "make"
+    example = "[make] * 8"
     if isinstance(factories, str):
-        example = repr(factories) if names_callable(factories) else _maker_of(factories)
+        example = f"[{factories!r}] * 8" if names_callable(factories) else f"[{_maker_of(factories)}] * 8"
+        if what == "factories":  # of `VectorEnv` itself
+            example += f", or call envactors.make_vec({factories!r}, 8)"
     raise TypeError(
         f"{what} is {reprlib.repr(factories)}: expected a list with one callable (or string 'module:callable') per "
-        f"env. For 8 envs write [{example}] * 8"
+        f"env. For 8 envs write {example}"
     )
 
 

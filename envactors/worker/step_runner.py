@@ -213,7 +213,8 @@ class EnvRow:
         guard: WriteGuard | None,
     ) -> None:
         self.hosted = hosted
-        self.index = index = hosted.index
+        index = hosted.index
+        self.index: int = index
         self.autoreset = autoreset
         self.call_id = 0
         self.op = 0

@@ -40,9 +40,12 @@ def test_a_number_as_deadlines_is_accepted(make):
 
 def test_what_is_no_list_of_factories_is_refused_with_an_example():
     examples = [
-        ("CartPole-v1", "[lambda: gymnasium.make('CartPole-v1')] * 8"),
-        ("ale_py:ALE/Pong-v5", "[lambda: gymnasium.make('ale_py:ALE/Pong-v5')] * 8"),
-        ("helpers:Echo", "['helpers:Echo'] * 8"),
+        ("CartPole-v1", "[lambda: gymnasium.make('CartPole-v1')] * 8, or call envactors.make_vec('CartPole-v1', 8)"),
+        (
+            "ale_py:ALE/Pong-v5",
+            "[lambda: gymnasium.make('ale_py:ALE/Pong-v5')] * 8, or call envactors.make_vec('ale_py:ALE/Pong-v5', 8)",
+        ),
+        ("helpers:Echo", "['helpers:Echo'] * 8, or call envactors.make_vec('helpers:Echo', 8)"),
         (Echo, "[make] * 8"),
         (spawned, "[make] * 8"),
         (8, "[make] * 8"),

@@ -42,7 +42,7 @@ class Contestant:
         self.rounds: list[Round] = []
         self.start_seconds: float | None = None
         self.failure: str | None = None
-        self.details = ""
+        self.details: str = ""
         self._workload = workload
         self._seconds = seconds
         self._actor: ea.ActorHandle[Host] | None = None

@@ -91,7 +91,8 @@ class ActorParallelEnv:
         self.num_envs: int = len(each)
         self.possible_agents: list[Hashable] = list(first.names)
         self.agents: list[Hashable] = list(first.names)
-        self.metadata, self.render_mode = self.vector.metadata, self.vector.render_mode
+        self.metadata: dict[str, Any] = self.vector.metadata
+        self.render_mode: str | None = self.vector.render_mode
         self._access = VectorAccess(self.vector)
         self._batches = AgentBatches(first, self.num_envs)
         self._all_ids = list(range(self.num_envs))

@@ -147,7 +147,8 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
             with contextlib.suppress(Exception):  # the result is discarded
                 self.step_wait()
         options = [options or None for options in self._options]
-        obs, self.reset_infos = or_first_failure(lambda: self.vector.reset(self._seeds, options))
+        obs, infos = or_first_failure(lambda: self.vector.reset(self._seeds, options))
+        self.reset_infos: list[dict[str, Any]] = infos
         self._reset_seeds()
         self._reset_options()
         return obs
