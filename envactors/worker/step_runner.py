@@ -202,6 +202,8 @@ class EnvRow:
         failed: Whether the last result is a failure.
     """
 
+    index: int
+
     def __init__(
         self,
         hosted: HostedEnv,
@@ -213,8 +215,7 @@ class EnvRow:
         guard: WriteGuard | None,
     ) -> None:
         self.hosted = hosted
-        index = hosted.index
-        self.index: int = index
+        self.index = index = hosted.index
         self.autoreset = autoreset
         self.call_id = 0
         self.op = 0
