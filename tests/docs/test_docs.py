@@ -234,6 +234,17 @@ def test_the_tests_of_the_promises_exist():
     assert missing == []
 
 
+def test_links_of_the_readme_show_their_paths():
+    links = re.findall(r"(?<!!)\[([^]]+)\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert [text for text, target in links if "://" not in target and text != target] == []
+
+
+def test_modules_that_the_architecture_names_exist():
+    named = re.findall(r"`(\w+/[\w/]+\.py)`", (ROOT / "docs/development/architecture.md").read_text())
+    assert len(named) > 20
+    assert [path for path in named if not (PACKAGE / path).exists()] == []
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
