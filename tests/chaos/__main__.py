@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         print(f"{_PROGRAM} needs {' and '.join(missing)}: {_EXTRA}", file=sys.stderr)
         return _NOT_RUN
+    if arguments.sessions is not None:
+        return _run_sessions(arguments)
     try:
         report = _run_chaos(arguments)
         if arguments.json is not None:
@@ -123,8 +125,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rollouts", action="store_true", help="run the policy in the workers, and check every row of the rollouts"
     )
+    parser.add_argument(
+        "--sessions",
+        type=at_least(1),
+        metavar="N",
+        help="instead of a vector env, play N sessions of a pool whose users crash, hang, abandon, and cancel them; "
+        "with --nodes, one node is killed in the middle",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to this file")
     return parser
+
+
+def _run_sessions(arguments: argparse.Namespace) -> int:
+    from chaos.sessions import SessionStorm
+
+    report = SessionStorm(arguments.sessions, seed=arguments.seed, nodes=arguments.nodes).run()
+    for kind, count in sorted(report.outcomes.items()):
+        print(f"{kind:10} {count}")
+    for text in report.wrong:
+        print(f"wrong: {text}")
+    print(f"{report.sessions} sessions, {len(report.wrong)} wrong")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    return _WRONG if report.wrong else _ZEROS
 
 
 def _run_chaos(arguments: argparse.Namespace) -> ChaosReport:
