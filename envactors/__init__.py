@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from envactors.rollout.context import PolicyContext as PolicyContext
     from envactors.rollout.results import Evaluation as Evaluation
     from envactors.rollout.results import Rollout as Rollout
+    from envactors.sessions.outcomes import Completed as Completed
+    from envactors.sessions.outcomes import Failed as Failed
+    from envactors.sessions.pool import SessionPool as SessionPool
+    from envactors.sessions.statistics import SessionStats as SessionStats
     from envactors.tuning.tuner import Tuning as Tuning
     from envactors.tuning.tuner import tune as tune
     from envactors.vector.facade import VectorEnv as VectorEnv
