@@ -587,7 +587,7 @@ def test_a_program_that_ends_while_it_is_watched(program, how):
             program.process.stdin.close()
         elif how == "monitored no more":
             program.do(
-                "from envactors.observe import monitor; [server.close() for server in monitor._servers.values()]"
+                "from envactors.observe import listener; [one.release() for one in [*listener._listeners.values()]]"
             )
         else:
             program.process.kill()

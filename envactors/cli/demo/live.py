@@ -23,7 +23,7 @@ _CURVE_WIDTH = 30
 # Frame, scale, and the gap to the table.
 _AROUND_CURVE = 10
 # From this width on, the curve has its place next to the table.
-_WIDE = 112
+_WIDE = 140
 _CURVE_HEIGHTS = range(8, 17)
 _LEAST_CURVE_HEIGHT = 4
 
