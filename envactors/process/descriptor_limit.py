@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import resource
 import threading
 
 from envactors.process.refusal import LaunchRefusedError
-from envactors.system.descriptors import count_descriptors, descriptor_limits, limit_descriptors
+from envactors.system.choice import PORTABLE
+from envactors.system.descriptors import count_descriptors
 
 _log = logging.getLogger("envactors")
 # How many descriptors a start may need, including doorbells, those that are open for a moment, and a reserve.
@@ -34,24 +37,29 @@ class DescriptorLimit:
         """
         with self._lock:
             count = count_descriptors()
-            soft, hard = descriptor_limits()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             wanted = count + _NEEDED
-            if wanted <= soft:
+            if soft == resource.RLIM_INFINITY or wanted <= soft:
                 return
-            if wanted > hard:
-                raise LaunchRefusedError(
-                    f"{count} file descriptors are open, {wanted} are wanted to start another worker, and {hard} are "
-                    f"allowed: raise the hard limit (ulimit -Hn), or have several envs per process (envs_per_actor)"
-                )
-            raised = min(hard, max(wanted, soft + _STEP))
-            limit_descriptors(raised)
+            raised = max(wanted, soft + _STEP)
+            if hard != resource.RLIM_INFINITY:
+                if wanted > hard:
+                    raise LaunchRefusedError(
+                        f"{count} file descriptors are open, {wanted} are wanted to start another worker, and {hard} "
+                        "are allowed: raise the hard limit (ulimit -Hn), or have several envs per process "
+                        "(envs_per_actor)"
+                    )
+                raised = min(hard, raised)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             self.original = soft if self.original is None else self.original
         _log.info("raised the limit of open file descriptors from %d to %d, since %d are open", soft, raised, count)
 
     def give_back(self, pid: int) -> None:
-        """Give a worker the original limit of this process."""
-        if self.original is not None:
-            limit_descriptors(self.original, pid)
+        """Give a worker the original limit of this process, if the system can limit other processes."""
+        if self.original is not None and not PORTABLE:
+            with contextlib.suppress(ProcessLookupError):
+                hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (self.original, hard))
 
 
 DESCRIPTOR_LIMIT = DescriptorLimit()

@@ -7,7 +7,7 @@ library imports only these files.
 
 - ``clocks``: `boot_clock`.
 - ``cpus``: cores, yielding and spinning on them.
-- ``descriptors``: the number of open descriptors, and its limit.
+- ``descriptors``: the number of open descriptors.
 - ``memory``: `SharedFile`. A killed process leaves nothing of it behind.
 - ``polling``: `Poller`, which can be polled by another poller; `Doorbell`, which wakes threads that poll it in this
   process or another one.

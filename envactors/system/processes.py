@@ -20,6 +20,14 @@ else:
     from envactors.system.portable.processes import *
 
 SIGKILL = signal.SIGKILL
+_STATES = {
+    "T": "is stopped (by SIGSTOP, Ctrl-Z or a debugger)",
+    "t": "is stopped (by a debugger)",
+    "D": "waits in the kernel and cannot be interrupted",
+    "U": "waits in the kernel and cannot be interrupted",
+    "Z": "has ended",
+    "X": "has ended",
+}
 
 
 class Process:
@@ -54,6 +62,11 @@ class Process:
             self._is_reaped = True
             close_sentinel(self._sentinel)
         return self._exit_code()
+
+
+def describe_state(pid: int) -> str:
+    """Return a few words that say why a process may not answer."""
+    return _STATES.get(process_state(pid), "does not answer")
 
 
 def interpreter_options() -> list[str]:

@@ -251,12 +251,12 @@ def test_what_the_system_tells_of_a_process(processes):
         wait_until(lambda: processes.command_line(child.pid) == ["sleep", "100"])
         wait_until(lambda: 100_000 < processes.resident_memory(child.pid) < 1 << 30)
         child.send_signal(signal.SIGSTOP)
-        wait_until(lambda: processes.describe_state(child.pid).startswith("is stopped"))
+        wait_until(lambda: processes.process_state(child.pid) == "T")
         child.kill()
-        wait_until(lambda: processes.describe_state(child.pid) == "has ended")
+        wait_until(lambda: processes.process_state(child.pid) in ("Z", "X"))
     assert processes.command_line(child.pid) == []
     assert processes.resident_memory(child.pid) == 0
-    assert processes.describe_state(child.pid) == "has ended"
+    assert processes.process_state(child.pid) == "X"
 
 
 @pytest.mark.parametrize("doing", ["nothing", "a loop in Python", "a loop in C"])

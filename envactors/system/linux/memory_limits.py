@@ -49,41 +49,29 @@ def find_tightest(root: Path = Path("/")) -> MemoryRoom | None:
 
 def _read_cgroups(root: Path, swap: int) -> Iterator[MemoryRoom]:
     """Yield the limits of the cgroups of this process, from the innermost to the outermost that is visible."""
-    for version, mount_root, mount_point in _find_mounts(root):
-        own = _find_own_path(root, version)
-        # A container in the host's cgroup namespace sees its path from the host's root, and mounts only a part.
-        own = "" if own is None or ".." in own else own
-        inside = own[len(mount_root.rstrip("/")) :] if own.startswith(mount_root) else ""
-        top = root / mount_point.lstrip("/")
-        place = top / inside.strip("/")
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            read = _read_version_2
+            top = root / "sys/fs/cgroup"
+        elif "memory" in controllers.split(","):
+            read = _read_version_1
+            top = root / "sys/fs/cgroup/memory"
+        else:
+            continue
+        # A container in the host's cgroup namespace sees its path from the host's root, but only its own cgroup at the
+        # top: the directories between them do not exist.
+        place = top if ".." in path else top / path.strip("/")
         for directory in (place, *place.parents):
             with contextlib.suppress(OSError, ValueError):
-                read = _read_version_2 if version == 2 else _read_version_1
                 room = read(directory, swap)
                 if room.limit < _NO_LIMIT:
                     yield room
             if directory == top:
                 break
-
-
-def _find_mounts(root: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (version, path of the mounted part, mount point) for each mounted memory hierarchy."""
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/mountinfo").read_text().splitlines():
-            fields, _, rest = line.partition(" - ")
-            kind, *_, options = rest.split(" ")
-            if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-                mount_root, mount_point = (field.replace("\\040", " ") for field in fields.split(" ")[3:5])
-                yield 2 if kind == "cgroup2" else 1, mount_root, mount_point
-
-
-def _find_own_path(root: Path, version: int) -> str | None:
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "" if version == 2 else "memory" in controllers.split(","):
-                return path
-    return None
 
 
 def _read_version_1(directory: Path, swap: int) -> MemoryRoom:

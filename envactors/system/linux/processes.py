@@ -94,20 +94,13 @@ def count_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def describe_state(pid: int) -> str:
-    """Return a few words that say why a process may not answer."""
+def process_state(pid: int) -> str:
+    """Return the letter for the state of a process; X if it has ended."""
     try:
         # The name of the program comes before it in parentheses, and may contain anything.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        state = "X"
-    return {
-        "T": "is stopped (by SIGSTOP, Ctrl-Z or a debugger)",
-        "t": "is stopped (by a debugger)",
-        "D": "waits in the kernel and cannot be interrupted",
-        "Z": "has ended",
-        "X": "has ended",
-    }.get(state, "does not answer")
+        return "X"
 
 
 def resident_memory(pid: int) -> int:

@@ -95,18 +95,9 @@ def count_threads() -> int:
     return threading.active_count()
 
 
-def describe_state(pid: int) -> str:
-    """Return a few words that say why a process may not answer."""
-    state = _ps(pid, "state")
-    if not state:
-        return "has ended" if _has_ended(pid) else "does not answer"
-    return {
-        "T": "is stopped (by SIGSTOP, Ctrl-Z or a debugger)",
-        "t": "is stopped (by a debugger)",
-        "D": "waits in the kernel and cannot be interrupted",
-        "U": "waits in the kernel and cannot be interrupted",
-        "Z": "has ended",
-    }.get(state[0], "does not answer")
+def process_state(pid: int) -> str:
+    """Return the letter for the state of a process; X if it has ended, and nothing if ``ps`` is missing."""
+    return _ps(pid, "state")[:1] or ("X" if _has_ended(pid) else "")
 
 
 def _has_ended(pid: int) -> bool:
