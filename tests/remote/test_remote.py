@@ -56,7 +56,7 @@ def agents_of(launcher):
 
 
 def workers_of(agent):
-    return [child for child in agent.children(recursive=True) if "envactors.worker" in " ".join(child.cmdline())]
+    return [child for child in agent.children(recursive=True) if "envactors.process" in " ".join(child.cmdline())]
 
 
 def test_an_actor_runs_on_a_node_and_says_so(backend, launcher):
