@@ -198,7 +198,7 @@ class Calls:
         if core.recovery.replays:
             # The state of an env that was lost is not where it stood: a journal that begins there would hide the loss.
             was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
-            if not was_lost and not core.recovery.record(answer):
+            if not was_lost and not core.recovery.journal(call.index).record(answer):
                 self.fail_lost()
             if call.kind == Kind.SAVE and answer.failed and call.future is None:
                 failure = Failure(*loads(answer.content))

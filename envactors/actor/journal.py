@@ -11,6 +11,7 @@ All of it happens under the actor's lock.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -57,17 +58,19 @@ class Journal:
     Args:
         limit: How many steps it may hold; a call counts as one, and so does each further KiB of either.
         save_every: After how many steps and calls the state of the env is to be saved; None for never.
+        save: Called when that is due.
 
     Attributes:
         whole: Whether it leads from a seeded reset, or a saved state, to where the env stands.
         length: How many steps and calls it has, or would have if it were whole.
     """
 
-    def __init__(self, limit: int, save_every: int | None) -> None:
+    def __init__(self, limit: int, save_every: int | None, save: Callable[[], None]) -> None:
         self.whole: bool = False
         self.length: int = 0
         self._limit = limit
         self._save_every = save_every
+        self._save = save
         # The checksum over all observations so far, as the worker computed it.
         self._check = 0
         # What the limit is compared with: it grows with every entry.
@@ -94,14 +97,14 @@ class Journal:
             self.record_message(call.kind, bytes(call.payload), call.call_id, self._check)
         return True
 
-    def record_row(self, slots: Slots, index: int, autoreset: bool) -> None:
+    def record_row(self, slots: Slots, index: int) -> None:
         """Record a step or reset from its row; a seeded reset starts a new journal.
 
         Args:
             slots: All envs.
             index: The env.
-            autoreset: Whether an episode that ends is reset within the step.
         """
+        autoreset = slots.autoreset == "same_step"
         slab, slot, bits = slots.slab, slots.of[index], slots.ops[index]
         call_id = int(slots.numbers[index])
         check = int(slab.checks[bits & HALF, index])
@@ -124,7 +127,7 @@ class Journal:
     def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
         """Record a step, or an autoreset without a seed, from its row."""
         if not self.whole:
-            self.length += 1  # an env that was never seeded is brought back once its state was saved
+            self._lengthen(1)  # an env that was never seeded is brought back once its state was saved
             return
         columns = self._columns(slab)
         columns.add(slab, index, resets)
@@ -144,7 +147,7 @@ class Journal:
         """
         count = len(resets)
         if not self.whole:
-            self.length += count
+            self._lengthen(count)
             return
         columns = self._columns(slab)
         columns.extend(actions, (resets * np.uint8(RECORDED_RESET)).tobytes())
@@ -202,7 +205,8 @@ class Journal:
         for content in saved.entries:
             entry = StepColumns(*content) if isinstance(content, RecordedSteps) else Message(*content)
             self._entries.append(entry)
-            self._count(entry.steps, entry.size)
+            self.length += entry.steps
+            self._size += _room(entry.steps, entry.size)
 
     def record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
         """Record a request as it was sent."""
@@ -212,22 +216,20 @@ class Journal:
         elif kind == Kind.SET:
             self._set_attribute(payload)
         elif kind in (Kind.RESET, Kind.STEP):
-            self.length += 1  # an env that was never seeded is brought back once its state was saved
+            self._lengthen(1)  # as in `record_step`
 
     def _grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
         self._last_call, self._check = call_id, check
-        self._count(steps, size)
+        self._size += _room(steps, size)
+        self._lengthen(steps)
         if self._size > self._limit:
             self.forget()
 
-    def _count(self, steps: int, size: int) -> None:
+    def _lengthen(self, steps: int) -> None:
+        before, every = self.length, self._save_every
         self.length += steps
-        self._size += steps * (1 + size // _STEP_ROOM)
-
-    def has_come_due(self, before: int) -> bool:
-        """Return whether the state is to be saved, since the length has passed a multiple after ``before``."""
-        every = self._save_every
-        return every is not None and self.length // every > before // every
+        if every is not None and self.length // every > before // every:
+            self._save()
 
     def _set_attribute(self, payload: bytes) -> None:
         self._attributes[Set(*loads(payload)).name] = payload
@@ -273,6 +275,11 @@ class Journal:
         return [*asked, _last_input(slots, index)]
 
 
+def _room(steps: int, size: int) -> int:
+    """Return what steps of some size, in bytes, add to a journal that is limited."""
+    return steps * (1 + size // _STEP_ROOM)
+
+
 def _is_seeded_reset(slots: Slots, index: int) -> bool:
     return bool(slots.ops[index] & RESET) and slots.seed_posted(index) is not None
 
@@ -311,8 +318,11 @@ class Journals:
         self.replays: bool = limit is not None
         self.attach: Attach | None = None
         self._first_index = first_index
-        self._save = None if save_every is None else save
-        self.journals: list[Journal] = [Journal(limit or 0, save_every) for _ in range(count)]
+        self._saves = save_every is not None
+        self.journals: list[Journal] = [
+            Journal(limit or 0, save_every, functools.partial(save, first_index + position))
+            for position in range(count)
+        ]
 
     def journal(self, index: int) -> Journal:
         """Return the journal of an env, from its index."""
@@ -322,24 +332,6 @@ class Journals:
         """Have each journal become one that was saved."""
         for journal, one in zip(self.journals, saved, strict=True):
             journal.load(one)
-
-    def record(self, answer: Answer) -> bool:
-        """Record the end of a call; see `Journal.record`."""
-        index = answer.request.index
-        journal = self.journal(index)
-        before = journal.length
-        same = journal.record(answer)
-        if self._save is not None and journal.has_come_due(before):
-            self._save(index)
-        return same
-
-    def record_row(self, slots: Slots, index: int) -> None:
-        """Record a step or reset from its row; see `Journal.record_row`."""
-        journal = self.journal(index)
-        before = journal.length
-        journal.record_row(slots, index, self.attach is not None and self.attach.autoreset)
-        if self._save is not None and journal.has_come_due(before):
-            self._save(index)
 
     def record_steps(
         self,
@@ -352,19 +344,16 @@ class Journals:
     ) -> None:
         """Record consecutive steps of an env; see `Journal.record_steps`."""
         journal = self.journal(index)
-        before = journal.length
         if slab.actions:
             journal.record_steps(slab, actions, resets, call_id, check)
         else:
             autoreset = self.attach is not None and self.attach.autoreset
             for kind, payload in as_messages(index - self._first_index, actions[0], resets, autoreset):
                 journal.record_message(kind, payload, call_id, check)
-        if self._save is not None and journal.has_come_due(before):
-            self._save(index)
 
     def record_all(self, slots: Slots) -> bool:
         """Record a plain step or an autoreset of each env; return False if they are to be recorded one by one."""
-        if self._save is not None:
+        if self._saves:
             return False
         slab, checks = slots.slab, slots.slab.checks.data
         for index, journal in enumerate(self.journals, self._first_index):

@@ -262,7 +262,7 @@ class ActorRows:
             if bits & RESET:
                 slot.fresh = False
             if core.recovery.replays:
-                core.recovery.record_row(slots, index)
+                core.recovery.journal(index).record_row(slots, index)
         self.settle(index)
 
     def settle(self, index: int, outcome: Outcome | None = None) -> None:

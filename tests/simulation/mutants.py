@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
     Mutant(ROWS + "take", "slot.holds = slot.incarnation", "pass", HANGS),
     Mutant(ROWS + "take", "slot.fresh = False", "pass", "a reset without a seed has none"),
-    Mutant(ROWS + "take", "core.recovery.record_row(slots, index)", "pass", REPLAYS),
+    Mutant(ROWS + "take", "core.recovery.journal(index).record_row(slots, index)", "pass", REPLAYS),
     Mutant(ROWS + "take", "slots.halves[index] = bits & HALF", "pass", LAST),
     Mutant(ROWS + "settle", "self.core.deferred.waiting.append(arrive)", "pass", HANGS),
     Mutant(ROWS + "settle", "slots.outcomes[index] = outcome", "pass", "a failure is told"),
@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant(CALLS + "_settle", "self._core.reactor.wake(call.future)", "pass", HANGS),
     Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
     Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
-    Mutant(CALLS + "_on_reply", "not core.recovery.record(answer)", "False", REPLAYS),
+    Mutant(CALLS + "_on_reply", "not core.recovery.journal(call.index).record(answer)", "False", REPLAYS),
     Mutant(CALLS + "_send", "core.watch(call.started, call.timeout)", "pass", HANGS),
     Mutant(
         CALLS + "fail_group", "row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS
