@@ -167,9 +167,9 @@ class StepRunner:
                 os._exit(1)  # env code forked, and its child came back here: it must not write a result
             if timed:
                 record(times[SINCE], now(), call_id, hosted.position, counters[METHOD])
-            row.write(fields, failed_with)
+            has_failed = row.write(fields, failed_with)
             if stream or op & RING:
-                page.ring_for_result(self._count_complete, always=bool(row.failed or op & RING))
+                page.ring_for_result(self._count_complete, always=bool(has_failed or op & RING))
         page.is_timing = False
 
     def _count_complete(self) -> int:
@@ -199,7 +199,6 @@ class EnvRow:
         payload: The call id that the last payload belongs to, and its content: pickled, or an object.
         action: Returns the action of a step; the env may modify it.
         autoreset: Whether a step that ends the episode resets.
-        failed: Whether the last result is a failure.
     """
 
     index: int
@@ -220,7 +219,6 @@ class EnvRow:
         self.call_id = 0
         self.op = 0
         self.payload: tuple[int, Any] = 0, None
-        self.failed = False
         self._page = page
         self._encode = infos.encode
         self._fail = infos.fail
@@ -280,10 +278,13 @@ class EnvRow:
             raise PayloadError(value)
         return value
 
-    def write(self, fields: Fields | None, error: BaseException | None) -> None:
+    def write(self, fields: Fields | None, error: BaseException | None) -> bool:
         """Write the result, or the error, into the row; what does not fit there is sent first.
 
         The guard is held only while values are copied, never while code of users runs, since closing it waits.
+
+        Returns:
+            Whether it is a failure.
         """
         index, half, guard = self.index, self.op & HALF, self._guard
         beside = overflow = None
@@ -309,7 +310,6 @@ class EnvRow:
                         overflow = self._write_unusual(half, reward, *beside)
                 except BaseException as unfit:
                     failure = _as_failure(unfit)
-            self.failed = failure is not None
             if failure is not None:
                 overflow = self._fail(index, failure)
             if overflow is not None:
@@ -317,6 +317,7 @@ class EnvRow:
             if self._page.is_streaming:
                 self._when[index] = time.monotonic()
             self._completed[index] = self.call_id
+            return failure is not None
         finally:
             if guard is not None:
                 guard.writer = None

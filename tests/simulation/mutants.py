@@ -100,7 +100,7 @@ MUTANTS = [
     # The worker.
     Mutant(RUNNER + "StepRunner.run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
     Mutant(RUNNER + "StepRunner.run_rows", "not op & PAYLOAD or row.payload[0] == posted_id", "True", MIXES),
-    Mutant(RUNNER + "StepRunner._run", "row.failed or op & RING", "row.failed", HANGS),
+    Mutant(RUNNER + "StepRunner._run", "has_failed or op & RING", "has_failed", HANGS),
     Mutant(RUNNER + "StepRunner._send_overflow", "self._page.counters[OVERFLOWS] += 1", "pass", HANGS),
     Mutant(RUNNER + "EnvRow.write", "self.op & HALF", "0", LAST),
     Mutant(
