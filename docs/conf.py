@@ -94,7 +94,7 @@ FOREIGN = (
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (
     "AgentBatches|Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod"
-    r"|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|R|Ts?|T_co|Item|.*AnyFuture"
+    r"|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|R|Ts?|T_co|Item|CommonOptions|.*AnyFuture"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {

@@ -16,7 +16,7 @@ class Rollout(NamedTuple):
         obs: Observations that the actions were chosen for; an array of shape (t, n, ...) per leaf of the observation
             spec.
         actions: Actions; an array of shape (t, n, ...) per leaf of the action spec.
-        rewards: Rewards; float64, shape (t, n, *shape of the reward spec).
+        rewards: Rewards; float64, shape (t, n, ...).
         terminated: Whether the episode ended with the step; bool, shape (t, n).
         truncated: Whether the episode was cut off at the step; bool, shape (t, n).
         starts: Whether an observation is the first of its episode; bool, shape (t, n).
@@ -47,7 +47,7 @@ class Evaluation(NamedTuple):
     """Whole episodes in the order of their indices. Every episode counts, however long it takes.
 
     Attributes:
-        returns: Sum of the rewards of each episode; float64, shape (k, *shape of the reward spec).
+        returns: Sum of the rewards of each episode; float64, shape (k, ...).
         lengths: Number of steps of each episode; int64, shape (k,).
         seeds: Seed that the env of each episode was reset with; int64, shape (k,).
         failures: ``(episode index, exception)`` of every attempt that was repeated because its env raised or crashed.

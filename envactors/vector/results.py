@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         env_ids: Ids of the envs; int64, shape (n,).
         obs: Observations; an array of shape (n, ...) per leaf of the observation spec, a list for values that cannot be
             batched.
-        rewards: Rewards; float64, shape (n, *shape of the reward spec).
+        rewards: Rewards; float64, shape (n, ...).
         terminated: Whether each episode ended; bool, shape (n,).
         truncated: Whether each episode was cut off; bool, shape (n,).
         infos: Each env's own info.
