@@ -220,7 +220,7 @@ def test_ctrl_c_at_a_terminal():
         process.wait()
     os.close(ours)
     assert (process.returncode, errors) == (130, b"envactors: interrupted\n")
-    for text in ("starting envactors", "━", "1 env, 5 sides: 1000 rounds of 0.05 s each"):
+    for text in ("starting envactors", "━", "1 env, 5 sides: 1,000 rounds of 0.05 s each"):
         assert text in screen.decode(errors="ignore")
     assert_all_gone(descendants, 1)
 
