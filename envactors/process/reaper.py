@@ -162,7 +162,7 @@ class Reports:
 
     def __init__(self) -> None:
         os.set_blocking(0, False)
-        self.is_open = True
+        self.is_open: bool = True
         self.groups: dict[bytes, int] = {}
         self.ended: set[bytes] = set()
         # The beginning of a line whose end has not come yet.

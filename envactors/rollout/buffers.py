@@ -36,7 +36,8 @@ class TrajectoryBuffer:
     """
 
     def __init__(self, layout: TrajectoryLayout, memory: RowMemory) -> None:
-        self.place, self._part = memory.extend(size_of(layout))
+        place, self._part = memory.extend(size_of(layout))
+        self.place: tuple[int, int] = place
         self.trajectory: Trajectory = Trajectory(layout, self._part)
         self._loan: weakref.ref[npt.NDArray[np.uint8]] | None = None
         self._forks = 0

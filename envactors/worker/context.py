@@ -32,7 +32,7 @@ of_thread: ContextVar[Callable[[], ActorContext | None] | None] = ContextVar("en
 of_process: Callable[[], ActorContext | None] | None = None
 # How many forks lie between this process and the one that imported this module. If the count changes in a worker, env
 # code has forked and this process is the copy. A variable rather than a function, since every step reads it.
-forks = 0
+forks: int = 0
 
 
 def current_actor() -> ActorContext | None:
