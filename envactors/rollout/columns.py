@@ -182,7 +182,7 @@ class Columns:
         Returns:
             Position of the env that raised; None if no env raised.
         """
-        page, now = self._server.page, time.monotonic
+        page, now, same_step = self._server.page, time.monotonic, autoreset == "same_step"
         counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
         actions, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
         observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
@@ -200,21 +200,24 @@ class Columns:
                 result = column.env_step(action.copy() if copies else action)
                 if observations is not None and type(result) is tuple and len(result) == 5:
                     obs, reward, terminated, truncated, info = result
+                    is_over = terminated or truncated
                     if (
                         type(obs) is np.ndarray
                         and obs.dtype is column.dtype
                         and obs.shape == column.shape
                         and isinstance(reward, float)
-                        and not (terminated or truncated)
+                        and not (is_over and same_step)
                         and type(info) is dict
                         and (not info or self._write_info(first_row + index, info))
                     ):
                         # A plain result: the same as `HostedEnv.take` and `_write`, without their calls.
                         observations[index] = obs
                         rewards[first_row + index] = reward
+                        if is_over:
+                            self._end_episode(column, first_row + index, terminated, truncated, autoreset)
                         done[index] = step + 1
                         continue
-                fields = column.hosted.take(result, autoreset == "same_step", column.seed)
+                fields = column.hosted.take(result, same_step, column.seed)
             except BaseException as error:
                 self.failure = pack_failure(error, Fault.RAISED)
                 return column.position
@@ -222,6 +225,11 @@ class Columns:
                 return column.position
             counters[METHOD] = METHOD_STEP  # a reset within the step may have changed it
         return None
+
+    def _end_episode(self, column: Column, row: int, terminated: Any, truncated: Any, autoreset: str) -> None:
+        self._terminated[row] = terminated
+        self._truncated[row] = truncated
+        column.go_on(STEP, autoreset)
 
     def _take_special(self, column: Column, step: int, autoreset: str) -> bool:
         """Reset an env or repeat its last observation; return False if the env raised."""
