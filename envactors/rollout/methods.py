@@ -7,7 +7,7 @@ import concurrent.futures
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from envactors.actor.awaiting import AwaitableFuture
+from envactors.actor.future import ActorFuture
 from envactors.errors import VectorInputError, VectorTimeoutError
 from envactors.options import check_timeout
 from envactors.rollout.evaluation import Evaluator
@@ -102,11 +102,11 @@ class RolloutMethods(abc.ABC):
                 future=future,
             ) from None
 
-    def rollout_async(self, steps: int, parameters: Any = None) -> AwaitableFuture[Rollout]:
+    def rollout_async(self, steps: int, parameters: Any = None) -> ActorFuture[Rollout]:
         """Start a rollout and return its future. Two may be in flight. Arguments and errors are those of `rollout`."""
         return self._start_rollout(steps, parameters, each=False)[0]
 
-    def rollout_each(self, steps: int, parameters: Any = None) -> list[AwaitableFuture[Rollout]]:
+    def rollout_each(self, steps: int, parameters: Any = None) -> list[ActorFuture[Rollout]]:
         """Start a rollout and return one future per actor, which resolves to the `Rollout` of the actor's envs.
 
         No actor waits for another. Arguments and errors are those of `rollout`.
@@ -139,7 +139,7 @@ class RolloutMethods(abc.ABC):
         finally:
             rollouts.end_episodes()
 
-    def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[AwaitableFuture[Rollout]]:
+    def _start_rollout(self, steps: int, parameters: Any, *, each: bool) -> list[ActorFuture[Rollout]]:
         return self._check_policy("rollout").start(steps, parameters, each=each)
 
     def _check_policy(self, what: str) -> Rollouts:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.awaiting import AwaitableFuture
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import IDLE, ROLLING, Slots
 from envactors.actor.supervisor import Supervisor
@@ -52,9 +51,35 @@ class _Run:
         self.buffer = buffer
         self.copy = copy
         self.parts: list[ActorPart] = []
-        self.futures: list[AwaitableFuture[Rollout]] = []
+        self.futures: list[ActorFuture[Rollout]] = []
         self.left: set[ActorPart] = set()
-        self.unsettled: set[Future[Rollout]] = set()
+        self.unsettled: set[ActorFuture[Rollout]] = set()
+
+
+class _Owner:
+    """Waits for the results of rollouts, which nothing but closing the vector ends.
+
+    Args:
+        supervisors: Actors of the vector.
+
+    Attributes:
+        reactor: Reads the replies of the actors when no other thread does.
+    """
+
+    def __init__(self, supervisors: Sequence[Supervisor]) -> None:
+        self.reactor = supervisors[0].reactor
+        self._supervisors = supervisors
+
+    def cancel(self, future: ActorFuture[Any]) -> bool:
+        del future
+        return False
+
+    abort = cancel
+
+    def wait(self, future: ActorFuture[Any], done: Callable[[], bool], deadline: float | None) -> None:
+        for supervisor in self._supervisors:
+            supervisor.resume_inline()
+        self.reactor.wait(done, future, deadline)
 
 
 class Rollouts:
@@ -93,7 +118,7 @@ class Rollouts:
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
-        self._reactor = supervisors[0].reactor
+        self._owner = _Owner(supervisors)
 
     # The policy ------------------------------------------------------------------------------------------
 
@@ -178,7 +203,7 @@ class Rollouts:
 
     def start(
         self, steps: int, parameters: Any, *, each: bool = False, copy: bool | None = None
-    ) -> list[AwaitableFuture[Rollout]]:
+    ) -> list[ActorFuture[Rollout]]:
         """Start a rollout.
 
         Args:
@@ -201,9 +226,9 @@ class Rollouts:
         self.give(parameters)
         with self._lock:
             run = _Run(self._take_buffer(steps), copy=self._copy if copy is None else copy)
-            run.futures = [AwaitableFuture() for _ in range(len(self._supervisors) if each else 1)]
+            run.futures = [ActorFuture(self._owner, None) for _ in range(len(self._supervisors) if each else 1)]
             for future in run.futures:
-                future.set_running_or_notify_cancel()
+                future.mark_running()
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
             run.left = set(run.parts)
             run.unsettled = set(run.futures)
@@ -307,12 +332,12 @@ class Rollouts:
         elif is_last:
             self._hand_out(run, run.parts, run.futures[0])
 
-    def _hand_out(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
-        """Build a result in the thread for callbacks, since that may take long."""
-        self._reactor.callbacks.submit(functools.partial(self._settle, run, parts, future))
+    def _hand_out(self, run: _Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
+        """Have a result built by a thread that waits for it, or else in the thread for callbacks."""
+        future.arrive(functools.partial(self._settle, run, parts, future))
 
-    def _settle(self, run: _Run, parts: list[ActorPart], future: Future[Rollout]) -> None:
-        if future.done():
+    def _settle(self, run: _Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
+        if future.settled():
             return
         rollout: Any = None
         error: BaseException | None
@@ -332,10 +357,8 @@ class Rollouts:
                 slots.at_rest[:] = bytes([IDLE]) * len(slots.states)
                 for index in range(len(slots.states)):
                     slots.make_idle(index)
-        if error is None:
-            future.set_result(rollout)
-        else:
-            future.set_exception(error)
+        future.settle(rollout if error is None else None, error, 0)
+        self._owner.reactor.wake(future)
 
     def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         """Return the function that turns views of the trajectory into arrays for the user."""

@@ -27,8 +27,7 @@ class _Part:
 class _Supervisor:
     """An actor."""
 
-    def __init__(self, callbacks: Any) -> None:
-        self.reactor = SimpleNamespace(callbacks=callbacks)
+    reactor = None
 
 
 class _Books:
@@ -36,17 +35,16 @@ class _Books:
 
     def __init__(self) -> None:
         self.handed_out: list[Any] = []
-        callbacks = SimpleNamespace(submit=self.handed_out.append)
         slots: Any = SimpleNamespace(at_rest=bytearray([ROLLING] * 2))
-        self.actors: list[Any] = [_Supervisor(callbacks) for _ in range(2)]
+        self.actors: list[Any] = [_Supervisor() for _ in range(2)]
         unused: Any = None
         self.rollouts = Rollouts(slots, self.actors, unused, unused, copy=True)
 
     def begin(self, futures: int) -> _Run:
         """Begin a rollout with so many futures."""
-        unused: Any = None
         run = _Run(SimpleNamespace(trajectory=None, place=(0, 0)), copy=True)  # type: ignore[arg-type]
-        run.futures = [unused] * futures
+        future: Any = SimpleNamespace(arrive=self.handed_out.append)
+        run.futures = [future] * futures
         parts: list[Any] = [_Part(actor) for actor in self.actors]
         run.parts = parts
         run.left = set(run.parts)

@@ -90,14 +90,14 @@ class RolloutUser:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Have the library use this world's futures, and workers its memory."""
-        real = rollouts.Future, rollouts.AwaitableFuture, runner.Columns
+        real = rollouts.Future, runner.Columns
         SimulatedFuture.world = SimulatedColumns.world = SimulatedPolicy.world = self._world
-        rollouts.Future = rollouts.AwaitableFuture = SimulatedFuture  # type: ignore[misc]
+        rollouts.Future = SimulatedFuture  # type: ignore[misc]
         runner.Columns = SimulatedColumns  # type: ignore[misc]
         try:
             yield
         finally:
-            rollouts.Future, rollouts.AwaitableFuture, runner.Columns = real  # type: ignore[misc]
+            rollouts.Future, runner.Columns = real  # type: ignore[misc]
 
     def begin(self, envs: ea.VectorEnv) -> None:
         """Note what is known of the vector."""
