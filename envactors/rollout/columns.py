@@ -201,15 +201,9 @@ class Columns:
                 if observations is not None and type(result) is tuple and len(result) == 5:
                     obs, reward, terminated, truncated, info = result
                     is_over = terminated or truncated
-                    if (
-                        type(obs) is np.ndarray
-                        and obs.dtype is column.dtype
-                        and obs.shape == column.shape
-                        and isinstance(reward, float)
-                        and not (is_over and same_step)
-                        and type(info) is dict
-                        and (not info or self._write_info(first_row + index, info))
-                    ):
+                    fits = type(obs) is np.ndarray and obs.dtype is column.dtype and obs.shape == column.shape
+                    fits = fits and isinstance(reward, float) and type(info) is dict and not (is_over and same_step)
+                    if fits and (not info or self._write_info(first_row + index, info)):
                         # A plain result: the same as `HostedEnv.take` and `_write`, without their calls.
                         observations[index] = obs
                         rewards[first_row + index] = reward
