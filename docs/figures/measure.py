@@ -485,6 +485,13 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows))
 
 
+def readable(name: str) -> str:
+    """Return the name of a row, which begins with that of a workload, as the pages write it."""
+    workload, _, rest = name.partition(", ")
+    names = {env.removeprefix(WORKLOADS): title for title, env in ENVS.items()}
+    return f"{names[workload]}; {rest}"
+
+
 def measure_start(rounds: int) -> Any:
     """What 8 and 64 envs cost before their first step: start, memory, renewal, closing."""
     measured: dict[str, dict[str, list[dict[str, float]]]] = {}
@@ -609,11 +616,9 @@ def show_sizes(measured: Any) -> str:
         for packing in packings:
             waits = 1000 * (0.5 + packing * step)
             envs = max(0.0, waits - batch) / ((node / 16 + actor) / packing + env)
-            row.append(f"{envs:,.0f} envs, {envs / (2e-6 * waits):,.0f} steps/s")
+            row.append(f"{envs:,.0f}")
         rows.append(row)
-    text = table(["a step takes", *(f"{packing} per actor" for packing in packings)], rows)
-    each = f"{node:.0f} us per node + {actor:.0f} us per actor + {env:.1f} us per env"
-    return f"A batch takes the caller {batch:.0f} us + {each}.\n\n{text}"
+    return table(["envs, if a step takes ...", *(f"{packing} per actor" for packing in packings)], rows)
 
 
 def measure_inside(rounds: int) -> Any:
@@ -626,7 +631,7 @@ def show_inside(measured: Any) -> str:
     rows = []
     for name, sides in measured.items():
         off, counted, on = sides.values()
-        rows.append([name, f"{statistics.median(off):,.0f}", ratio(counted, off), ratio(on, off)])
+        rows.append([readable(name), f"{statistics.median(off):,.0f}", ratio(counted, off), ratio(on, off)])
     return table(["8 envs", "steps/s with nothing on", "after `stats()`", "all of it on"], rows)
 
 
@@ -641,8 +646,8 @@ def show_platforms(measured: Any) -> str:
     for name, sides in measured.items():
         linux, portable, same_start = sides.values()
         rates = [f"{statistics.median(each):,.0f}" for each in (linux, portable)]
-        rows.append([name, *rates, ratio(portable, linux), ratio(portable, same_start)])
-    head = ["8 envs", "steps/s, Linux", "the stand-in", "stand-in / Linux", 'stand-in / Linux with `"loky"`']
+        rows.append([readable(name), *rates, ratio(portable, linux), ratio(portable, same_start)])
+    head = ["8 envs", "steps/s, Linux", "steps/s, portable", "portable / Linux", 'portable / Linux with `"loky"`']
     return table(head, rows)
 
 
