@@ -28,7 +28,6 @@ from envactors.cli.bench.libraries import GymnasiumLoop
 from envactors.cli.bench.registry import BASELINES, choose_entries, our_entries
 from envactors.cli.bench.sides import LoopsApart, PlainLoop
 from envactors.cli.source import EnvSource
-from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv, workloads
 from envactors.tuning.measuring import Round, Workload
 
@@ -241,8 +240,8 @@ def workers_of(process: subprocess.Popen) -> list[psutil.Process]:
 
 def assert_all_gone(processes: list[psutil.Process], patience: float) -> None:
     _, left = psutil.wait_procs(processes, timeout=patience)
-    # Where the command cannot adopt orphans, it is for the system's first process to reap them, whenever it likes.
-    assert [process for process in left if not (PORTABLE and is_gone(process.pid))] == []
+    # Orphans that have ended are reaped by the system's first process, whenever it likes.
+    assert [process for process in left if not is_gone(process.pid)] == []
 
 
 class Mute(EchoEnv):
