@@ -13,6 +13,7 @@ import pytest
 from warm import warm_interpreter
 
 import envactors as ea
+from envactors.testing import EchoEnv, FaultyEnv
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ea.__file__).parent  # installed from a wheel it is not below the root
@@ -232,6 +233,22 @@ def test_the_tests_of_the_promises_exist():
         if not re.search(rf"^ *def {name or 'test_'}", (ROOT / path).read_text(), flags=re.MULTILINE):
             missing.append(test)
     assert missing == []
+
+
+def test_log_in_the_readme_is_what_a_crash_logs(caplog):
+    def without_numbers(line):
+        return re.sub(r"\d[\d.]*", "N", line)
+
+    factories = [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(3)]
+    with caplog.at_level("INFO", logger="envactors"), ea.VectorEnv(factories, on_failure="renew") as envs:
+        envs.reset(seed=0)
+        envs[2].arm("segfault").result()
+        envs.step([0] * 3)
+        envs.step([0] * 3)
+    logged = {without_numbers(f"{record.levelname} {record.name} {record.getMessage()}") for record in caplog.records}
+    shown = re.findall(r"^(?:WARNING|INFO) .*$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert len(shown) == 2
+    assert {without_numbers(line) for line in shown} <= logged
 
 
 def test_links_of_the_readme_show_their_paths():
