@@ -7,6 +7,8 @@ import contextlib
 import functools
 from typing import Any
 
+import pytest
+
 import envactors as ea
 from envactors.actor import engine
 from envactors.actor.pool import ActorPool, PoolFuture
@@ -122,7 +124,10 @@ class _PoolUser:
         engine._lock = vars(engine)["threading"].RLock()
         self._run = run
         self.backend = _Backend(run, holds)
-        self.pool = ea.ActorPool(dict, actors, backend=self.backend)
+        # No time passes here, and there are no sockets: a timer or a monitor would keep the reactor's thread busy.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ENVACTORS_MONITOR", "0")
+            self.pool = ea.ActorPool(dict, actors, backend=self.backend, deadlines=ea.Deadlines(slow=None))
         self.futures: list[ea.ActorFuture] = []
 
     def submit(self, value: int) -> ea.ActorFuture:
