@@ -2,7 +2,8 @@
 
 Eight envs, and the policy of `rollouts.py`. All sides take turns in one program, 128 steps of all envs each: a loop,
 the vector envs of other libraries with the policy in the caller, and envactors with the policy in the caller (``step``)
-and in the workers (``rollout``), with four envs per process. Libraries that are not installed are left out.
+and in the workers (``rollout``), with four envs per process. Libraries that are not installed are left out:
+``pip install torch==2.13.0 -e '.[docs]' mujoco imageio ale-py opencv-python-headless`` installs all of them.
 """
 
 from __future__ import annotations
