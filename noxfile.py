@@ -65,6 +65,7 @@ SUBJECTS = {
     "torchrl": Subject(
         "3.11", "3.11", ("gymnasium", "torchrl"), ("tests/integrations/test_torchrl.py",), torch=(TORCH,)
     ),
+    "jax": Subject("3.11", "3.13", ("gymnasium", "jax"), ("tests/integrations/test_jax.py",)),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
     "openenv": Subject("3.11", "3.12", ("openenv",), ("tests/integrations/test_openenv.py",)),
     "dask": Subject("3.10", "3.13", ("dask",), ("tests/remote/test_dask.py",)),

@@ -32,6 +32,7 @@ from envactors.testing.leaks import describe, inventory, settled_inventory
 OF_FRAMEWORKS = {
     "test_dask",
     "test_first_mistakes_with_dropins",
+    "test_jax",
     "test_mlagents",
     "test_openenv",
     "test_sb3",
