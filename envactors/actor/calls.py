@@ -106,7 +106,7 @@ class Calls:
                 if call.future is not None:
                     call.future.mark_running()
                 call.started = time.monotonic()
-                self._send(call.kind, call)
+                self._send(call)
         except BaseException:
             core.is_inconsistent = True
             core.kill_inconsistent()
@@ -114,22 +114,20 @@ class Calls:
         return True
 
     def _send_call(self, call: CallRequest) -> None:
-        core, now = self._core, time.monotonic()
-        call.started = now
-        if call.kind not in (None, Kind.CLOSE):
+        core, patience = self._core, self._core.config.deadlines.close
+        call.started = time.monotonic()
+        if call.kind is None or call.kind == Kind.CLOSE:
+            core.phase = STOPPING
+            core.reason = EndReason.RENEW if call.kind is None else EndReason.CLOSE
+            if call.kind is None and patience is not None:
+                core.timers.set("kill", call.started + patience)
+        else:
             call.prepare(core.incarnation)
-            self._send(call.kind, call)
-            return
-        core.phase = STOPPING
-        core.reason = EndReason.RENEW if call.kind is None else EndReason.CLOSE
-        if call.kind is None and core.config.deadlines.close is not None:
-            core.timers.set("kill", now + core.config.deadlines.close)
-        self._send(Kind.CLOSE, call)
+        self._send(call)
 
-    def _send(self, kind: Kind | None, call: CallRequest) -> None:
-        core = self._core
+    def _send(self, call: CallRequest) -> None:
+        core, kind = self._core, Kind.CLOSE if call.kind is None else call.kind
         assert core.process is not None, "a live actor has a process"
-        assert kind is not None, "a renewal sends CLOSE"
         if core.phase is LIVE and (call.timeout is not None or "call" not in core.timers.when):
             core.watch(call.started, call.timeout)
         spins = self.tuner.strategy.workers_spin and call.started - self._answered < SHORT_PAUSE

@@ -106,7 +106,7 @@ class ErrorFactory:
         elif timed_out:
             text = f"{who} was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
         elif cause is not None:
-            text = f"{who} could not be started: {cause if isinstance(cause, LaunchRefusedError) else repr(cause)}"
+            text = f"{who} could not be started: {cause if report.is_refused else repr(cause)}"
         elif report.loss is not None:
             text = f"{who} was lost with its node {report.loss.node!r}, {report.loss.reason}, before its env was made"
         else:

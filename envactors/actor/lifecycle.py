@@ -24,7 +24,7 @@ from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
-from envactors.backends.base import Backend, LaunchRefusedError, Worker
+from envactors.backends.base import Backend, Worker
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Adopt, Frame, Kind
 from envactors.mailbox.pickling import loads
@@ -271,7 +271,7 @@ class Lifecycle:
             adopting=self._adopting,
             running=what_runs(call),
             retries=0 if call is None else call.retries,
-            refused=isinstance(report.refusal, LaunchRefusedError)
+            refused=report.is_refused
             # It would raise again; later, when it has made an env before, it may be the machine's fault.
             or (self._failure is not None and core.incarnation == 0),
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
-from envactors.backends.base import ExitStatus, NodeLoss, Stacks, Worker
+from envactors.backends.base import ExitStatus, LaunchRefusedError, NodeLoss, Stacks, Worker
 from envactors.mailbox.channel import ChannelCorruptError
 from envactors.mailbox.control_page import ASLEEP, ControlPage
 from envactors.mailbox.messages import Adopt, Frame, Kind, Start
@@ -39,6 +39,11 @@ class ExitReport(NamedTuple):
     refusal: BaseException | None = None
     loss: NodeLoss | None = None
     untrue: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether no other process can be started either."""
+        return isinstance(self.refusal, LaunchRefusedError)
 
 
 class ProcessOwner(Protocol):
