@@ -89,7 +89,7 @@ def test_a_standby_whose_factory_raises_at_its_first_start_is_given_up(tmp_path,
         return Echo()
 
     with caplog.at_level(logging.WARNING, "envactors"), ea.VectorEnv([make] * 2, standbys=1, restart=GENEROUS) as envs:
-        wait_until(lambda: any("is given up" in record.getMessage() for record in caplog.records))
+        wait_until(lambda: any("cannot be restarted" in record.getMessage() for record in caplog.records))
         envs.reset()
         assert envs.step([0, 0])[1].tolist() == [1.0, 1.0]
     assert calls_of(tmp_path / "calls") == 1

@@ -367,13 +367,13 @@ def test_a_standby_that_cannot_be_made_is_given_up_and_the_vector_goes_on(caplog
 
     with caplog.at_level(logging.WARNING, "envactors"), make(2, factory=picky, restart=FAST_TWO) as envs:
         (standby,) = envs._built.standbys
-        wait_until(lambda: standby.state is ea.ActorState.DEAD and "given up" in caplog.text)
+        wait_until(lambda: standby.state is ea.ActorState.DEAD and "cannot be restarted" in caplog.text)
         envs.reset(seed=0)
         envs[0].arm("crash").result(SOON)
         assert "failure" in envs.step([1, 1])[4][0]
         assert envs.step([1, 1])[4][0]["who"] == ("env-0", 0, 1)
     assert len([record for record in caplog.records if record.name == "envactors"]) == 1
-    assert "standby-0 is given up" in caplog.text
+    assert "standby-0 cannot be restarted" in caplog.text
     assert "no place for me" in caplog.text
 
 
