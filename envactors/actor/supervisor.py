@@ -314,8 +314,12 @@ class Supervisor:
 
     def abandon(self) -> None:
         """Close without waiting; for finalizers: takes no lock."""
+        self.post(lambda: self.begin_close(None))
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Run a function in the reactor's thread soon; do nothing in a fork, or after the last actor has ended."""
         if engines.forks == self._forks and not self._engine.ended:
-            self.reactor.post(lambda: self.begin_close(None))
+            self.reactor.post(job)
 
     def _release(self) -> None:
         with self.core.lock:

@@ -1,93 +1,65 @@
-"""The thread that ends sessions whose user has made no call for too long."""
+"""Watches for sessions whose user has made no call for too long, beside the deadlines of the actors."""
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from envactors.actor.reactor import Reactor
 from envactors.sessions.session import Session
-
-# How long the thread stays after the last session, in seconds, so that sessions in a row do not each start one.
-_LINGER = 1.0
 
 
 class IdleWatch:
-    """Ends idle sessions. Its thread sleeps until the first session may have been idle for too long.
+    """Reports idle sessions; used in the reactor's thread.
 
     A session that begins cannot reach its limit before one that runs, so neither calls nor new sessions wake the
-    thread while it sleeps for a session.
+    reactor. It is registered there only while there are sessions.
 
     Args:
         limit: How long a session may go without a call, in seconds.
         sessions: Returns the sessions that run.
-        end: Called with a session that has been idle for longer, and the limit.
+        report: Called with a session that has been idle for longer; must not block.
     """
 
     def __init__(
-        self, limit: float, sessions: Callable[[], list[Session[Any]]], end: Callable[[Session[Any], float], None]
+        self, limit: float, sessions: Callable[[], list[Session[Any]]], report: Callable[[Session[Any]], None]
     ) -> None:
         self._limit = limit
-        # Weak, so that the thread does not keep a pool alive that its user has forgotten.
+        # Weak, so that the reactor does not keep a pool alive that its user has forgotten.
         self._sessions = weakref.WeakMethod(sessions)
-        self._end = weakref.WeakMethod(end)
-        self._changed = threading.Condition(threading.RLock())
-        self._thread: threading.Thread | None = None
-        # Whether the thread sleeps without a session to watch, and how many sessions have begun.
-        self._is_lingering = False
-        self._begun = 0
-        self._is_stopped = False
+        self._report = weakref.WeakMethod(report)
+        self._reactor: Reactor | None = None
+        # When to look (`time.monotonic`).
+        self._look_at = float("inf")
 
-    def begin(self) -> None:
+    def begin(self, reactor: Reactor) -> None:
         """Watch a session that has begun."""
-        with self._changed:
-            self._begun += 1
-            if self._is_lingering:
-                self._changed.notify_all()
-            if self._thread is None and not self._is_stopped:
-                self._thread = threading.Thread(target=self._watch, name="envactors-sessions", daemon=True)
-                self._thread.start()
+        if self._reactor is None:
+            self._reactor = reactor
+            self._look_at = time.monotonic() + self._limit
+            reactor.watch_timers(self)
 
-    def stop(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._is_stopped = True
-            thread = self._thread
-            self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+    def next_timer(self) -> float:
+        """Return when to look for idle sessions (`time.monotonic`)."""
+        return self._look_at
 
-    def _watch(self) -> None:
-        while True:
-            begun = self._begun
-            wake_at = self._end_idle_sessions()
-            with self._changed:
-                if wake_at is not None:
-                    if not self._is_stopped:
-                        self._changed.wait(max(0.0, wake_at - time.monotonic()))
-                elif begun == self._begun and not self._is_stopped:
-                    self._is_lingering = True
-                    self._changed.wait(_LINGER)
-                    self._is_lingering = False
-                is_unneeded = wake_at is None and begun == self._begun
-                if self._is_stopped or is_unneeded:
-                    self._thread = None
-                    return
-
-    def _end_idle_sessions(self) -> float | None:
-        """End the sessions that are idle too long; return when to look again (`time.monotonic`), None for never."""
-        list_sessions, end = self._sessions(), self._end()
-        if list_sessions is None or end is None:
-            return None
-        now = time.monotonic()
-        wake_at: float | None = None
-        for session in list_sessions():
+    def on_timer(self, now: float) -> None:
+        """Report the sessions that are idle for too long."""
+        if now < self._look_at:
+            return
+        list_sessions, report = self._sessions(), self._report()
+        sessions = [] if list_sessions is None else list_sessions()
+        limits_at = []
+        for session in sessions:
             since = session.idle_since()
-            limit_at = (now if since is None else since) + self._limit
-            if limit_at <= now:
-                end(session, self._limit)
-            elif wake_at is None or limit_at < wake_at:
-                wake_at = limit_at
-        return wake_at
+            limit_at = now + self._limit if since is None else since + self._limit
+            if limit_at <= now and report is not None:
+                report(session)
+                limit_at = now + self._limit
+            limits_at.append(limit_at)
+        self._look_at = min(limits_at, default=float("inf"))
+        if not sessions and self._reactor is not None:
+            self._reactor.unwatch_timers(self)
+            self._reactor = None

@@ -7,17 +7,21 @@ import concurrent.futures
 from typing import Any, Generic, Protocol
 
 from envactors.actor.type_variables import T_co
+from envactors.sessions.places import Request
 from envactors.sessions.session import Session
 
 
 class Lessor(Protocol):
-    """What a lease needs of the pool."""
+    """What a lease needs of the pool. None of it waits."""
 
-    def request(self, name: Any) -> concurrent.futures.Future[Session[Any]]:
+    def make_request(self) -> Request[Session[Any]]:
+        """Return the future of a session."""
+
+    def request(self, name: Any, request: Request[Session[Any]]) -> None:
         """Queue for an actor."""
 
-    def give_up(self, request: concurrent.futures.Future[Session[Any]], error: BaseException) -> None:
-        """Stop waiting; end the session if it has begun meanwhile."""
+    def give_up(self, request: Request[Session[Any]], error: BaseException) -> None:
+        """Stop waiting; end the session if it has begun meanwhile. May be called again."""
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
         """End a session; do nothing if it has ended before."""
@@ -30,29 +34,36 @@ class Lease(Generic[T_co]):
         self._pool = pool
         self._name = name
         self._timeout = timeout
-        self._request: concurrent.futures.Future[Session[Any]] | None = None
+        self._request: Request[Session[Any]] | None = None
         self._cancelled_by: BaseException | None = None
 
     def __enter__(self) -> Session[T_co]:
         request = self._begin()
         try:
+            self._pool.request(self._name, request)
+            self._check_cancelled()
             return request.result(self._timeout)
         except BaseException as error:
-            timed_out = isinstance(error, concurrent.futures.TimeoutError) and not request.done()
+            timed_out = isinstance(error, concurrent.futures.TimeoutError) and not request.settled()
             self._pool.give_up(request, error)
             if timed_out:
                 raise self._too_late() from None
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        assert self._request is not None, "the block was entered"
-        self._pool.end(self._request.result(), error)
+        try:
+            self._end(error)
+        except BaseException:  # an interrupt
+            self._end(error)
+            raise
 
     async def __aenter__(self) -> Session[T_co]:
         request = self._begin()
-        waiting = asyncio.wrap_future(request)
         try:
+            self._pool.request(self._name, request)
+            self._check_cancelled()
             # `wait` does not cancel what it waits for, so a session that is granted at this moment is not lost.
+            waiting = asyncio.wrap_future(request)
             await asyncio.wait([waiting], timeout=self._timeout)
             if not waiting.done():
                 raise self._too_late()
@@ -67,18 +78,23 @@ class Lease(Generic[T_co]):
     def cancel(self, error: BaseException) -> None:
         """End the session, or keep it from beginning; the thread or task in the block gets an error."""
         self._cancelled_by = error
-        if self._request is not None:
-            self._pool.give_up(self._request, error)
+        self._check_cancelled()
 
-    def _begin(self) -> concurrent.futures.Future[Session[Any]]:
+    def _begin(self) -> Request[Session[Any]]:
         if self._request is not None:
             raise RuntimeError(
                 f"the lease of session {self._name!r} was used before: call pool.session() for each block"
             )
-        self._request = request = self._pool.request(self._name)
-        if self._cancelled_by is not None:
-            self._pool.give_up(request, self._cancelled_by)
-        return request
+        self._request = self._pool.make_request()
+        return self._request
+
+    def _end(self, error: BaseException | None) -> None:
+        assert self._request is not None, "the block was entered"
+        self._pool.end(self._request.result(), error)
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled_by is not None and self._request is not None:
+            self._pool.give_up(self._request, self._cancelled_by)
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(

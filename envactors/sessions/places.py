@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorHandle
+from envactors.actor.type_variables import T
 from envactors.sessions.session import Session
 
 
@@ -39,23 +41,43 @@ class Place:
     session: Session[Any] | None = None
 
 
+class Request(ActorFuture[T]):
+    """The future of what the pool does in the reactor's thread. Only the pool cancels it."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        super().__init__(actor._supervisor, actor._lifeline)
+
+    def cancel(self) -> bool:
+        return False
+
+    def resolve(self, value: T | None, error: BaseException | None = None) -> None:
+        """Set the outcome, and wake the thread that waits for it."""
+        self.settle(value, error, 0)
+        self._owner.reactor.wake(self)
+
+    def withdraw(self) -> None:
+        """Cancel it, and wake the thread that waits for it."""
+        self.mark_cancelled()
+        self._owner.reactor.wake(self)
+
+
 @dataclasses.dataclass(eq=False)
 class Waiter:
     """Somebody who waits for a session.
 
     Attributes:
         name: The name of the session.
-        future: Gets the `Session`, or why there is none.
+        request: Gets the `Session`, or why there is none.
         since: When it began to wait (`time.monotonic`).
     """
 
     name: Any
-    future: concurrent.futures.Future[Session[Any]]
+    request: Request[Session[Any]]
     since: float
 
 
 class Places:
-    """The places of a pool and those who wait for one; guarded by the pool's lock.
+    """The places of a pool and those who wait for one; changed in the reactor's thread, under the pool's lock.
 
     Args:
         actors: The actors.
@@ -81,11 +103,12 @@ class Places:
             ready.phase = Phase.LEASED
         return waiter, ready
 
-    def take_back(self, session: Session[Any]) -> Place:
-        """Return the place of a session that has ended; it is being prepared from then on."""
-        place = next(place for place in self.all if place.session is session)
-        place.session = None
-        place.phase = Phase.PREPARING
+    def take_back(self, session: Session[Any]) -> Place | None:
+        """Return the place of a session, which is being prepared from then on; None if it was taken back before."""
+        place = next((place for place in self.all if place.session is session), None)
+        if place is not None:
+            place.session = None
+            place.phase = Phase.PREPARING
         return place
 
     def take_broken(self) -> list[Place]:
@@ -99,18 +122,15 @@ class Places:
         return broken
 
     def next_waiter(self) -> Waiter | None:
-        """Return the one that has waited longest and has not given up."""
-        while self.waiting:
-            waiter = self.waiting.popleft()
-            if waiter.future.set_running_or_notify_cancel():
-                return waiter
-        return None
+        """Take out the one that has waited longest, None if nobody waits."""
+        return self.waiting.popleft() if self.waiting else None
 
-    def forget(self, request: concurrent.futures.Future[Session[Any]]) -> None:
-        """Remove the waiter with this future, which was cancelled."""
-        waiter = next((waiter for waiter in self.waiting if waiter.future is request), None)
+    def forget(self, request: Request[Session[Any]]) -> bool:
+        """Remove the waiter with this request; return whether it still waited."""
+        waiter = next((waiter for waiter in self.waiting if waiter.request is request), None)
         if waiter is not None:
             self.waiting.remove(waiter)
+        return waiter is not None
 
     def lacking(self) -> int:
         """Return how many more wait than there are places that are ready or will be."""

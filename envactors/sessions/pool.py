@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -22,7 +23,7 @@ from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_time
 from envactors.sessions.idle_watch import IdleWatch
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Completed, Failed, failed, kind_of
-from envactors.sessions.places import Phase, Place, Places, Waiter
+from envactors.sessions.places import Phase, Place, Places, Request, Waiter
 from envactors.sessions.runs import Run
 from envactors.sessions.session import Session
 from envactors.sessions.statistics import SessionBooks, SessionStats
@@ -30,6 +31,8 @@ from envactors.sessions.statistics import SessionBooks, SessionStats
 FRESH = ("process", "reset")
 # How long an idle worker may take to write its stacks, in seconds; it has nothing else to do.
 _STACKS_PATIENCE = 0.5
+# How often a thread that waits for the reactor's looks whether another thread has closed the pool, in seconds.
+_BEAT = 1.0
 # A session is over with its process: another one would have none of its state.
 _NO_RESTARTS = RestartPolicy(max_restarts=0)
 
@@ -79,17 +82,21 @@ class SessionPool(Generic[T_co]):
         resolved = _check_options(size, fresh, idle_timeout, start_timeout, standbys, backend)
         self.size = size
         self._fresh = fresh
-        # Guards what follows and the places; no actor is asked for anything under it. Reentrant, since finalizers and
-        # signal handlers may end sessions.
+        self._idle_timeout = idle_timeout
+        # The places and the books change in the reactor's thread alone: no interrupt and no code of users comes between
+        # two changes. The lock is for those that read them elsewhere; no actor is asked for anything under it.
         self._lock = threading.RLock()
+        # Whether no session may begin any more; whether all have ended.
         self._is_closed = False
+        self._is_shut = False
         self._books = SessionBooks()
-        self._idle_watch = None if idle_timeout is None else IdleWatch(idle_timeout, self._sessions, self._end_idle)
+        self._idle_watch = None if idle_timeout is None else IdleWatch(idle_timeout, self._sessions, self._on_idle)
         limits = dataclasses.replace(as_deadlines(deadlines), start=start_timeout)
         start = functools.partial(
             launch, [factory], backend=resolved, deadlines=limits, restart=_NO_RESTARTS, env_vars=env_vars
         )
         self._places = Places([start(name=f"{name}-{i}", first=i) for i in range(size + standbys)], size)
+        self._supervisor = self._places.all[0].actor._supervisor
         for place in self._places.all:
             self._prepare(place, _readiness(place.actor))
 
@@ -115,27 +122,25 @@ class SessionPool(Generic[T_co]):
         check_timeout(timeout, "session(timeout=...)")
         return Lease(self, name, timeout)
 
-    def request(self, name: Any) -> concurrent.futures.Future[Session[Any]]:
-        """Queue for an actor; return the future of a session, which `give_up` must be called for if it is not used.
+    def make_request(self) -> Request[Session[Any]]:
+        """Return the future of a session."""
+        return Request(self._places.all[0].actor)
+
+    def request(self, name: Any, request: Request[Session[Any]]) -> None:
+        """Queue for an actor; `give_up` must be called if the session is not used.
 
         Raises:
-            ActorClosedError: The pool is closed.
+            ActorClosedError: The pool is closed, or belongs to another process.
         """
-        waiter = Waiter(name, concurrent.futures.Future(), time.monotonic())
-        with self._lock:
-            if self._is_closed:
-                raise ActorClosedError(f"cannot start session {name!r}: the pool is closed")
-            self._places.waiting.append(waiter)
-        self._serve()
-        return waiter.future
+        self._supervisor.check_owner()
+        if self._is_closed:
+            raise _refusal(name)
+        waiter = Waiter(name, request, time.monotonic())
+        self._supervisor.post(lambda: self._queue(waiter))
 
-    def give_up(self, request: concurrent.futures.Future[Session[Any]], error: BaseException) -> None:
-        """Stop waiting; end the session if it has begun meanwhile."""
-        if request.cancel():
-            with self._lock:
-                self._places.forget(request)
-        elif request.exception() is None:
-            self.end(request.result(), error)
+    def give_up(self, request: Request[Session[Any]], error: BaseException) -> None:
+        """Stop waiting; end the session if it has begun meanwhile. May be called again."""
+        self._supervisor.post(lambda: self._withdraw(request, error))
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
         """End a session; do nothing if it has ended before.
@@ -146,26 +151,46 @@ class SessionPool(Generic[T_co]):
                 case, even if the exception that said so was caught.
         """
         fatal = session.fatal_error()
+        outcome: Completed | Failed
         if fatal is not None:
-            self._finish(session, failed(session.name, kind_of(fatal), error or fatal, session.seconds))
+            outcome = failed(session.name, kind_of(fatal), error or fatal, session.seconds)
         elif error is not None:
-            self._finish(session, failed(session.name, kind_of(error), error, session.seconds))
+            outcome = failed(session.name, kind_of(error), error, session.seconds)
         else:
-            self._finish(session, Completed(session.name, None, session.seconds))
+            outcome = Completed(session.name, None, session.seconds)
+        # Posted first: an interrupt between the two loses neither the outcome nor the actor.
+        self._supervisor.post(lambda: self._finish(session, outcome))
+        session.finish(outcome)
+
+    # In the reactor's thread -----------------------------------------------------------------------------
+
+    def _queue(self, waiter: Waiter) -> None:
+        if self._is_closed:
+            waiter.request.resolve(None, _refusal(waiter.name))
+        elif not waiter.request.settled():  # it may have been given up before
+            with self._lock:
+                self._places.waiting.append(waiter)
+            self._serve()
+
+    def _withdraw(self, request: Request[Session[Any]], error: BaseException) -> None:
+        if not request.settled():
+            with self._lock:
+                self._places.forget(request)
+            request.withdraw()
+        elif not request.cancelled() and request.exception() is None:
+            session = request.result()
+            self._finish(session, failed(session.name, "cancelled", error, session.seconds))
 
     def _finish(self, session: Session[Any], outcome: Completed | Failed) -> None:
         """Set the outcome of a session, and prepare its actor for the next one."""
-        unfinished = session.finish(outcome)
-        if unfinished is None:
-            return
+        outcome = session.finish(outcome)
         with self._lock:
-            self._books.count(outcome)
             place = self._places.take_back(session)
-            is_closed = self._is_closed
-        for future in reversed(unfinished):
-            future.cancel()
-        is_running = not all(future.done() for future in unfinished)
-        if is_closed:
+            if place is None:
+                return
+            self._books.count(outcome)
+        is_running = session.cancel_calls()
+        if self._is_closed:
             if is_running:
                 place.actor.kill()
         elif is_running:
@@ -181,31 +206,30 @@ class SessionPool(Generic[T_co]):
         with self._lock:
             place.phase = Phase.PREPARING
             place.preparation = preparation
-        preparation.add_done_callback(lambda _: self._on_prepared(place, preparation))
+        post = self._supervisor.post
+        preparation.add_done_callback(lambda _: post(lambda: self._on_prepared(place, preparation)))
 
     def _on_prepared(self, place: Place, preparation: concurrent.futures.Future[Any]) -> None:
         """Offer an actor to those who wait, or tell one of them why it cannot be used."""
+        if self._is_closed or place.preparation is not preparation:
+            return
         error = None if preparation.cancelled() else preparation.exception()
         waiter: Waiter | None = None
         with self._lock:
-            if self._is_closed or place.preparation is not preparation:
-                return
             place.preparation = None
             place.phase = Phase.READY if error is None else Phase.FAILED
             if error is not None and kind_of(error) == "start" and self._places.lacking() > 0:
                 waiter = self._places.next_waiter()
             if error is not None and waiter is not None:
                 self._books.count(failed(waiter.name, "start", error, time.monotonic() - waiter.since))
-        if waiter is not None and error is not None:
-            waiter.future.set_exception(error)
+        if waiter is not None:
+            waiter.request.resolve(None, error)
         self._serve()
 
     def _serve(self) -> None:
         """Give ready actors to those who wait; start the processes of failed ones if there are too few."""
-        while True:
+        while not self._is_closed:
             with self._lock:
-                if self._is_closed:
-                    return
                 broken = self._places.take_broken()
                 waiter, place = self._places.match()
                 if waiter is not None and place is not None:
@@ -216,8 +240,29 @@ class SessionPool(Generic[T_co]):
             if waiter is None:
                 return
             if self._idle_watch is not None:
-                self._idle_watch.begin()
-            waiter.future.set_result(session)
+                self._idle_watch.begin(self._supervisor.reactor)
+            waiter.request.resolve(session)
+
+    def _catch_up(self) -> None:
+        """Wait until the reactor's thread has done what was posted before."""
+        self._supervisor.check_owner()
+        done: Request[None] = Request(self._places.all[0].actor)
+        self._supervisor.post(lambda: done.resolve(None))
+        # Once the pool was shut, the reactor may have ended.
+        while not (self._is_shut or done.settled() or self._supervisor.reactor.is_current_thread()):
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                done.result(_BEAT)
+
+    def _shut(self) -> None:
+        """End everything that the pool has begun, but for the actors."""
+        with self._lock:
+            self._is_closed = True
+        while (waiter := self._places.next_waiter()) is not None:
+            waiter.request.resolve(None, _refusal(waiter.name))
+        closed = ActorClosedError("the pool is closed")
+        for session in self._sessions():
+            self._finish(session, failed(session.name, "cancelled", closed, session.seconds))
+        self._is_shut = True
 
     # Idle sessions ---------------------------------------------------------------------------------------
 
@@ -225,9 +270,13 @@ class SessionPool(Generic[T_co]):
         with self._lock:
             return [place.session for place in self._places.all if place.session is not None]
 
-    def _end_idle(self, session: Session[Any], limit: float) -> None:
+    def _on_idle(self, session: Session[Any]) -> None:
+        # In another thread, since the stacks may take a moment.
+        self._supervisor.reactor.callbacks.submit(lambda: self._end_idle(session))
+
+    def _end_idle(self, session: Session[Any]) -> None:
         """End a session that has made no call for too long; its error says what the worker was doing."""
-        supervisor = session._supervisor
+        supervisor, limit = session._supervisor, self._idle_timeout
         stacks = ActorHandle(supervisor, session._lifeline).stacks(_STACKS_PATIENCE)
         error = ActorTimeoutError(
             f"session {session.name!r} was ended: it made no call for {limit:g} s (idle_timeout={limit:g})",
@@ -240,8 +289,9 @@ class SessionPool(Generic[T_co]):
             stderr_tail=read_output(supervisor).get("stderr", ""),
         )
         since = session.idle_since()
-        if since is not None and time.monotonic() - since >= limit:  # it may have made a call meanwhile
-            self._finish(session, failed(session.name, "idle", error, session.seconds))
+        if since is not None and limit is not None and time.monotonic() - since >= limit:  # it may have made a call
+            outcome = failed(session.name, "idle", error, session.seconds)
+            self._supervisor.post(lambda: self._finish(session, outcome))
 
     # Episodes --------------------------------------------------------------------------------------------
 
@@ -282,6 +332,10 @@ class SessionPool(Generic[T_co]):
 
     def stats(self) -> SessionStats:
         """Return how sessions have ended, what the actors are doing, and how long starts and sessions take."""
+        self._catch_up()
+        return self._read_stats()
+
+    def _read_stats(self) -> SessionStats:
         with self._lock:
             places = self._places
             return self._books.stats(len(places.waiting), places.count(Phase.LEASED), places.count(Phase.READY))
@@ -294,15 +348,8 @@ class SessionPool(Generic[T_co]):
                 deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
-        with self._lock:
-            self._is_closed = True
-        closed = ActorClosedError("the pool is closed")
-        while (waiter := self._places.next_waiter()) is not None:
-            waiter.future.set_exception(ActorClosedError(f"session {waiter.name!r} did not start: {closed}"))
-        for session in self._sessions():
-            self._finish(session, failed(session.name, "cancelled", closed, session.seconds))
-        if self._idle_watch is not None:
-            self._idle_watch.stop()
+        self._supervisor.post(self._shut)
+        self._catch_up()
         close_all([place.actor for place in self._places.all], timeout)
 
     def __enter__(self) -> SessionPool[T_co]:
@@ -312,8 +359,12 @@ class SessionPool(Generic[T_co]):
         self.close()
 
     def __repr__(self) -> str:
-        stats = self.stats()
+        stats = self._read_stats()
         return f"<session pool of {self.size}: {stats.leased} leased, {stats.idle} idle, {stats.waiting} waiting>"
+
+
+def _refusal(name: Any) -> ActorClosedError:
+    return ActorClosedError(f"cannot start session {name!r}: the pool is closed")
 
 
 def _readiness(actor: ActorHandle[Any]) -> concurrent.futures.Future[Any]:

@@ -128,6 +128,8 @@ class Run:
             try:
                 async with lease as trial.session:
                     trial.value = await self._episode(trial.session, task)
+            except KeyboardInterrupt:  # it means the program, whatever coroutine it falls into
+                raise
             except BaseException as error:
                 trial.error = error
             self._leases.discard(lease)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any, NoReturn
 
@@ -26,12 +25,13 @@ class SessionFuture(ActorFuture[Any]):
         self._session = session
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
+        if not self.settled():
+            self._session.note_end(self, error)  # before a thread that waits for the call can end the session
         super().settle(value, error, incarnation)
-        self._session.note_end(self, error)
 
     def mark_cancelled(self) -> None:
-        super().mark_cancelled()
         self._session.note_end(self, None)
+        super().mark_cancelled()
 
 
 class Session(Caller[T_co]):
@@ -42,20 +42,19 @@ class Session(Caller[T_co]):
 
     Attributes:
         name: The name that `SessionPool.session` was given; the task for `SessionPool.run`.
-        outcome: How the session ended, a `Completed` or a `Failed`; None until then.
     """
 
-    __slots__ = ("_calls", "_fatal", "_incarnation", "_last_end", "_lock", "_started", "name", "outcome")
+    __slots__ = ("_calls", "_ended", "_fatal", "_incarnation", "_last_end", "_started", "name")
 
     def __init__(self, actor: ActorHandle[T_co], name: Any) -> None:
         super().__init__(actor._supervisor, actor._lifeline)
         self.name: Any = name
-        self.outcome: Completed | Failed | None = None
         self._incarnation = actor.incarnation
-        # Makes sending a call and ending the session exclude each other; reentrant, since signal handlers may do both.
-        self._lock = threading.RLock()
-        # The calls that have not ended, oldest first.
+        # The calls that have not ended, oldest first. No lock guards them: pickling the arguments of a call may block.
+        # A call enters here before it looks at the outcome, and the outcome is set before these are looked at.
         self._calls: dict[SessionFuture, None] = {}
+        # The outcome, once there is one: of several that are set at the same time, ``setdefault`` keeps the first.
+        self._ended: dict[None, Completed | Failed] = {}
         # The error that says that the env is gone.
         self._fatal: BaseException | None = None
         self._started = self._last_end = time.monotonic()
@@ -63,6 +62,11 @@ class Session(Caller[T_co]):
     def __repr__(self) -> str:
         state = "open" if self.outcome is None else type(self.outcome).__name__.lower()
         return f"<session {self.name!r} on actor {self._supervisor.config.name!r}: {state}>"
+
+    @property
+    def outcome(self) -> Completed | Failed | None:
+        """How the session ended, a `Completed` or a `Failed`; None until then."""
+        return self._ended.get(None)
 
     @property
     def seconds(self) -> float:
@@ -84,34 +88,37 @@ class Session(Caller[T_co]):
         """Return the error that says that the env of the session is gone, None while it is not known to be."""
         return self._fatal
 
-    def finish(self, outcome: Completed | Failed) -> list[SessionFuture] | None:
-        """Set the outcome, once.
+    def finish(self, outcome: Completed | Failed) -> Completed | Failed:
+        """Set the outcome unless there is one; return the one that counts."""
+        return self._ended.setdefault(None, outcome)
 
-        Returns:
-            The calls that have not ended, oldest first; None if the session had ended before.
-        """
-        with self._lock:
-            if self.outcome is not None:
-                return None
-            self.outcome = outcome
-            return list(self._calls)
+    def cancel_calls(self) -> bool:
+        """Cancel the calls that have not begun, last one first; return whether others are unfinished."""
+        unfinished = list(self._calls)
+        for future in reversed(unfinished):
+            future.cancel()
+        return not all(future.settled() for future in unfinished)
 
     def _submit(self, kind: Kind, message: tuple[Any, ...], method: str, bound: int | None = None) -> ActorFuture[Any]:
         del bound  # every call of a session is bound to its process
-        with self._lock:
-            if self.outcome is not None:
-                self._refuse_call(method, self.outcome)
-            future = SessionFuture(self)
-            request = CallRequest(
-                method, self._supervisor.config.first_index, future=future, bound=self._incarnation, kind=kind
-            )
-            self._calls[future] = None
-            try:
-                self._supervisor.submit_call(request, message)
-            except BaseException:
-                self._calls.pop(future, None)
-                raise
-            return future
+        future = SessionFuture(self)
+        request = CallRequest(
+            method, self._supervisor.config.first_index, future=future, bound=self._incarnation, kind=kind
+        )
+        self._calls[future] = None
+        if self.outcome is not None:
+            self._calls.pop(future, None)
+            self._refuse_call(method, self.outcome)
+        try:
+            self._supervisor.submit_call(request, message)
+        except ActorClosedError:
+            self._calls.pop(future, None)
+            raise
+        except BaseException:
+            future.abort()  # an interrupt: it may have been sent
+            self._calls.pop(future, None)
+            raise
+        return future
 
     def _refuse_call(self, method: str, outcome: Completed | Failed) -> NoReturn:
         how = f"{outcome.kind}: {outcome.error}" if isinstance(outcome, Failed) else "completed"
