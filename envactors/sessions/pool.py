@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic
 
-from envactors import backends
 from envactors.actor.handle import ActorHandle, close_all
 from envactors.actor.inspection import read_output
 from envactors.actor.launch import launch
@@ -19,7 +18,8 @@ from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
 from envactors.errors import ActorClosedError, ActorTimeoutError
 from envactors.mailbox.messages import Get, Kind
-from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout, is_int
+from envactors.options import Deadlines, RestartPolicy, as_deadlines, check_timeout
+from envactors.sessions.arguments import check_episode, check_options
 from envactors.sessions.idle_watch import IdleWatch
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Completed, Failed, failed, kind_of
@@ -28,7 +28,6 @@ from envactors.sessions.runs import Run
 from envactors.sessions.session import Session
 from envactors.sessions.statistics import SessionBooks, SessionStats
 
-FRESH = ("process", "reset")
 # How long an idle worker may take to write its stacks, in seconds; it has nothing else to do.
 _STACKS_PATIENCE = 0.5
 # How often a thread that waits for the reactor's looks whether another thread has closed the pool, in seconds.
@@ -79,7 +78,7 @@ class SessionPool(Generic[T_co]):
         env_vars: Mapping[str, str] | None = None,
         name: str = "session",
     ) -> None:
-        resolved = _check_options(size, fresh, idle_timeout, start_timeout, standbys, backend)
+        resolved = check_options(size, fresh, idle_timeout, start_timeout, standbys, backend)
         self.size = size
         self._fresh = fresh
         self._idle_timeout = idle_timeout
@@ -314,7 +313,7 @@ class SessionPool(Generic[T_co]):
             TypeError: ``episode`` cannot be called.
             ValueError: ``retries`` is not an int >= 0.
         """
-        _check_episode(episode, retries)
+        check_episode(episode, retries)
         return Run(self, episode, retries).outcomes(tasks)
 
     def arun(
@@ -325,7 +324,7 @@ class SessionPool(Generic[T_co]):
         A coroutine function runs in the current event loop, any other function in a thread. Cancelling the task that
         iterates, or closing the generator, ends the sessions that run.
         """
-        _check_episode(episode, retries)
+        check_episode(episode, retries)
         return Run(self, episode, retries).outcomes_async(tasks)
 
     # The pool itself -------------------------------------------------------------------------------------
@@ -371,35 +370,3 @@ def _readiness(actor: ActorHandle[Any]) -> concurrent.futures.Future[Any]:
     """Return a future that ends once the env is made, or cannot be."""
     # Every object has this attribute, and reading it runs no code of the env.
     return actor._submit(Kind.GET, Get(0, "__module__"), "get")
-
-
-def _check_options(
-    size: int,
-    fresh: str,
-    idle_timeout: float | None,
-    start_timeout: float | None,
-    standbys: int,
-    backend: str | Backend,
-) -> Backend:
-    if not is_int(size):
-        raise ValueError(f"SessionPool(size={size!r}): expected an int >= 1, the number of sessions at a time")
-    if fresh not in FRESH:
-        raise ValueError(f"SessionPool(fresh={fresh!r}): expected one of {', '.join(map(repr, FRESH))}")
-    if not is_int(standbys, 0):
-        raise ValueError(f"SessionPool(standbys={standbys!r}): expected an int >= 0")
-    check_timeout(idle_timeout, "SessionPool(idle_timeout=...)")
-    check_timeout(start_timeout, "SessionPool(start_timeout=...)")
-    resolved = backends.resolve(backend)
-    if not resolved.kills:
-        raise ValueError(
-            f"SessionPool(backend={backend!r}): sessions need a backend that can end a hung env. Use 'process', or a "
-            "RemoteBackend"
-        )
-    return resolved
-
-
-def _check_episode(episode: Callable[..., Any], retries: int) -> None:
-    if not callable(episode):
-        raise TypeError(f"episode is {episode!r}: expected a function or coroutine function of (env, task)")
-    if not is_int(retries, 0):
-        raise ValueError(f"retries is {retries!r}: expected an int >= 0")
