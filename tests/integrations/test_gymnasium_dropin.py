@@ -735,6 +735,67 @@ def test_register_has_gymnasiums_own_make_vec_make_it():
         register("Probed-v0")
 
 
+@pytest.fixture
+def registry():
+    """Gymnasium's registry, as it was when the test ends, with a namespace of its own."""
+    before = dict(gymnasium.registry)
+    points = entry_points()
+    gymnasium.register("Probes/Short-v0", Probe, max_episode_steps=2)
+    gymnasium.register("Probes/Long-v1", Probe, max_episode_steps=5, kwargs={"length": 3})
+    gymnasium.register("Probes/Vector-v0", vector_entry_point=SyncVectorEnv)
+    yield gymnasium.registry
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+    for env_id, point in points.items():
+        gymnasium.registry[env_id].vector_entry_point = point
+
+
+def entry_points():
+    return {env_id: spec.vector_entry_point for env_id, spec in gymnasium.registry.items()}
+
+
+def test_register_takes_several_ids_and_keeps_their_registered_arguments(registry):
+    register(["Probes/Short-v0", "Probes/Long-v1", "CartPole-v1"], envs_per_actor=2)
+    for env_id, steps in {"Probes/Short-v0": 2, "Probes/Long-v1": 5, "CartPole-v1": 500}.items():
+        envs = gymnasium.make_vec(env_id, 2, vectorization_mode="vector_entry_point")
+        assert isinstance(envs, ActorVectorEnv)
+        assert len(envs.actors) == 1
+        assert envs.call("get_wrapper_attr", "spec")[0].max_episode_steps == steps
+        assert (envs.spec.id, envs.spec.kwargs["vectorization_mode"]) == (env_id, "vector_entry_point")
+        assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+        if env_id == "Probes/Long-v1":
+            assert envs.get_attr("length") == (3, 3)
+        again = gymnasium.make_vec(envs.spec)
+        assert (type(again), again.num_envs) == (ActorVectorEnv, 2)
+        again.close()
+        envs.close()
+    synchronous = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    assert isinstance(synchronous, SyncVectorEnv)
+    synchronous.close()
+
+
+def test_register_takes_a_namespace(registry):
+    register(namespace="Probes")
+    assert registry["Probes/Vector-v0"].vector_entry_point is SyncVectorEnv
+    for env_id in ("Probes/Short-v0", "Probes/Long-v1"):
+        envs = gymnasium.make_vec(env_id, 1)
+        assert isinstance(envs, ActorVectorEnv)
+        envs.close()
+
+
+def test_register_changes_nothing_if_an_env_is_wrong(registry):
+    before = entry_points()
+    with pytest.raises(gymnasium.error.NameNotFound):
+        register(["Probes/Short-v0", "Probes/Missing-v0"])
+    with pytest.raises(gymnasium.error.NamespaceNotFound, match=r"'Prob' has no registered envs.*'Probes'"):
+        register("Probes/Short-v0", namespace="Prob")
+    with pytest.raises(ValueError, match="'Probes/Vector-v0' exists only as a vector env"):
+        register(["Probes/Short-v0", "Probes/Vector-v0"])
+    with pytest.raises(ValueError, match="no env"):
+        register()
+    assert entry_points() == before
+
+
 def test_wrappers_of_vector_envs_work_on_top():
     from gymnasium.wrappers import vector as wrappers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -63,26 +63,65 @@ def make_vec(
     return envs
 
 
-def register(id: str, **vector_kwargs: Any) -> None:  # noqa: A002 # Gymnasium's name
+def register(
+    id: str | Iterable[str] = (),  # noqa: A002 # Gymnasium's name
+    *,
+    namespace: str | None = None,
+    **vector_kwargs: Any,
+) -> None:
     """Make ``gymnasium.make_vec(id, n)`` make an `ActorVectorEnv`.
 
-    It replaces the ``vector_entry_point`` of a registered env.
+    It replaces the ``vector_entry_point`` of registered envs, so that ``vectorization_mode`` may be left out or be
+    ``"vector_entry_point"``; ``"sync"`` and ``"async"`` remain Gymnasium's own. On an error no env is changed.
 
     Args:
-        id: Id of the env.
+        id: Id of an env, or several.
+        namespace: Name of a namespace, such as ``"ALE"``, all of whose envs are meant too, except those that exist only
+            as vector envs.
         **vector_kwargs: Arguments of `ActorVectorEnv`.
 
     Raises:
-        gymnasium.error.Error: The id is not registered.
+        gymnasium.error.Error: An id is not registered, or the namespace has no envs.
+        ValueError: There is neither an id nor a namespace, or an env exists only as a vector env.
     """
+    specs = [gymnasium.spec(one) for one in ([id] if isinstance(id, str) else id)]
+    for spec in specs:
+        if spec.entry_point is None:
+            raise ValueError(f"{spec.id!r} exists only as a vector env: expected an env that gymnasium.make can make")
+    if namespace is not None:
+        specs += _envs_of(namespace)
+    if not specs:
+        raise ValueError("register() was given no env: expected an id, several ids, or namespace='...'")
+    for spec in specs:
+        spec.vector_entry_point = _entry_point(spec.id, vector_kwargs)
+
+
+def _envs_of(namespace: str) -> list[EnvSpec]:
+    """Return the specs of a namespace's envs.
+
+    Raises:
+        gymnasium.error.NamespaceNotFound: There is none.
+    """
+    specs = [spec for spec in gymnasium.registry.values() if spec.namespace == namespace and spec.entry_point]
+    if not specs:
+        known = sorted({spec.namespace for spec in gymnasium.registry.values() if spec.namespace})
+        raise gymnasium.error.NamespaceNotFound(
+            f"the namespace {namespace!r} has no registered envs: expected one of {known}. Import the package that "
+            "registers its envs first"
+        )
+    return specs
+
+
+def _entry_point(env_id: str, vector_kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """Return a vector entry point. Gymnasium does not tell it which env to make, so each env needs one of its own."""
 
     # A local function is pickled by value with the registry, so a worker need not import this module.
     def entry_point(num_envs: int = 1, **kwargs: Any) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         from envactors.integrations.gymnasium.registration import make_vec
 
-        return make_vec(id, num_envs, "async", vector_kwargs, **kwargs)
+        return make_vec(env_id, num_envs, "async", vector_kwargs, **kwargs)
 
-    gymnasium.spec(id).vector_entry_point = entry_point
+    return entry_point
 
 
 def _find_spec(env_id: str) -> EnvSpec:
