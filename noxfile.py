@@ -68,6 +68,7 @@ SUBJECTS = {
     "jax": Subject("3.11", "3.13", ("gymnasium", "jax"), ("tests/integrations/test_jax.py",)),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
     "openenv": Subject("3.11", "3.12", ("openenv",), ("tests/integrations/test_openenv.py",)),
+    "verifiers": Subject("3.11", "3.12", ("verifiers",), ("tests/integrations/test_verifiers.py",)),
     "dask": Subject("3.10", "3.13", ("dask",), ("tests/remote/test_dask.py",)),
 }
 

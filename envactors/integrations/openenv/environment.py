@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, ClassVar, get_type_hints
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import EnvironmentMetadata
 
-from envactors.backends.process import ProcessBackend
 from envactors.integrations.openenv.hosted import (
     Description,
     HostedEnvironment,
@@ -21,46 +19,10 @@ from envactors.integrations.openenv.hosted import (
     describe_class,
     hosting,
 )
+from envactors.integrations.shared_pool import SharedPool
 from envactors.sessions.lease import Lease
 from envactors.sessions.outcomes import Failed
-from envactors.sessions.pool import SessionPool
 from envactors.sessions.session import Session
-
-
-class SharedPool:
-    """The pool of a server, made when it is first needed: servers are often made by an import.
-
-    Args:
-        factory: Makes an environment, in the worker.
-        size: How many sessions run at a time.
-        pool_options: Options of `envactors.SessionPool`.
-    """
-
-    def __init__(self, factory: Callable[[], Any], size: int, pool_options: dict[str, Any]) -> None:
-        # OpenEnv takes seconds to import: the fork server does so once for all workers.
-        pool_options.setdefault("backend", ProcessBackend(preload=[_module_of(factory)]))
-        self._make = functools.partial(SessionPool, hosting(factory), size, **pool_options)
-        self.start_timeout: float | None = pool_options.get("start_timeout", 120.0)
-        self._lock = threading.Lock()
-        self._pool: SessionPool[HostedEnvironment] | None = None
-
-    def get(self) -> SessionPool[HostedEnvironment]:
-        """Return the pool."""
-        with self._lock:
-            if self._pool is None:
-                self._pool = self._make()
-            return self._pool
-
-    def lease(self, name: str) -> Lease[HostedEnvironment]:
-        """Return a lease that waits for an actor as long as a start may take."""
-        return self.get().session(name, timeout=self.start_timeout)
-
-    def close(self) -> None:
-        """Close the pool, if there is one; it is made anew when it is needed again."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
 
 
 class ActorEnvironment(Environment[Any, Any, Any]):  # type: ignore[misc] # it is typed where OpenEnv is installed
@@ -231,7 +193,7 @@ def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> typ
     """
     if not callable(factory):
         raise TypeError(f"on_actors({factory!r}): expected the class of an environment, or a function that makes one")
-    shared = SharedPool(factory, size, pool_options)
+    shared = SharedPool(hosting(factory), size, _module_of(factory), pool_options)
     kind = _class_made_by(factory)
     if kind is None:
         with shared.lease("description") as session:
