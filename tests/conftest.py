@@ -35,6 +35,7 @@ OF_FRAMEWORKS = {
     "test_jax",
     "test_mlagents",
     "test_openenv",
+    "test_pufferlib",
     "test_verifiers",
     "test_sb3",
     "test_tianshou",
