@@ -205,8 +205,17 @@ def test_batches_of_a_part_have_the_results_of_their_envs(contiguous, make_one):
         steps[ids] += 1
         envs.send(np.zeros(2, np.int32))
     assert steps.sum() == 16
-    envs.async_reset(3)  # while steps are pending
+    envs.async_reset(3)  # while steps are pending, of all envs and of the second half
     assert sorted([*envs.recv()[5], *skipped(envs)]) == [0, 1, 2, 3]
+    envs.send(np.zeros(2, np.int32))
+    envs.async_reset(3)
+    envs.recv()
+    envs.async_reset(3)
+    whole.async_reset(3)
+    whole.recv()
+    whole.send(np.zeros(4, np.int32))
+    whole.async_reset(3)
+    np.testing.assert_array_equal(whole.recv()[0], expected[0][0])
 
 
 def skipped(envs):

@@ -96,9 +96,11 @@ class ActorVecEnv:
         self.flag = RECV
 
     def _discard(self) -> None:
-        while self.flag == RECV:
+        """Wait for the steps that are pending, which may be those of other envs than the last batch's."""
+        wait = self.vector.step_wait if self._parts is None else self.vector.recv
+        while True:
             try:
-                self.vector.recv()
+                wait()
             except VectorStepError:
                 continue
             except NothingPendingError:
