@@ -36,6 +36,7 @@ OF_FRAMEWORKS = {
     "test_mlagents",
     "test_openenv",
     "test_pufferlib",
+    "test_recipes",
     "test_verifiers",
     "test_sb3",
     "test_tianshou",
