@@ -1,7 +1,7 @@
 """Environments as actors: processes whose methods return futures, and a vector facade over them.
 
-The names below are imported when they are first used, so that ``import envactors`` takes next to no time and workers
-never import the parent's half.
+This module defines nothing itself: it imports each public name from its module on first use. ``import envactors``
+therefore takes almost no time, and workers never import the code that only the parent needs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from envactors.worker.context import ActorContext as ActorContext
     from envactors.worker.context import current_actor as current_actor
 
-# module: the public names that it defines
+# The public names that each module defines.
 _HOMES = {
     "concurrent.futures": "Future as_completed wait",
     "envactors.actor.awaiting": "as_completed_async",
@@ -102,7 +102,7 @@ _HOMES = {
     "envactors.vector.statistics": "VectorStats",
     "envactors.worker.context": "ActorContext current_actor",
 }
-# old name: new name
+# The new name of each deprecated one.
 _OLD_NAMES = {"Snapshot": "SnapshotPolicy"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -110,14 +110,14 @@ __version__ = "0.2.0"
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605 # one list of names, not two
 
 
-# Type checkers would take any name for one of a module that has a `__getattr__`.
+# A type checker that saw `__getattr__` would accept any attribute of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name in _OLD_NAMES:
             from envactors.deprecations import warn_deprecated
 
-            warn_deprecated(f"envactors.{name} has another name: write envactors.{_OLD_NAMES[name]}")
+            warn_deprecated(f"envactors.{name} was renamed: use envactors.{_OLD_NAMES[name]} instead")
             return getattr(sys.modules[__name__], _OLD_NAMES[name])
         home = _HOME_OF.get(name)
         if home is None:

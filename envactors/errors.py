@@ -2,7 +2,7 @@
 
     EnvActorsError(Exception)
     ├── ActorError                    .actor (its name) .index .pid .incarnation .method .call_id .elapsed
-    │   ├── ActorStartError           the factory raised, or the start deadline passed
+    │   ├── ActorStartError           the factory raised, or the worker did not start in time
     │   ├── ActorDiedError            .exitcode .signal .stderr_tail .aborted
     │   │   └── NodeLostError         .node .reason
     │   ├── ActorTimeoutError         .timeout .stacks .stderr_tail
@@ -10,15 +10,16 @@
     │   ├── RestartsExhaustedError    .causes
     │   └── SerializationError        arguments or results that cannot be pickled or unpickled
     └── VectorEnvError
-        ├── VectorInputError          also a ValueError: refused before anything was sent
+        ├── VectorInputError          also a ValueError: raised before anything is sent
         │   └── SpaceMismatchError
         ├── VectorStepError           .failures .batch
         ├── VectorTimeoutError        .env_ids .timeout .future
         ├── AlreadyPendingError
         └── NothingPendingError
 
-The attributes are keyword arguments too, and stored in ``__dict__``, so that every error pickles with the default
-reduction.
+Attributes are passed as keyword arguments and stored in ``__dict__``, so that every error pickles with the default
+reduction. The functions below copy exceptions and carry them from workers to the parent; deciding which error to raise
+is the caller's job.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ if sys.version_info >= (3, 11):
 else:
 
     class _AnyTimeoutError(concurrent.futures.TimeoutError, TimeoutError):
-        """Both time-out errors of Python 3.10, which are one class since 3.11."""
+        """Both timeout errors of Python 3.10, which Python 3.11 merged into one class."""
 
 
 class EnvActorsError(Exception):
-    """The root of every error raised by envactors itself.
+    """The base class of every error that envactors itself raises.
 
-    The attributes that a subclass annotates are keyword arguments; each error gets its own copy of the defaults.
+    The constructor takes each attribute that a subclass annotates as a keyword argument. Each error gets its own copy
+    of the defaults.
     """
 
     def __init__(self, message: str = "", **attributes: Any) -> None:
@@ -53,7 +55,7 @@ class EnvActorsError(Exception):
         self.__dict__.update(known, **attributes)
 
 
-class RemoteTraceback(Exception):  # noqa: N818 # it is no error of its own
+class RemoteTraceback(Exception):  # noqa: N818 # it only annotates another error
     """The worker's traceback as text; the ``__cause__`` of an exception that an env raised."""
 
     def __init__(self, text: str = "") -> None:
@@ -70,15 +72,15 @@ class ActorError(EnvActorsError):
     Attributes:
         actor: The actor's name.
         index: The env's index (0 for a lone actor).
-        pid: The process id of the incarnation it happened to, None where there was no process.
-        incarnation: The incarnation it happened to.
-        method: The call that was running or asked for, None when the actor was idle.
-        call_id: That call's id, None when the actor was idle.
+        pid: The process id of the worker, None if there was no process.
+        incarnation: The incarnation of the worker: 0 for its first process, 1 for the next one.
+        method: The method that was running or requested, None if the actor was idle.
+        call_id: The id of that call, None if the actor was idle.
         elapsed: How long the call had been running, or the process had been starting, in seconds; None if neither was
             in progress.
-        inputs: If the same inputs have ended two processes: the env's inputs since its last seeded reset, the last call
-            included, as tuples such as ``("reset", seed, options)``, ``("step", action)``, ``("set", name, value)`` and
-            ``("call", method, args, kwargs)``; else None.
+        inputs: The inputs that have crashed two processes in a row: everything that the env received since its last
+            seeded reset, including the last call, as tuples such as ``("reset", seed, options)``,
+            ``("step", action)``, ``("set", name, value)`` and ``("call", method, args, kwargs)``. None otherwise.
     """
 
     actor: str | None = None
@@ -92,11 +94,11 @@ class ActorError(EnvActorsError):
 
 
 class ActorStartError(ActorError):
-    """No env was made: the factory raised (see ``__cause__``), died, or took longer than the start deadline.
+    """The worker did not create the env: the factory raised (see ``__cause__``), crashed, or missed the start deadline.
 
     Attributes:
-        exitcode: The exit code where the process ended by itself.
-        signal: The signal's number where one ended the process.
+        exitcode: The exit code if the process exited, else None.
+        signal: The number of the signal that ended the process, None if there was none.
         stderr_tail: The last lines of the worker's stderr.
     """
 
@@ -106,13 +108,13 @@ class ActorStartError(ActorError):
 
 
 class ActorDiedError(ActorError):
-    """The process ended.
+    """The worker's process exited or was killed.
 
     Attributes:
-        exitcode: The exit code where the process ended by itself.
-        signal: The signal's number where one ended the process.
+        exitcode: The exit code if the process exited, else None.
+        signal: The number of the signal that ended the process, None if there was none.
         stderr_tail: The last lines of the worker's stderr.
-        aborted: True when it was ended on purpose (``kill``, ``abort``, the end of ``close``'s patience).
+        aborted: True if the caller ended it: with ``kill`` or ``abort``, or because ``close`` timed out.
     """
 
     exitcode: int | None = None
@@ -122,11 +124,11 @@ class ActorDiedError(ActorError):
 
 
 class NodeLostError(ActorDiedError):
-    """The node that the process ran on was lost: its agent died, its machine vanished, or the link was silent.
+    """The caller lost the node that ran the process: its agent exited, its machine failed, or its link went silent.
 
     Attributes:
         node: The node's name.
-        reason: How it was lost.
+        reason: What happened to the node.
     """
 
     node: str = ""
@@ -134,11 +136,11 @@ class NodeLostError(ActorDiedError):
 
 
 class ActorTimeoutError(ActorError, _AnyTimeoutError):
-    """A deadline passed, and the process was ended because of it.
+    """The worker missed a deadline, so the parent killed its process.
 
     Attributes:
-        timeout: The deadline that passed, in seconds.
-        stacks: The stacks of the worker's threads when it passed; empty if the worker could not report them.
+        timeout: The deadline, in seconds.
+        stacks: The stacks of the worker's threads at the deadline; empty if the worker could not report them.
         stderr_tail: The last lines of the worker's stderr.
     """
 
@@ -152,17 +154,17 @@ class ActorClosedError(ActorError):
 
 
 class RestartsExhaustedError(ActorError):
-    """More processes were lost than the actor's `RestartPolicy` allows; the message names the limit.
+    """More processes failed than the actor's `RestartPolicy` allows; the message names the limit.
 
     Attributes:
-        causes: The error of each process that was lost, in order.
+        causes: The error of each process that failed, in order.
     """
 
     causes: list[ActorError] = []  # noqa: RUF012 # copied for each error
 
 
 class SerializationError(ActorError):
-    """Arguments or a result that cannot be pickled or unpickled; only that call fails."""
+    """The arguments or the result of a call cannot be pickled or unpickled; only that call fails."""
 
 
 class VectorEnvError(EnvActorsError):
@@ -174,15 +176,15 @@ class VectorInputError(VectorEnvError, ValueError):
 
 
 class SpaceMismatchError(VectorInputError):
-    """Values that do not have the shape or dtype of their spec, or envs whose specs differ."""
+    """A value does not have the shape or dtype of its spec, or the specs of the envs differ."""
 
 
 class VectorStepError(VectorEnvError):
-    """Some envs failed; raised from the first failure.
+    """Some envs failed; ``__cause__`` is the first failure.
 
     Attributes:
         failures: The exception of each env that failed, by env id.
-        batch: The other envs' results, an `envactors.Batch`.
+        batch: The results of the other envs, an `envactors.Batch`.
     """
 
     failures: dict[int, BaseException] = {}  # noqa: RUF012 # copied for each error
@@ -190,12 +192,12 @@ class VectorStepError(VectorEnvError):
 
 
 class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
-    """The results did not come in time. Nothing was killed and nothing is lost: ``recv`` returns them later.
+    """The results did not arrive in time. No process was killed, and ``recv`` returns the results later.
 
     Attributes:
-        env_ids: The envs whose results have not come.
-        timeout: The time-out that has passed, in seconds.
-        future: Of a rollout: gets it once it has ended.
+        env_ids: The envs whose results have not arrived.
+        timeout: The timeout that expired, in seconds.
+        future: For a rollout, the future of its result; else None.
     """
 
     env_ids: list[int] = []  # noqa: RUF012 # copied for each error
@@ -204,11 +206,11 @@ class VectorTimeoutError(VectorEnvError, _AnyTimeoutError):
 
 
 class AlreadyPendingError(VectorEnvError):
-    """A result was requested from an env that has one pending."""
+    """A call was made to an env whose previous result has not been received yet."""
 
 
 class NothingPendingError(VectorEnvError):
-    """A result was requested while none was pending."""
+    """The caller waited for a result, but no call is pending."""
 
 
 def describe_status(exitcode: int | None, signal: int | None) -> str:
@@ -227,7 +229,7 @@ def copy_error(error: ActorError) -> ActorError:
 
 
 def raised_by_user_code(error: BaseException) -> BaseException:
-    """Return the exception of a factory or an env that an error was made from, or the error itself if there is none."""
+    """Return the exception of the factory or env that caused an error, or the error itself if there is none."""
     if isinstance(error, RestartsExhaustedError) and error.causes:
         error = error.causes[-1]
     cause = error.__cause__
@@ -235,10 +237,9 @@ def raised_by_user_code(error: BaseException) -> BaseException:
 
 
 def reduce_exception(error: BaseException) -> tuple[Any, ...]:
-    """Reduce an exception to parts from which `rebuild_exception` makes an equal one without calling ``__init__``.
+    """Reduce an exception to parts from which `rebuild_exception` builds an equal one without calling ``__init__``.
 
-    If the exception's class has a reduction of its own (``__reduce__`` or ``__reduce_ex__`` written in Python), that
-    one is used.
+    An exception class that defines ``__reduce__`` or ``__reduce_ex__`` in Python keeps its own reduction.
 
     Returns:
         A reduction in the form that `pickle` expects.
@@ -255,13 +256,17 @@ def reduce_exception(error: BaseException) -> tuple[Any, ...]:
     state = reduced[2] if len(reduced) > 2 else None
     args = reduced[1]
     if sys.version_info >= (3, 11) and isinstance(error, BaseExceptionGroup):  # noqa: F821 # of Python 3.11
-        args = error.message, list(error.exceptions)  # a subclass may have been called with others
-    # pickle rebuilds the state after the object, since the state may refer to the object.
+        args = error.message, list(error.exceptions)  # the constructor of a subclass may take other arguments
+    # The state may refer to the exception itself, so pickle has to restore it after the object.
     return rebuild_exception, (kind, args), (state, slots), None, None, _set_state
 
 
 def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Build an exception from its parts; its builtin base sets the C fields, its class's ``__init__`` is not called."""
+    """Build an exception from its parts.
+
+    The builtin base class sets the fields that C code reads. The ``__init__`` of the exception's own class is not
+    called, since its parameters are unknown.
+    """
     builtin: Any = kind
     while builtin.__module__ != "builtins":
         builtin = builtin.__base__
@@ -275,12 +280,12 @@ def _set_state(error: BaseException, states: tuple[dict[str, Any] | None, dict[s
     if state:
         try:
             error.__setstate__(state)
-        except Exception:  # the class refuses assignments, as a frozen dataclass does
+        except Exception:  # the class rejects assignments, as a frozen dataclass does
             error.__dict__.update(state)
     for name, value in slots.items():
         object.__setattr__(error, name, value)
 
 
 def set_cause(error: BaseException, cause: BaseException) -> None:
-    """Set ``__cause__``, even if the class refuses assignments."""
+    """Set ``__cause__``, even if the class rejects assignments."""
     BaseException.__dict__["__cause__"].__set__(error, cause)

@@ -1,4 +1,7 @@
-"""Options of an actor: frozen dataclasses that check their values when they are made."""
+"""Options of an actor, as frozen dataclasses that check their values, and the checks that other modules share.
+
+What the options do is implemented elsewhere: supervisors enforce deadlines and restarts, vectors take snapshots.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from typing import Any, TypeGuard
 
 @dataclasses.dataclass(frozen=True)
 class Deadlines:
-    """How long a worker may take, in seconds; the parent enforces it by ending the process.
+    """How long a worker may take, in seconds. The parent kills a worker that misses a deadline.
 
-    A deadline counts from the moment the worker could start the call. None means no deadline.
-    ``slow`` is no deadline: it ends nothing, and works on every backend.
+    The time starts when the worker is free to begin the call. None means no deadline. ``slow`` is a warning threshold:
+    it kills nothing, and works on every backend.
 
     Attributes:
         start: For starting the process and running the factory.
         call: For every method.
-        reset: For ``reset`` (also one done by autoreset), in place of ``call``.
-        step: For ``step``, in place of ``call``.
-        close: For the env's ``close`` and the end of its process.
+        reset: For ``reset``, including resets by autoreset; overrides ``call``.
+        step: For ``step``; overrides ``call``.
+        close: For the env's ``close`` and the exit of its process.
         policy: For each call of the policy in a rollout, and for loading its parameters.
-        slow: After so many seconds in one call, step, or reset, a warning with the worker's stacks is logged, once per
+        slow: How long a call, step, or reset may run before a warning with the worker's stacks is logged, once per
             call; None for never.
 
     Raises:
@@ -54,17 +57,18 @@ class Deadlines:
 
 @dataclasses.dataclass(frozen=True)
 class RestartPolicy:
-    """When a lost process is replaced.
+    """How often a process that crashed, or was killed at a deadline, is restarted.
 
-    A failed start counts as well, except that a factory that raises at the actor's first start is not called again.
+    A failed start counts as well. The exception is a factory that raises when the actor starts for the first time: it
+    is not called again.
 
     Attributes:
-        max_restarts: How many restarts are allowed in any ``window``. With 0 the actor ends with its process, with
-            ``math.inf`` there is no limit.
+        max_restarts: How many restarts are allowed within ``window``: 0 means that the actor ends with its process,
+            ``math.inf`` that there is no limit.
         window: The length of the window, in seconds.
-        backoff: The wait before the first restart in a window, in seconds; each further restart doubles it.
-        backoff_max: The longest wait, in seconds.
-        max_lifetime_restarts: How many restarts are allowed in the whole life of the actor, whatever the window.
+        backoff: The delay before the first restart in a window, in seconds; each further restart doubles it.
+        backoff_max: The longest delay, in seconds.
+        max_lifetime_restarts: How many restarts are allowed in the lifetime of the actor.
 
     Raises:
         ValueError: A value is negative or not a number.
@@ -84,17 +88,18 @@ class RestartPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class RecyclePolicy:
-    """When the process of an env that leaks is replaced, between two episodes.
+    """When to replace the process of an env that leaks.
 
-    The limits are checked when an episode ends. If the step that ends it also resets (``autoreset="same_step"``), the
-    process is replaced at the end of the next episode.
+    The worker checks the limits at the end of each episode, so that replacing the process interrupts none. If the step
+    that ends an episode also resets the env (``autoreset="same_step"``), the process is replaced at the end of the next
+    episode.
 
     Attributes:
-        max_steps: The most steps that one process runs; None for no limit.
-        max_rss: The most resident memory that it may have, in bytes; None for no limit.
+        max_steps: How many steps one process may run; None for no limit.
+        max_rss: How much resident memory it may use, in bytes; None for no limit.
 
     Raises:
-        ValueError: A value is no int above 0.
+        ValueError: A value is not a positive int.
     """
 
     max_steps: int | None = None
@@ -108,20 +113,20 @@ class RecyclePolicy:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotPolicy:
-    """How the state of an env is captured and restored. Both functions run in the worker.
+    """How to capture and restore the state of an env. Both functions run in the worker.
 
-    `envactors.state.gymnasium_snapshot` is one for Gymnasium envs.
+    `envactors.state.gymnasium_snapshot` returns a policy for Gymnasium envs.
 
     Attributes:
-        get: Called with the env; returns its whole state, which must pickle: that of wrappers and of random generators
-            too.
-        set: Called with an env of the same factory and such a state; puts the env into it. That env may be new, and
-            may not have been reset.
-        every: How many steps of an env lie between two automatic snapshots.
+        get: Called with the env; returns its whole state, including that of wrappers and random generators. The state
+            must be picklable.
+        set: Called with an env from the same factory and such a state; restores it. That env may be new, and may not
+            have been reset.
+        every: The number of steps of an env between two automatic snapshots.
 
     Raises:
-        TypeError: ``get`` or ``set`` cannot be called.
-        ValueError: ``every`` is no int above 0.
+        TypeError: ``get`` or ``set`` is not callable.
+        ValueError: ``every`` is not a positive int.
     """
 
     get: Callable[[Any], Any]
@@ -137,10 +142,10 @@ class SnapshotPolicy:
 
 
 def as_deadlines(value: Deadlines | float) -> Deadlines:
-    """Return what an argument ``deadlines`` stands for: a number of seconds is ``Deadlines(call=seconds)``.
+    """Convert an argument ``deadlines``: a number of seconds means ``Deadlines(call=seconds)``.
 
     Raises:
-        ValueError: It is neither `Deadlines` nor a number above 0.
+        ValueError: The value is neither `Deadlines` nor a positive number.
     """
     if isinstance(value, Deadlines):
         return value
@@ -153,32 +158,32 @@ def as_deadlines(value: Deadlines | float) -> Deadlines:
 
 
 def is_int(value: object, least: int = 1) -> TypeGuard[int]:
-    """Return whether a value is an int, and no bool, of at least ``least``."""
+    """Return whether a value is an int of at least ``least``; a bool does not count as an int."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def check_timeout(value: float | None, what: str) -> None:
-    """Check that a value is a time-out: seconds, or None.
+    """Check that a value is a timeout: a number of seconds, or None.
 
     Raises:
-        ValueError: It is negative, not a number, or an int that is too large for a float.
+        ValueError: The value is negative, not a number, or an int that is too large for a float.
     """
     if value is not None and not _is_number(value):
         raise ValueError(f"{what} is {reprlib.repr(value)}: expected seconds >= 0, or None for no limit")
 
 
 def check_patience(value: float | None, what: str) -> None:
-    """Check how long to wait, in seconds, where a negative number does not wait at all; None waits as long as it takes.
+    """Check a timeout that may be negative, which means not to wait at all, as for `concurrent.futures.Future.result`.
 
     Raises:
-        ValueError: It is not a number, or an int that is too large for a float.
+        ValueError: The value is not a number, or an int that is too large for a float.
     """
     if value is not None and not _is_number(value, -math.inf):
         raise ValueError(f"{what} is {reprlib.repr(value)}: expected a number of seconds, or None for no limit")
 
 
 def deadline_after(timeout: float | None, what: str) -> float | None:
-    """Check a time-out and return when it ends (`time.monotonic`); None if there is none.
+    """Check a timeout and return when it expires (`time.monotonic`); None if there is no limit.
 
     Raises:
         ValueError: As for `check_timeout`.
@@ -188,7 +193,7 @@ def deadline_after(timeout: float | None, what: str) -> float | None:
 
 
 def _is_number(value: Any, least: float = 0.0, *, huge: bool = False) -> bool:
-    """Return whether a value is a real number of at least ``least``; ``huge``: also an int that no float can hold."""
+    """Return whether a value is a real number of at least ``least``; ``huge`` accepts ints too large for a float."""
     try:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value) >= least
     except OverflowError:

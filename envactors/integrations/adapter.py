@@ -1,7 +1,8 @@
-"""The base class of the adapters that drop-ins wrap around an env in its worker.
+"""The base class of the adapters that drop-ins wrap around an env in its worker, and factories of adapters.
 
-Adapters import no framework, which keeps workers small. The prefix ``envactors_`` keeps a method of an adapter from
-hiding one of the env. ``envactors_set`` sets an attribute for frameworks that do not do so as Gymnasium's wrappers do.
+Adapters import no framework, which keeps workers small. The prefix ``envactors_`` keeps the methods of an adapter from
+hiding those of the env. An adapter defines ``envactors_set`` if its framework sets attributes in another way than
+Gymnasium's wrappers do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from envactors.options import SnapshotPolicy
 
 
 class EnvAdapter:
-    """Forwards everything to an env; subclasses add what their framework needs.
+    """Forwards every attribute and call to an env; subclasses add what their framework needs.
 
     Args:
         factory: Makes the env.
@@ -32,7 +33,7 @@ class EnvAdapter:
 
 
 def for_inner_env(policy: SnapshotPolicy) -> SnapshotPolicy:
-    """Return a snapshot policy whose functions get the env itself where there is an adapter around it."""
+    """Return a snapshot policy whose functions receive the env without the adapter around it."""
     get, put = functools.partial(_call_inner, policy.get), functools.partial(_call_inner, policy.set)
     return SnapshotPolicy(get, put, policy.every)
 
@@ -42,21 +43,23 @@ def _call_inner(function: Callable[..., Any], env: Any, *args: Any) -> Any:
 
 
 def adapted(adapter: Callable[..., EnvAdapter], factory: Factory, *args: Any) -> Callable[[], EnvAdapter]:
-    """Return a factory of an adapter around what another factory makes.
+    """Return a factory that wraps an adapter around the env of another factory.
 
     Raises:
         TypeError: The factory is neither a callable nor a string.
-        ValueError: It is a string of another form than ``"module:callable"``.
+        ValueError: The factory is a string that does not have the form ``"module:callable"``.
     """
     return functools.partial(adapter, as_callable(factory, "an env"), *args)
 
 
 def adapter_factories(adapter: Callable[..., EnvAdapter], env_fns: Iterable[Factory]) -> list[Any]:
-    """Return one factory of adapters per env factory; the same factory gives the same object, which standbys need.
+    """Return a factory of adapters for each env factory.
+
+    Equal env factories give the same object, since standbys can only replace workers with the same factory.
 
     Raises:
-        TypeError: ``env_fns`` or one of its elements is something else.
-        ValueError: An element is a string of another form than ``"module:callable"``.
+        TypeError: ``env_fns`` is not iterable, or an element is neither a callable nor a string.
+        ValueError: An element is a string that does not have the form ``"module:callable"``.
     """
     made: dict[int, Any] = {}
     return [made.setdefault(id(factory), adapted(adapter, factory)) for factory in as_factories(env_fns, "env_fns")]

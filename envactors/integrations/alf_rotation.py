@@ -1,4 +1,4 @@
-"""The old place of `envactors.integrations.alf.rotation.Rotation`."""
+"""The deprecated name of the module `envactors.integrations.alf.rotation`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The names of a drop-in's package, imported on first use.
+"""Lazy imports for the packages of drop-ins.
 
-A worker imports an adapter from the same package, and must not load the drop-in or its framework with it.
+A worker imports an adapter from the same package, and must not load the drop-in or its framework along with it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def exports(package: str, homes: Mapping[str, str], *, needs: str = "") -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
+    """Return a ``__getattr__`` for a package that imports its public names on first use.
 
     Args:
         package: Name of the package.
-        homes: The names that a module of the package defines, by module.
-        needs: What the drop-in needs beside envactors, for the error if it is not installed. The extra that installs
-            it has the name of the package.
+        homes: The public names that each module of the package defines, separated by spaces, by module.
+        needs: The library that the drop-in needs, for the error if it is not installed. The extra of envactors that
+            installs this library has the name of the package.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 

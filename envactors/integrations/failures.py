@@ -1,4 +1,4 @@
-"""The exceptions of envs themselves, for drop-ins whose callers expect those rather than a vector's."""
+"""Unwrap the exception of an env from a `VectorStepError`, for drop-ins whose users expect the env's own exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The options of drop-ins: which of `VectorOptions` a library has a place for, and why it refuses the others."""
+"""Check the options of drop-ins, and start vectors and actors with them.
+
+Each drop-in lists the options of `VectorOptions` that do not apply to its library, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ V = TypeVar("V", bound=VectorEnv)
 
 
 def check_options(whose: str, given: CommonOptions, refused: Mapping[str, str]) -> None:
-    """Refuse options that do not exist, or that the library has no place for.
+    """Raise unless every option exists and applies to the library.
 
     Args:
         whose: Class that takes the options, for the error.
         given: The options.
-        refused: The reason by option.
+        refused: The options that do not apply to the library, with the reason for each.
 
     Raises:
         TypeError: An option does not exist.
-        VectorInputError: An option is refused.
+        VectorInputError: An option does not apply to the library.
     """
     check_names(whose, given)
     for name, value in given.items():
@@ -40,7 +43,7 @@ def check_options(whose: str, given: CommonOptions, refused: Mapping[str, str]) 
 
 
 def check_one_backend(name: str, start_method: str | None, given: CommonOptions) -> None:
-    """Refuse a start method beside a backend, which has its own.
+    """Raise if both a start method and a backend are given, since a backend has its own start method.
 
     Args:
         name: The library's name for the start method.
@@ -48,10 +51,10 @@ def check_one_backend(name: str, start_method: str | None, given: CommonOptions)
         given: The options.
 
     Raises:
-        ValueError: There are both.
+        ValueError: Both are given.
     """
     if start_method is not None and "backend" in given:
-        raise ValueError(f"{name}={start_method!r} and backend={given['backend']!r}: expected one of them")
+        raise ValueError(f"got both {name}={start_method!r} and backend={given['backend']!r}: expected only one")
 
 
 def make_vector(
@@ -62,15 +65,15 @@ def make_vector(
     refused: Mapping[str, str],
     **defaults: Unpack[VectorOptions],
 ) -> V:
-    """Make the vector behind a drop-in.
+    """Create the vector behind a drop-in.
 
     Args:
         kind: Class of the vector.
         whose: Class of the drop-in, for errors.
         factories: One per env.
         given: The user's options.
-        refused: The reason for each option that the library has no place for.
-        **defaults: The options that the drop-in sets.
+        refused: The options that do not apply to the library, with the reason for each.
+        **defaults: The options that the drop-in itself sets.
 
     Raises:
         TypeError, VectorInputError: As for `check_options`.
@@ -86,14 +89,14 @@ def make_vector(
 def launch_each(
     whose: str, factories: Sequence[Any], names: Sequence[str], given: CommonOptions, refused: Mapping[str, str]
 ) -> list[ActorHandle]:
-    """Start an actor per env, for a library that steps each env by calls of its own.
+    """Start one actor per env, for a library that calls each env separately.
 
     Args:
         whose: Class of the drop-in, for errors.
         factories: One per env.
         names: Name of each actor.
         given: The user's options.
-        refused: The reason for each option that the library has no place for.
+        refused: The options that do not apply to the library, with the reason for each.
 
     Raises:
         TypeError, VectorInputError: As for `check_options`.

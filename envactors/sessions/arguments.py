@@ -1,4 +1,4 @@
-"""What users may give a pool of sessions: checks, and their error messages."""
+"""Check the arguments of a pool of sessions and of its runs. The pool itself checks no argument but timeouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_options(
     standbys: int,
     backend: str | Backend,
 ) -> Backend:
-    """Return the backend; raise ValueError unless a pool can be made of these options."""
+    """Return the backend; raise ValueError if an option of a pool is invalid."""
     if not is_int(size):
         raise ValueError(f"SessionPool(size={size!r}): expected an int >= 1, the number of sessions at a time")
     if fresh not in FRESH:
@@ -32,14 +32,14 @@ def check_options(
     resolved = backends.resolve(backend)
     if not resolved.kills:
         raise ValueError(
-            f"SessionPool(backend={backend!r}): sessions need a backend that can end a hung env. Use 'process', or a "
+            f"SessionPool(backend={backend!r}): expected a backend that can kill a hung env. Use 'process', or a "
             "RemoteBackend"
         )
     return resolved
 
 
 def check_episode(episode: Callable[..., Any], retries: int) -> None:
-    """Raise unless these are the arguments of a run."""
+    """Raise if the arguments of a run are invalid."""
     if not callable(episode):
         raise TypeError(f"episode is {episode!r}: expected a function or coroutine function of (env, task)")
     if not is_int(retries, 0):

@@ -1,4 +1,4 @@
-"""Watches for sessions whose user has made no call for too long, beside the deadlines of the actors."""
+"""Find sessions whose user makes no call for too long. The reactor calls this module; the pool ends the sessions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from envactors.sessions.session import Session
 class IdleWatch:
     """Reports idle sessions; used in the reactor's thread.
 
-    A session that begins cannot reach its limit before one that runs, so neither calls nor new sessions wake the
-    reactor. It is registered there only while there are sessions.
+    A new session cannot exceed the limit before the current ones do, and calls only extend the time that is left.
+    Therefore neither of them has to wake the reactor. The watch is registered there only while there are sessions.
 
     Args:
         limit: How long a session may go without a call, in seconds.
-        sessions: Returns the sessions that run.
-        report: Called with a session that has been idle for longer; must not block.
+        sessions: Returns the current sessions.
+        report: Called with each session that exceeded the limit; must not block.
     """
 
     def __init__(
         self, limit: float, sessions: Callable[[], list[Session[Any]]], report: Callable[[Session[Any]], None]
     ) -> None:
         self._limit = limit
-        # Weak, so that the reactor does not keep a pool alive that its user has forgotten.
+        # Weak references, so that the reactor does not keep a pool alive that nobody refers to any more.
         self._sessions = weakref.WeakMethod(sessions)
         self._report = weakref.WeakMethod(report)
         self._reactor: Reactor | None = None
-        # When to look (`time.monotonic`).
+        # When to check for idle sessions (`time.monotonic`).
         self._look_at = float("inf")
 
     def begin(self, reactor: Reactor) -> None:
@@ -42,11 +42,11 @@ class IdleWatch:
             reactor.watch_timers(self)
 
     def next_timer(self) -> float:
-        """Return when to look for idle sessions (`time.monotonic`)."""
+        """Return when to check for idle sessions (`time.monotonic`)."""
         return self._look_at
 
     def on_timer(self, now: float) -> None:
-        """Report the sessions that are idle for too long."""
+        """Report the sessions that exceeded the limit."""
         if now < self._look_at:
             return
         list_sessions, report = self._sessions(), self._report()

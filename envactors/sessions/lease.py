@@ -1,4 +1,7 @@
-"""The block of a session: waits for an actor on entry, ends the session on exit; with threads and with asyncio."""
+"""The context manager of a session, for ``with`` and for ``async with``.
+
+It waits for an actor on entry and ends the session on exit. The pool decides who gets which actor.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from envactors.sessions.session import Session
 
 
 class Lessor(Protocol):
-    """What a lease needs of the pool. None of it waits."""
+    """The part of the pool that a lease calls. None of these methods waits."""
 
     def make_request(self) -> Request[Session[Any]]:
         """Return the future of a session."""
@@ -21,14 +24,14 @@ class Lessor(Protocol):
         """Queue for an actor."""
 
     def give_up(self, request: Request[Session[Any]], error: BaseException) -> None:
-        """Stop waiting; end the session if it has begun meanwhile. May be called again."""
+        """Stop waiting; end the session if it has already begun. Calling it again does nothing."""
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
-        """End a session; do nothing if it has ended before."""
+        """End a session; do nothing if it has already ended."""
 
 
 class Lease(Generic[T_co]):
-    """One use of ``with`` or ``async with``; see `envactors.SessionPool.session`."""
+    """A single-use context manager; see `envactors.SessionPool.session`."""
 
     def __init__(self, pool: Lessor, name: Any, timeout: float | None) -> None:
         self._pool = pool
@@ -62,7 +65,7 @@ class Lease(Generic[T_co]):
         try:
             self._pool.request(self._name, request)
             self._check_cancelled()
-            # `wait` does not cancel what it waits for, so a session that is granted at this moment is not lost.
+            # `asyncio.wait` does not cancel the future at the timeout, so a session granted then is not lost.
             waiting = asyncio.wrap_future(request)
             await asyncio.wait([waiting], timeout=self._timeout)
             if not waiting.done():
@@ -76,14 +79,14 @@ class Lease(Generic[T_co]):
         self.__exit__(kind, error, traceback)
 
     def cancel(self, error: BaseException) -> None:
-        """End the session, or keep it from beginning; the thread or task in the block gets an error."""
+        """End the session, or prevent it from beginning; the thread or task in the block receives an error."""
         self._cancelled_by = error
         self._check_cancelled()
 
     def _begin(self) -> Request[Session[Any]]:
         if self._request is not None:
             raise RuntimeError(
-                f"the lease of session {self._name!r} was used before: call pool.session() for each block"
+                f"the lease of session {self._name!r} has already been used: call pool.session() again for each block"
             )
         self._request = self._pool.make_request()
         return self._request
@@ -99,5 +102,5 @@ class Lease(Generic[T_co]):
     def _too_late(self) -> TimeoutError:
         return TimeoutError(
             f"session {self._name!r} did not start within {self._timeout:g} s: all actors of the pool are in use or "
-            "starting. Wait longer with session(timeout=...), or make the pool larger"
+            "starting. Increase session(timeout=...), or the size of the pool"
         )

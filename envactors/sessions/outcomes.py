@@ -1,4 +1,7 @@
-"""How a session ended: `Completed` or `Failed`, and how an exception maps to a kind of failure."""
+"""The outcomes of a session, `Completed` and `Failed`, and the kind of failure that each exception maps to.
+
+What happens next, such as a retry, is decided in `envactors.sessions.runs`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from envactors.errors import ActorDiedError, ActorStartError, ActorTimeoutError,
 FailureKind = Literal["start", "timeout", "died", "exception", "cancelled", "idle", "node"]
 KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 _RETRYABLE: frozenset[FailureKind] = frozenset(("start", "timeout", "died", "node"))
-# The first class that matches decides: the later ones are base classes of earlier ones.
+# The first match wins, so subclasses come before their base classes.
 _KIND_OF_ERROR: tuple[tuple[type[BaseException], FailureKind], ...] = (
     (ActorStartError, "start"),
     (ActorTimeoutError, "timeout"),
@@ -28,9 +31,9 @@ class Completed:
     """A session that ended normally.
 
     Attributes:
-        task: The task that the session was for; the session's name if `SessionPool.session` began it.
-        value: What the episode returned; None for a session of `SessionPool.session`.
-        seconds: How long it took. For `SessionPool.run` that includes waiting for an actor, and retries.
+        task: The task of the episode; for `SessionPool.session`, the name of the session.
+        value: What the episode returned; for `SessionPool.session`, None.
+        seconds: How long the session took. For `SessionPool.run` this includes waiting for an actor, and retries.
     """
 
     task: Any
@@ -43,14 +46,14 @@ class Failed:
     """A session that did not end normally. It has no value, so a failure is never mistaken for a result.
 
     Attributes:
-        task: The task that the session was for; the session's name if `SessionPool.session` began it.
-        kind: What ended it: ``"start"`` (the process or the factory failed, or the start took too long),
+        task: The task of the episode; for `SessionPool.session`, the name of the session.
+        kind: What ended the session: ``"start"`` (the process or the factory failed, or the start took too long),
             ``"timeout"`` (a call missed its deadline), ``"died"`` (the process crashed), ``"exception"`` (the episode
             or the env raised), ``"cancelled"``, ``"idle"`` (no call within the idle limit), or ``"node"`` (the node
             was lost).
-        error: The exception. It carries the evidence: exit status, stderr, or stacks.
+        error: The exception, with the diagnostics that are available: exit status, stderr, or stacks.
         retryable: Whether another attempt may succeed: True for ``"start"``, ``"timeout"``, ``"died"`` and ``"node"``.
-        seconds: How long it took. For `SessionPool.run` that includes waiting for an actor, and retries.
+        seconds: How long the session took. For `SessionPool.run` this includes waiting for an actor, and retries.
     """
 
     task: Any
@@ -61,7 +64,7 @@ class Failed:
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return the kind of failure that an exception stands for."""
+    """Return the kind of failure that an exception maps to."""
     if isinstance(error, ActorDiedError) and error.aborted:
         return "cancelled"
     return next((kind for cls, kind in _KIND_OF_ERROR if isinstance(error, cls)), "exception")

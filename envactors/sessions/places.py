@@ -1,4 +1,7 @@
-"""Who waits for a session, and what each of the pool's actors is doing: the matching of the two, without a lock."""
+"""Match the users who wait for a session with the actors of the pool.
+
+This module only keeps the books: the pool holds the lock, and calls the actors.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from envactors.sessions.session import Session
 
 
 class Phase(enum.Enum):
-    """What a place of the pool is doing."""
+    """The state of a place."""
 
-    PREPARING = enum.auto()  # its process starts, or its env resets
+    PREPARING = enum.auto()  # the process is starting, or the env is resetting
     READY = enum.auto()
     LEASED = enum.auto()
-    FAILED = enum.auto()  # its process could not be started; a session that needs it has it started again
+    FAILED = enum.auto()  # the process did not start; it is started again once a session needs it
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,9 +33,9 @@ class Place:
 
     Attributes:
         actor: The actor.
-        phase: What it is doing.
-        preparation: What ends while it is `Phase.PREPARING`.
-        session: The session that has it while it is `Phase.LEASED`.
+        phase: The state of the place.
+        preparation: The future of the start or reset while the place is `Phase.PREPARING`, else None.
+        session: The session that uses the actor while the place is `Phase.LEASED`, else None.
     """
 
     actor: ActorHandle[Any]
@@ -42,7 +45,7 @@ class Place:
 
 
 class Request(ActorFuture[T]):
-    """The future of what the pool does in the reactor's thread. Only the pool cancels it."""
+    """The future of an operation of the pool in the reactor's thread. Only the pool cancels it."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
         super().__init__(actor._supervisor, actor._lifeline)
@@ -56,19 +59,19 @@ class Request(ActorFuture[T]):
         self._owner.reactor.wake(self)
 
     def withdraw(self) -> None:
-        """Cancel it, and wake the thread that waits for it."""
+        """Cancel the request, and wake the thread that waits for it."""
         self.mark_cancelled()
         self._owner.reactor.wake(self)
 
 
 @dataclasses.dataclass(eq=False)
 class Waiter:
-    """Somebody who waits for a session.
+    """A request for a session that has not been granted yet.
 
     Attributes:
         name: The name of the session.
-        request: Gets the `Session`, or why there is none.
-        since: When it began to wait (`time.monotonic`).
+        request: Receives the `Session`, or the error that prevented it.
+        since: When the request was made (`time.monotonic`).
     """
 
     name: Any
@@ -77,15 +80,15 @@ class Waiter:
 
 
 class Places:
-    """The places of a pool and those who wait for one; changed in the reactor's thread, under the pool's lock.
+    """The places of a pool and the requests for them; changed in the reactor's thread, under the pool's lock.
 
     Args:
         actors: The actors.
-        size: How many of them sessions may have at a time.
+        size: How many sessions may run at a time.
 
     Attributes:
         all: The places.
-        waiting: Those who wait, the one that has waited longest first.
+        waiting: The requests, oldest first.
     """
 
     def __init__(self, actors: Sequence[ActorHandle[Any]], size: int) -> None:
@@ -94,7 +97,7 @@ class Places:
         self._size = size
 
     def match(self) -> tuple[Waiter | None, Place | None]:
-        """Return who gets a place now, and which one, which counts as leased from then on; None for nobody."""
+        """Assign a ready place to the oldest request and mark it as leased; the waiter is None if nothing matches."""
         ready = next((place for place in self.all if place.phase is Phase.READY), None)
         if ready is None or self.count(Phase.LEASED) >= self._size:
             return None, None
@@ -104,7 +107,7 @@ class Places:
         return waiter, ready
 
     def take_back(self, session: Session[Any]) -> Place | None:
-        """Return the place of a session, which is being prepared from then on; None if it was taken back before."""
+        """Return the place of a session, marked as `Phase.PREPARING`; None if it was already taken back."""
         place = next((place for place in self.all if place.session is session), None)
         if place is not None:
             place.session = None
@@ -112,28 +115,28 @@ class Places:
         return place
 
     def take_broken(self) -> list[Place]:
-        """Return the places without a process that those who wait need; they are being prepared from then on."""
+        """Return as many places without a process as the requests need, marked as `Phase.PREPARING`."""
         for place in self.all:
             if place.phase is Phase.READY and not place.actor._supervisor.is_usable:
-                place.phase = Phase.FAILED  # its process was lost while nobody used it
+                place.phase = Phase.FAILED  # the process crashed while the actor was idle
         broken = [place for place in self.all if place.phase is Phase.FAILED][: max(0, self.lacking())]
         for place in broken:
             place.phase = Phase.PREPARING
         return broken
 
     def next_waiter(self) -> Waiter | None:
-        """Take out the one that has waited longest, None if nobody waits."""
+        """Remove and return the oldest request; None if there is none."""
         return self.waiting.popleft() if self.waiting else None
 
     def forget(self, request: Request[Session[Any]]) -> bool:
-        """Remove the waiter with this request; return whether it still waited."""
+        """Remove a request; return whether it was still waiting."""
         waiter = next((waiter for waiter in self.waiting if waiter.request is request), None)
         if waiter is not None:
             self.waiting.remove(waiter)
         return waiter is not None
 
     def lacking(self) -> int:
-        """Return how many more wait than there are places that are ready or will be."""
+        """Return how many requests exceed the places that are ready or being prepared."""
         return len(self.waiting) - self.count(Phase.READY) - self.count(Phase.PREPARING)
 
     def count(self, phase: Phase) -> int:

@@ -1,4 +1,7 @@
-"""The pool of actors that sessions lease: who waits, which process is fresh, and how a session ends."""
+"""The pool of actors that sessions lease. It starts and ends sessions, and prepares actors for the next ones.
+
+The bookkeeping lives in `envactors.sessions.places`, and the loop over tasks in `envactors.sessions.runs`.
+"""
 
 from __future__ import annotations
 
@@ -28,39 +31,38 @@ from envactors.sessions.runs import Run
 from envactors.sessions.session import Session
 from envactors.sessions.statistics import SessionBooks, SessionStats
 
-# How long an idle worker may take to write its stacks, in seconds; it has nothing else to do.
+# How long to wait for the stacks of an idle worker, in seconds. The worker is not busy, so this is generous.
 _STACKS_PATIENCE = 0.5
-# How often a thread that waits for the reactor's looks whether another thread has closed the pool, in seconds.
+# How often a thread that waits for the reactor checks whether another thread has closed the pool, in seconds.
 _BEAT = 1.0
-# A session is over with its process: another one would have none of its state.
+# A session ends with its process, since a new process would have none of its state.
 _NO_RESTARTS = RestartPolicy(max_restarts=0)
 
 
 class SessionPool(Generic[T_co]):
-    """Actors that are leased for one session at a time; also a context manager.
+    """A pool of actors, each leased by one session at a time; also a context manager.
 
-    A session has an actor for itself from its beginning to its end. It ends exactly once: when the block of
-    `session` or the episode of `run` is left, when its process is lost, when it has made no call for
-    ``idle_timeout``, or when the pool is closed. Whatever it was running is killed, and the actor is prepared for the
-    next session.
+    A session has exclusive use of its actor. It ends exactly once: when the ``with`` block of `session` or the episode
+    of `run` ends, when its process crashes, when it makes no call for ``idle_timeout``, or when the pool is closed. The
+    pool then kills any call that is still running, and prepares the actor for the next session.
 
     Args:
-        factory: Makes the env, in the worker: any callable without arguments, or a string ``"module:callable"``.
+        factory: Creates the env, in the worker: a callable without arguments, or a string ``"module:callable"``.
         size: How many sessions run at a time.
-        fresh: What each session starts with: ``"process"`` for a new process, ``"reset"`` for the process of the
-            session before, whose env's ``reset`` has been called in between.
+        fresh: What each session starts with: ``"process"`` for a new process, or ``"reset"`` for the process of the
+            previous session, after a call of the env's ``reset``.
         idle_timeout: How long a session may go without a call, in seconds; None for no limit.
-        start_timeout: How long starting a process and making the env may take, in seconds; None for no limit. It
-            takes the place of ``deadlines.start``.
-        deadlines: How long calls may take; a number of seconds stands for ``Deadlines(call=seconds)``.
-        standbys: How many processes the pool has beyond ``size``. They start while sessions run, so that a session that
-            follows another one waits neither for the end of the old process nor for the start of a new one.
-        backend: Where the actors live: a name or a backend, one that can kill.
+        start_timeout: How long starting a process and creating the env may take, in seconds; None for no limit. It
+            overrides ``deadlines.start``.
+        deadlines: How long calls may take; a number of seconds means ``Deadlines(call=seconds)``.
+        standbys: How many additional processes the pool keeps beyond ``size``. They start while sessions run, so that
+            the next session waits neither for the old process to exit nor for a new one to start.
+        backend: Where the actors run: the name of a backend, or a backend. It must be able to kill its workers.
         env_vars: Environment variables of the workers.
         name: The prefix of the actors' names.
 
     Raises:
-        ValueError: An argument is out of its range, or the backend cannot kill.
+        ValueError: An argument is out of range, or the backend cannot kill its workers.
         SerializationError: ``factory`` cannot be pickled.
     """
 
@@ -82,10 +84,10 @@ class SessionPool(Generic[T_co]):
         self.size = size
         self._fresh = fresh
         self._idle_timeout = idle_timeout
-        # The places and the books change in the reactor's thread alone: no interrupt and no code of users comes between
-        # two changes. The lock is for those that read them elsewhere; no actor is asked for anything under it.
+        # Only the reactor's thread changes the places and the books, so neither an interrupt nor user code can run
+        # between two changes. The lock protects other threads that read them. It is never held while an actor is called.
         self._lock = threading.RLock()
-        # Whether no session may begin any more; whether all have ended.
+        # `_is_closed`: no session may begin any more. `_is_shut`: all sessions have ended.
         self._is_closed = False
         self._is_shut = False
         self._books = SessionBooks()
@@ -105,18 +107,17 @@ class SessionPool(Generic[T_co]):
         """Lease an actor for a block: ``with pool.session() as env`` or ``async with pool.session() as env``.
 
         Leaving the block ends the session and sets ``env.outcome``; exceptions propagate unchanged. Calls that have
-        not ended by then are cancelled or killed.
+        not finished by then are cancelled or killed.
 
         Args:
             name: The name of the session, for errors; the ``task`` of its outcome.
-            timeout: How long to wait while all actors are in use or starting, in seconds; None waits as long as it
-                takes.
+            timeout: How long to wait while all actors are in use or starting, in seconds; None for no limit.
 
         Raises:
             ValueError: ``timeout`` is negative or not a number.
-            TimeoutError: On entering the block: no actor was free in time.
-            ActorStartError: On entering the block: the process could not be started, or the factory raised.
-            ActorClosedError: On entering the block: the pool is closed.
+            TimeoutError: When entering the block, if no actor became free in time.
+            ActorStartError: When entering the block, if the process could not be started or the factory raised.
+            ActorClosedError: When entering the block, if the pool is closed.
         """
         check_timeout(timeout, "session(timeout=...)")
         return Lease(self, name, timeout)
@@ -126,7 +127,7 @@ class SessionPool(Generic[T_co]):
         return Request(self._places.all[0].actor)
 
     def request(self, name: Any, request: Request[Session[Any]]) -> None:
-        """Queue for an actor; `give_up` must be called if the session is not used.
+        """Queue for an actor. A caller that does not use the session must call `give_up`.
 
         Raises:
             ActorClosedError: The pool is closed, or belongs to another process.
@@ -138,16 +139,16 @@ class SessionPool(Generic[T_co]):
         self._supervisor.post(lambda: self._queue(waiter))
 
     def give_up(self, request: Request[Session[Any]], error: BaseException) -> None:
-        """Stop waiting; end the session if it has begun meanwhile. May be called again."""
+        """Stop waiting; end the session if it has already begun. Calling it again does nothing."""
         self._supervisor.post(lambda: self._withdraw(request, error))
 
     def end(self, session: Session[Any], error: BaseException | None = None) -> None:
-        """End a session; do nothing if it has ended before.
+        """End a session; do nothing if it has already ended.
 
         Args:
             session: The session.
-            error: The exception that ends it, None for a normal end. A session whose env is gone has failed in any
-                case, even if the exception that said so was caught.
+            error: The exception that ended it, None if it ended normally. A session whose process crashed has failed
+                in any case, even if the user caught the exception.
         """
         fatal = session.fatal_error()
         outcome: Completed | Failed
@@ -157,7 +158,7 @@ class SessionPool(Generic[T_co]):
             outcome = failed(session.name, kind_of(error), error, session.seconds)
         else:
             outcome = Completed(session.name, None, session.seconds)
-        # Posted first: an interrupt between the two loses neither the outcome nor the actor.
+        # The post comes first, so that an interrupt between the two loses neither the outcome nor the actor.
         self._supervisor.post(lambda: self._finish(session, outcome))
         session.finish(outcome)
 
@@ -166,7 +167,7 @@ class SessionPool(Generic[T_co]):
     def _queue(self, waiter: Waiter) -> None:
         if self._is_closed:
             waiter.request.resolve(None, _refusal(waiter.name))
-        elif not waiter.request.settled():  # it may have been given up before
+        elif not waiter.request.settled():  # the caller may have given up already
             with self._lock:
                 self._places.waiting.append(waiter)
             self._serve()
@@ -209,7 +210,7 @@ class SessionPool(Generic[T_co]):
         preparation.add_done_callback(lambda _: post(lambda: self._on_prepared(place, preparation)))
 
     def _on_prepared(self, place: Place, preparation: concurrent.futures.Future[Any]) -> None:
-        """Offer an actor to those who wait, or tell one of them why it cannot be used."""
+        """Offer a prepared actor to the waiting requests, or fail one of them if the start failed."""
         if self._is_closed or place.preparation is not preparation:
             return
         error = None if preparation.cancelled() else preparation.exception()
@@ -226,7 +227,7 @@ class SessionPool(Generic[T_co]):
         self._serve()
 
     def _serve(self) -> None:
-        """Give ready actors to those who wait; start the processes of failed ones if there are too few."""
+        """Assign ready actors to waiting requests; restart failed actors if there are too few."""
         while not self._is_closed:
             with self._lock:
                 broken = self._places.take_broken()
@@ -243,17 +244,17 @@ class SessionPool(Generic[T_co]):
             waiter.request.resolve(session)
 
     def _catch_up(self) -> None:
-        """Wait until the reactor's thread has done what was posted before."""
+        """Wait until the reactor's thread has handled everything that was posted before."""
         self._supervisor.check_owner()
         done: Request[None] = Request(self._places.all[0].actor)
         self._supervisor.post(lambda: done.resolve(None))
-        # Once the pool was shut, the reactor may have ended.
+        # After the pool is shut, the reactor may have ended.
         while not (self._is_shut or done.settled() or self._supervisor.reactor.is_current_thread()):
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 done.result(_BEAT)
 
     def _shut(self) -> None:
-        """End everything that the pool has begun, but for the actors."""
+        """Reject the waiting requests and end all sessions, but do not close the actors."""
         with self._lock:
             self._is_closed = True
         while (waiter := self._places.next_waiter()) is not None:
@@ -270,15 +271,16 @@ class SessionPool(Generic[T_co]):
             return [place.session for place in self._places.all if place.session is not None]
 
     def _on_idle(self, session: Session[Any]) -> None:
-        # In another thread, since the stacks may take a moment.
+        # This runs in another thread, since reading the stacks may take a moment.
         self._supervisor.reactor.callbacks.submit(lambda: self._end_idle(session))
 
     def _end_idle(self, session: Session[Any]) -> None:
-        """End a session that has made no call for too long; its error says what the worker was doing."""
+        """End a session that made no call for too long, with the stacks of the worker in its error."""
         supervisor, limit = session._supervisor, self._idle_timeout
         stacks = ActorHandle(supervisor, session._lifeline).stacks(_STACKS_PATIENCE)
         error = ActorTimeoutError(
-            f"session {session.name!r} was ended: it made no call for {limit:g} s (idle_timeout={limit:g})",
+            f"session {session.name!r} made no call for {limit:g} s, so the pool ended it. Call its env more often, or "
+            f"increase idle_timeout={limit:g}",
             actor=supervisor.config.name,
             index=supervisor.config.first_index,
             pid=supervisor.core.pid,
@@ -288,7 +290,7 @@ class SessionPool(Generic[T_co]):
             stderr_tail=read_output(supervisor).get("stderr", ""),
         )
         since = session.idle_since()
-        if since is not None and limit is not None and time.monotonic() - since >= limit:  # it may have made a call
+        if since is not None and limit is not None and time.monotonic() - since >= limit:  # no call came in between
             outcome = failed(session.name, "idle", error, session.seconds)
             self._supervisor.post(lambda: self._finish(session, outcome))
 
@@ -297,20 +299,19 @@ class SessionPool(Generic[T_co]):
     def run(
         self, episode: Callable[[Session[T_co], Any], Any], tasks: Iterable[Any], *, retries: int = 0
     ) -> Iterator[Completed | Failed]:
-        """Run an episode for each task, as many at a time as there are actors.
+        """Run an episode for each task; at most ``size`` episodes run at a time.
 
         Args:
-            episode: Called as ``episode(env, task)``, in a thread; a coroutine function runs in an event loop of its
-                own. What it returns is the ``value`` of the outcome.
-            tasks: The tasks; one is taken when an actor is free for it.
-            retries: How often a task is tried again after a failure that is retryable.
+            episode: Called as ``episode(env, task)``, in a thread; a coroutine function gets a separate event loop.
+                What it returns becomes the ``value`` of the outcome.
+            tasks: The tasks. The iterable is advanced only when an actor is free.
+            retries: How often a task is retried after a retryable failure.
 
         Yields:
-            One outcome per task, in the order in which they complete. Closing the generator ends the sessions that
-            run.
+            One outcome per task, in the order of completion. Closing the generator ends the current sessions.
 
         Raises:
-            TypeError: ``episode`` cannot be called.
+            TypeError: ``episode`` is not callable.
             ValueError: ``retries`` is not an int >= 0.
         """
         check_episode(episode, retries)
@@ -319,18 +320,18 @@ class SessionPool(Generic[T_co]):
     def arun(
         self, episode: Callable[[Session[T_co], Any], Any], tasks: Iterable[Any], *, retries: int = 0
     ) -> AsyncIterator[Completed | Failed]:
-        """Run an episode for each task from asyncio, like `run`.
+        """Run an episode for each task, like `run`, for use with asyncio.
 
-        A coroutine function runs in the current event loop, any other function in a thread. Cancelling the task that
-        iterates, or closing the generator, ends the sessions that run.
+        Coroutine functions run in the current event loop, other functions in threads. Canceling the task that iterates,
+        or closing the generator, ends the current sessions.
         """
         check_episode(episode, retries)
         return Run(self, episode, retries).outcomes_async(tasks)
 
-    # The pool itself -------------------------------------------------------------------------------------
+    # Statistics and closing ------------------------------------------------------------------------------
 
     def stats(self) -> SessionStats:
-        """Return how sessions have ended, what the actors are doing, and how long starts and sessions take."""
+        """Return how sessions ended, what the actors are doing, and how long starts and sessions take."""
         self._catch_up()
         return self._read_stats()
 
@@ -340,11 +341,10 @@ class SessionPool(Generic[T_co]):
             return self._books.stats(len(places.waiting), places.count(Phase.LEASED), places.count(Phase.READY))
 
     def close(self, timeout: float | None = None) -> None:
-        """End all sessions as cancelled and close the actors; may be called again.
+        """End all sessions as cancelled and close the actors; calling it again does nothing.
 
         Args:
-            timeout: How long closing may take before the remaining workers are killed, in seconds; None for the close
-                deadline.
+            timeout: How long to wait before killing the remaining workers, in seconds; None for the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
         self._supervisor.post(self._shut)
@@ -367,6 +367,6 @@ def _refusal(name: Any) -> ActorClosedError:
 
 
 def _readiness(actor: ActorHandle[Any]) -> concurrent.futures.Future[Any]:
-    """Return a future that ends once the env is made, or cannot be."""
+    """Return a future that completes once the env exists, or fails if it cannot be created."""
     # Every object has this attribute, and reading it runs no code of the env.
     return actor._submit(Kind.GET, Get(0, "__module__"), "get")

@@ -1,4 +1,7 @@
-"""Episodes for many tasks: one session each, as many at a time as the pool has actors."""
+"""Run an episode for each of many tasks, in a session each, with retries.
+
+Leases and actors come from the pool; this module only decides which task runs next, and when a task is retried.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Outcome = Completed | Failed
 
 
 class Leases(Protocol):
-    """What a run needs of the pool."""
+    """The part of the pool that a run calls."""
 
     size: int
 
@@ -30,26 +33,26 @@ class Leases(Protocol):
 
 
 class Run:
-    """One use of `envactors.SessionPool.run` or `envactors.SessionPool.arun`.
+    """One call of `envactors.SessionPool.run` or `envactors.SessionPool.arun`.
 
     Args:
-        pool: Where its sessions come from.
+        pool: Provides the sessions.
         episode: Called as ``episode(env, task)``: a function, or a coroutine function.
-        retries: How often a task is tried again after a retryable failure.
+        retries: How often a task is retried after a retryable failure.
     """
 
     def __init__(self, pool: Leases, episode: Callable[[Session[Any], Any], Any], retries: int) -> None:
         self._pool = pool
         self._episode = episode
         self._retries = retries
-        called = episode if inspect.isroutine(episode) else getattr(type(episode), "__call__", episode)  # noqa: B004 # not whether there is one
+        called = episode if inspect.isroutine(episode) else getattr(type(episode), "__call__", episode)  # noqa: B004 # reads the method; `callable` was checked before
         self._is_coroutine = inspect.iscoroutinefunction(called)
-        # The leases of the episodes that run or wait.
+        # The leases of the episodes that are running or waiting for an actor.
         self._leases: set[Lease[Any]] = set()
         self._stopped_by: BaseException | None = None
 
     def outcomes(self, tasks: Iterable[Any]) -> Iterator[Outcome]:
-        """Yield the outcome of each task, in order of completion; each episode has a thread."""
+        """Yield the outcome of each task, in order of completion; each episode runs in a thread."""
         remaining = iter(tasks)
         with self._threads() as threads:
             running = {threads.submit(self._play_in_thread, task) for task in self._first(remaining)}
@@ -84,7 +87,7 @@ class Run:
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[concurrent.futures.Executor]:
-        """Return threads for episodes; on the way out, end what still runs in them without waiting for it."""
+        """Provide threads for episodes. On exit, end the sessions that are still running, and do not wait for them."""
         threads = concurrent.futures.ThreadPoolExecutor(self._pool.size, "envactors-episode")
         try:
             yield threads
@@ -93,7 +96,7 @@ class Run:
             threads.shutdown(wait=False)
 
     def _stop(self, error: BaseException) -> None:
-        """End the sessions that run, and have those that wait not begin."""
+        """End the current sessions, and prevent the waiting ones from beginning."""
         self._stopped_by = self._stopped_by or error
         for lease in list(self._leases):
             lease.cancel(error)
@@ -113,7 +116,7 @@ class Run:
             try:
                 with lease as trial.session:
                     trial.value = self._episode(trial.session, task)
-            except BaseException as error:  # KeyboardInterrupt and SystemExit of an episode end its session alone
+            except BaseException as error:  # KeyboardInterrupt and SystemExit end only this session
                 trial.error = error
             self._leases.discard(lease)
             if self._is_final(trial, attempt):
@@ -156,10 +159,10 @@ class Trial:
 
     Attributes:
         task: The task.
-        begun: When the first attempt at it began (`time.monotonic`).
-        session: Its session; None if it did not get one.
+        begun: When the first attempt at the task began (`time.monotonic`).
+        session: The session of this attempt; None if the pool granted none.
         value: What the episode returned.
-        error: What was raised instead.
+        error: What the episode or the pool raised, None if neither did.
     """
 
     task: Any
@@ -169,7 +172,7 @@ class Trial:
     error: BaseException | None = None
 
     def outcome(self) -> Outcome:
-        """Return its outcome. That of the session counts: the env may have been lost without an exception here."""
+        """Return the outcome. A failed session counts even without an exception: the episode may have caught it."""
         seconds = time.monotonic() - self.begun
         ended = None if self.session is None else self.session.outcome
         if isinstance(ended, Failed):
@@ -179,5 +182,5 @@ class Trial:
         return failed(self.task, "cancelled" if self._is_refusal() else kind_of(self.error), self.error, seconds)
 
     def _is_refusal(self) -> bool:
-        """Return whether there was no session because the pool is closed."""
+        """Return whether the pool granted no session because it is closed."""
         return self.session is None and isinstance(self.error, ActorClosedError)

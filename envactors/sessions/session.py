@@ -1,4 +1,7 @@
-"""What the user of a lease holds: calls to an actor that end with the session."""
+"""The session object that a user holds during a lease. It calls the actor until the session ends.
+
+The pool decides when a session begins and ends.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from envactors.errors import ActorClosedError, ActorDiedError, ActorStartError, 
 from envactors.mailbox.messages import Kind
 from envactors.sessions.outcomes import Completed, Failed
 
-# Once one of these has reached a session, the env that it was using is gone.
+# Errors after which the env of a session no longer exists.
 _FATAL = (ActorDiedError, ActorStartError, ActorTimeoutError)
 
 
 class SessionFuture(ActorFuture[Any]):
-    """The future of a call of a session, which it tells when the call has ended."""
+    """The future of a session's call, which notifies the session when the call ends."""
 
     def __init__(self, session: Session[Any]) -> None:
         super().__init__(session._supervisor, session._lifeline)
@@ -37,11 +40,11 @@ class SessionFuture(ActorFuture[Any]):
 class Session(Caller[T_co]):
     """An env that is leased to one user: ``session.method(*args)`` returns a future of the result.
 
-    Its calls run in one process, and never in the one after it. Once the session has ended, they raise
-    `ActorClosedError`.
+    All calls of a session run in the same process. If that process crashes, they fail instead of running in its
+    replacement. Once the session has ended, calls raise `ActorClosedError`.
 
     Attributes:
-        name: The name that `SessionPool.session` was given; the task for `SessionPool.run`.
+        name: The name that was passed to `SessionPool.session`; for `SessionPool.run`, the task.
     """
 
     __slots__ = ("_calls", "_ended", "_fatal", "_incarnation", "_last_end", "_started", "name")
@@ -50,12 +53,12 @@ class Session(Caller[T_co]):
         super().__init__(actor._supervisor, actor._lifeline)
         self.name: Any = name
         self._incarnation = actor.incarnation
-        # The calls that have not ended, oldest first. No lock guards them: pickling the arguments of a call may block.
-        # A call enters here before it looks at the outcome, and the outcome is set before these are looked at.
+        # The unfinished calls, oldest first. No lock guards them, since pickling the arguments of a call may block.
+        # Instead, each call is added here before it reads the outcome, and the outcome is set before this is read.
         self._calls: dict[SessionFuture, None] = {}
-        # The outcome, once there is one: of several that are set at the same time, ``setdefault`` keeps the first.
+        # The outcome, once there is one. If several threads set it at the same time, ``setdefault`` keeps the first.
         self._ended: dict[None, Completed | Failed] = {}
-        # The error that says that the env is gone.
+        # The error that ended the process of the env.
         self._fatal: BaseException | None = None
         self._started = self._last_end = time.monotonic()
 
@@ -70,30 +73,30 @@ class Session(Caller[T_co]):
 
     @property
     def seconds(self) -> float:
-        """The age of the session, in seconds; once it has ended, how long it took."""
+        """How long the session has lasted so far, in seconds; its total duration once it has ended."""
         return time.monotonic() - self._started if self.outcome is None else self.outcome.seconds
 
     def note_end(self, future: SessionFuture, error: BaseException | None) -> None:
-        """Note that a call has ended. Takes no lock: it may run under the actor's."""
+        """Record that a call has ended. This takes no lock, since the caller may hold the lock of the actor."""
         self._calls.pop(future, None)
         self._last_end = time.monotonic()
         if self._fatal is None and isinstance(error, _FATAL):
             self._fatal = error
 
     def idle_since(self) -> float | None:
-        """Return when the last call ended (`time.monotonic`), None while a call is unfinished."""
+        """Return when the last call ended (`time.monotonic`), or None while a call is running."""
         return None if self._calls else self._last_end
 
     def fatal_error(self) -> BaseException | None:
-        """Return the error that says that the env of the session is gone, None while it is not known to be."""
+        """Return the error that ended the process of the env, or None if no call has reported one."""
         return self._fatal
 
     def finish(self, outcome: Completed | Failed) -> Completed | Failed:
-        """Set the outcome unless there is one; return the one that counts."""
+        """Set the outcome if there is none yet; return the outcome."""
         return self._ended.setdefault(None, outcome)
 
     def cancel_calls(self) -> bool:
-        """Cancel the calls that have not begun, last one first; return whether others are unfinished."""
+        """Cancel the calls that have not begun, newest first; return whether any call is still running."""
         unfinished = list(self._calls)
         for future in reversed(unfinished):
             future.cancel()
@@ -115,7 +118,7 @@ class Session(Caller[T_co]):
             self._calls.pop(future, None)
             raise
         except BaseException:
-            future.abort()  # an interrupt: it may have been sent
+            future.abort()  # after an interrupt, since the call may have been sent
             self._calls.pop(future, None)
             raise
         return future

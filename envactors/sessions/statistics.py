@@ -1,4 +1,4 @@
-"""What a pool counts of its sessions."""
+"""Counts and durations of a pool's sessions. The pool records them here while it holds its lock."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 
 from envactors.sessions.outcomes import KINDS, Completed, Failed
 
-# How many of the last starts and sessions the percentiles are taken over.
+# How many of the most recent starts and sessions the percentiles cover.
 _KEPT = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionStats:
-    """The state of a `envactors.SessionPool`, and what its sessions have come to.
+    """The state of an `envactors.SessionPool`, and statistics of its sessions.
 
     Attributes:
-        outcomes: How many sessions have ended in each way: ``"completed"``, and each kind of `envactors.Failed`.
-        waiting: How many wait for an actor.
-        leased: How many actors a session has.
+        outcomes: How many sessions ended as ``"completed"``, and as each kind of `envactors.Failed`.
+        waiting: How many requests wait for an actor.
+        leased: How many actors are in use.
         idle: How many actors are ready for a session.
         start_p50: The median time from the request of a session to its beginning, in seconds; NaN before the first.
-        start_p99: Its 99th percentile, in seconds.
-        session_p50: The median length of a session, in seconds; NaN before the first has ended.
-        session_p99: Its 99th percentile, in seconds.
+        start_p99: The 99th percentile of that time, in seconds.
+        session_p50: The median duration of a session, in seconds; NaN before the first has ended.
+        session_p99: The 99th percentile of that duration, in seconds.
     """
 
     outcomes: dict[str, int]
@@ -42,7 +42,7 @@ class SessionBooks:
     """The counts behind `SessionStats`; guarded by the pool's lock.
 
     Attributes:
-        start_seconds: How long the last sessions have waited for their actor.
+        start_seconds: How long the most recent sessions waited for their actor.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SessionBooks:
         self._session_seconds.append(outcome.seconds)
 
     def stats(self, waiting: int, leased: int, idle: int) -> SessionStats:
-        """Return the counts, with the state of the pool."""
+        """Return the statistics, together with the state of the pool."""
         starts = _percentiles(self.start_seconds)
         sessions = _percentiles(self._session_seconds)
         return SessionStats(self._outcomes.copy(), waiting, leased, idle, *starts, *sessions)

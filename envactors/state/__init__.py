@@ -1,7 +1,6 @@
-"""Snapshots of envs: everything that the rest of an episode, and the episodes after it, depend on.
+"""Snapshots of Gymnasium envs: all state that the current episode and later ones depend on.
 
-They are taken and restored in the worker. Gymnasium, ALE, and MuJoCo are never imported here, only by the envs that use
-them.
+Workers take and restore snapshots. This package never imports Gymnasium, ALE, or MuJoCo: the envs that use them do.
 """
 
 from __future__ import annotations

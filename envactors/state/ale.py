@@ -1,11 +1,11 @@
 """Capture and restore the state of ALE, including the action that sticky actions repeat, which ALE does not expose.
 
-With ``repeat_action_probability`` p each frame repeats, with probability p, the action that was executed in the frame
-before, whatever action it is given. ``cloneState`` contains the generator that decides this, but not that action, and
-no function returns it. It matters only if the frames after the snapshot begin with repeats, since the first other frame
-overwrites it. So it is found by trial: the next frames are executed once as they are, and then with each action in its
-place, until one leads to the same states. Afterwards ALE is in its previous state, except for its screen, which the
-next frame draws.
+With ``repeat_action_probability`` p, each frame ignores its action with probability p and repeats the action of the
+previous frame. ``cloneState`` contains the random generator that decides this, but not the previous action, and ALE has
+no function that returns it. The action matters only if the first frame after the snapshot repeats it, since any other
+frame overwrites it. `capture_ale` finds it by trial: it runs the next frames once as they are, and then with each
+possible action, until one leads to the same states. Afterwards ALE is in its previous state, except for its screen,
+which the next frame draws.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def capture_ale(ale: Any) -> tuple[Any, int | None]:
     """Return the state of ALE, and the action that it repeats; None if no frame will repeat it.
 
     Raises:
-        TypeError: No action leads to the same states, as with actions of various strengths.
+        TypeError: No action leads to the same states. This happens with continuous actions, which have a strength.
     """
     state = ale.cloneState(include_rng=True)
     if not ale.getFloat("repeat_action_probability") or ale.game_over():  # a reset forgets the action
@@ -42,7 +42,8 @@ def restore_ale(ale: Any, state: tuple[Any, int | None]) -> None:
 
 
 def _repeated(ale: Any, state: Any, actions: list[int]) -> int | None:
-    # If the first frame does not repeat, actions lead to different memory, and this frame forgets the action before it.
+    # If the first frame does not repeat, different actions lead to different memory. That frame then overwrites the
+    # previous action, so it need not be found.
     first = None
     for action in actions:
         ale.restoreState(state)
@@ -58,22 +59,25 @@ def _repeated(ale: Any, state: Any, actions: list[int]) -> int | None:
             _execute(ale, action)
             return action
     ale.restoreState(state)
-    raise TypeError("ALE's sticky actions repeat something else than one of its actions at full strength")
+    raise TypeError(
+        "cannot find the action that ALE repeats: sticky actions (repeat_action_probability > 0) can only be captured "
+        "with discrete actions"
+    )
 
 
 def _next_frames(ale: Any, state: Any) -> list[bytes]:
-    """Return the states of the next frames after a state, as many as may repeat an action."""
+    """Return the states of the frames after a state, for as many frames as repeats can last."""
     ale.restoreState(state)
     frames = []
     for _ in range(_frames(ale)):
         ale.act(0)
         frames.append(ale.getRAM().tobytes())
-    # Not its `serialize()`, which up to ale-py 0.10 fails to decode bytes as text.
+    # The state is pickled because its `serialize()` fails to decode bytes as text in ale-py up to 0.10.
     return [*frames, pickle.dumps(ale.cloneState(include_rng=True))]
 
 
 def _execute(ale: Any, action: int) -> None:
-    """Make an action the last one that was executed: act until at least one frame was not a repeat."""
+    """Make an action the previous one: act until at least one frame is not a repeat."""
     for _ in range(_frames(ale)):
         ale.act(action)
 

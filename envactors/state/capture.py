@@ -1,8 +1,8 @@
 """Capture and restore the state of a Gymnasium env with all its wrappers, as bytes.
 
-The state is one pickle of the attributes of the whole chain, from the outermost wrapper to the unwrapped env, so that
-an object which several of them share stays one object. `envactors.state.kinds` decides which objects are not copied but
-found again in the env that is restored; `envactors.state.pickling` finds them.
+The state is a single pickle of the attributes of the whole chain, from the outermost wrapper to the unwrapped env, so
+that an object that several of them share stays one object. Some objects are not copied: the restored env keeps its own.
+`envactors.state.kinds` decides which objects these are, and `envactors.state.pickling` finds them.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from envactors.state.kinds import is_output
 from envactors.state.pickling import StatePickler, StateUnpickler
 from envactors.state.places import Places
 
-# Where Gymnasium stores how an env was made. All envs of a factory have the same, so it is not part of their state.
+# Attributes in which Gymnasium stores how an env was created. They are equal for all envs from the same factory, so
+# they are not part of the state.
 _ARGUMENTS = frozenset(["spec", "_cached_spec", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"])
 
 
 class Own:
-    """Replaces the value of an attribute that the env keeps."""
+    """Marks, in a state, an attribute whose value the env keeps."""
 
 
 def gymnasium_snapshot(every: int = 1000) -> SnapshotPolicy:
     """Return the snapshot policy for Gymnasium envs: classic control, MuJoCo, ALE, and others written in Python.
 
     A snapshot contains the attributes of the env and of every wrapper, their random generators and those of the spaces,
-    what their functions close over, and the state of ALE and MuJoCo. An env of the same factory, also in another
-    process, continues from it bit for bit.
+    the variables that their functions close over, and the state of ALE and MuJoCo. An env from the same factory
+    continues from it bit for bit, even in another process.
 
-    An env keeps its own windows, renderers and drawing surfaces, locks, and files that are open for writing: they
-    cannot be copied, and no step depends on them. Bounds of spaces, and textures, meshes, and skins of MuJoCo models,
-    count as constant. State outside the env, such as globals and attributes of classes, is not captured.
+    The restored env keeps its own windows, renderers, drawing surfaces, locks, and files that are open for writing:
+    they cannot be copied, and no step depends on them. Bounds of spaces are assumed to be constant, and so are the
+    textures, meshes, and skins of MuJoCo models. State outside the env, such as globals and attributes of classes, is
+    not captured.
 
-    ``get`` raises TypeError, and names the attribute, if the env holds anything else that cannot be pickled: sockets,
-    processes, generators, other envs, or objects of other engines. Such an env needs its own `SnapshotPolicy`.
+    ``get`` raises a TypeError that names the attribute if the env holds anything else that cannot be pickled: sockets,
+    processes, generators, other envs, or objects of other engines. Such an env needs a custom `SnapshotPolicy`.
 
     Args:
-        every: How many steps of an env lie between two automatic snapshots.
+        every: The number of steps of an env between two automatic snapshots.
 
     Raises:
         ValueError: ``every`` is not a positive int.
@@ -52,7 +54,7 @@ def capture(env: Any) -> bytes:
     """Return the state of an env and its wrappers.
 
     Raises:
-        TypeError: Something in it cannot be captured.
+        TypeError: The env holds an object that cannot be captured.
     """
     chain = chain_of(env)
     states = [_attributes(one) for one in chain]
@@ -65,16 +67,19 @@ def capture(env: Any) -> bytes:
 
 
 def restore(env: Any, state: bytes) -> None:
-    """Restore the state that `capture` has returned for an env of the same factory.
+    """Restore the state that `capture` returned for an env from the same factory.
 
     Raises:
-        ValueError: The env was not made like the captured one.
+        ValueError: The env differs from the captured one.
     """
     chain = chain_of(env)
     file = io.BytesIO(state)
     names = pickle.load(file)
     if names != _names(chain):
-        raise ValueError(f"the snapshot is one of {'<'.join(names)}: expected {'<'.join(_names(chain))}")
+        raise ValueError(
+            f"the snapshot was taken from the env {'<'.join(names)}: expected one from {'<'.join(_names(chain))}. "
+            "Restore it into an env from the same factory"
+        )
     unpickler = StateUnpickler(file, chain)
     states = unpickler.load()
     unpickler.apply_states()
@@ -86,7 +91,7 @@ def chain_of(env: Any) -> list[Any]:
     """Return an env and the envs that it wraps, outermost first.
 
     Raises:
-        TypeError: One of them has state that is not among its attributes.
+        TypeError: One of them has ``__slots__``, whose values are not among its attributes.
     """
     chain = [env]
     while (inner := _inner(chain[-1])) is not None and all(inner is not one for one in chain):
@@ -94,7 +99,7 @@ def chain_of(env: Any) -> list[Any]:
     for one in chain:
         if not hasattr(one, "__dict__") or copyreg._slotnames(type(one)):  # type: ignore[attr-defined] # noqa: SLF001 # as pickle
             raise TypeError(
-                f"cannot capture {type(one).__name__}: it has __slots__; use a SnapshotPolicy with its own get and set"
+                f"cannot capture {type(one).__name__}: it has __slots__. Use a SnapshotPolicy with your own get and set"
             )
     return chain
 
@@ -106,14 +111,14 @@ def _inner(env: Any) -> Any:
 
 
 def _attributes(env: Any) -> dict[str, Any]:
-    """Return the attributes of an env, with `Own` for its outputs, which it keeps."""
+    """Return the attributes of an env, with `Own` in place of the outputs, which each env keeps."""
     attributes = {name: value for name, value in vars(env).items() if name not in _ARGUMENTS}
     return {name: Own if is_output(value) else value for name, value in attributes.items()}
 
 
 def _set_attributes(env: Any, values: dict[str, Any]) -> None:
     live = vars(env)
-    # It also keeps windows and renderers that were opened after the snapshot: otherwise they would never be closed.
+    # The env also keeps windows and renderers that it opened after the snapshot. Otherwise nobody would close them.
     own = {name for name, value in live.items() if name in _ARGUMENTS or is_output(value)}
     for name in live.keys() - own - values.keys():
         del live[name]
@@ -134,13 +139,13 @@ def _pickled(states: Any, chain: list[Any], places: Places) -> bytes:
         pickler.dump(states)
         if not pickler.found_shared():
             return file.getvalue()
-        # Some arrays turned out to be views of one another: pickle again, now as views.
+        # The pickler found arrays that are views of one another. Pickle again, this time as views.
         shared |= pickler.found_shared()
 
 
 def _explained(error: Exception, states: list[dict[str, Any]], chain: list[Any], places: Places) -> TypeError:
-    """Return an error that names the attribute which cannot be captured."""
-    advice = "use a SnapshotPolicy with its own get and set"
+    """Return an error that names the attribute that cannot be captured."""
+    advice = "Use a SnapshotPolicy with your own get and set"
     for one, values in zip(chain, states, strict=True):
         for name, value in values.items():
             try:
@@ -148,5 +153,5 @@ def _explained(error: Exception, states: list[dict[str, Any]], chain: list[Any],
             except Exception as reason:
                 what = f"attribute {name!r} of {type(one).__name__} ({type(value).__name__})"
                 why = f"{reason}" if isinstance(reason, TypeError) else f"{type(reason).__name__}: {reason}"
-                return TypeError(f"cannot capture {what}: {why}; {advice}")
-    return TypeError(f"cannot capture {type(chain[0]).__name__}: {error}; {advice}")
+                return TypeError(f"cannot capture {what}: {why}. {advice}")
+    return TypeError(f"cannot capture {type(chain[0]).__name__}: {error}. {advice}")

@@ -1,7 +1,7 @@
-"""Kinds of objects that are not copied into a state but found again, at the same place, in the env that is restored.
+"""Kinds of objects that a snapshot does not copy. The restored env uses its own object at the same place instead.
 
-A kind defines which part of such an object belongs to the state, and how to restore that part in its counterpart. Where
-counterparts are found is in `envactors.state.places`.
+A kind defines which part of such an object belongs to the state, and how to restore that part in the object's
+counterpart. `envactors.state.places` finds the counterparts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Kind:
     """A kind of objects that an env keeps.
 
     Attributes:
-        name: Its name in a pickle.
+        name: The name of the kind in a pickle.
         capture: Returns the part of an object that belongs to the state.
         restore: Restores that part in an object.
         describe: Returns a value that must be equal for an object and its counterpart.
-        required: Whether the env must have a counterpart.
+        required: Whether restoring fails if the env has no counterpart.
     """
 
     name: str
@@ -41,23 +41,23 @@ class Kind:
     required: bool = True
 
 
-# Modules whose objects only display something.
+# Modules whose objects only display the env.
 _DISPLAY_MODULES = (
     *("OpenGL", "glfw", "gymnasium.envs.mujoco.mujoco_rendering", "matplotlib", "pyglet", "tkinter"),
     *("mujoco._render", "mujoco.egl", "mujoco.gl_context", "mujoco.glfw", "mujoco.osmesa", "mujoco.renderer"),
     "mujoco.viewer",
 )
-# Likewise, types of pygame; its vectors and rectangles hold state and are copied.
+# Types of pygame that only display or play something. Its vectors and rectangles hold state and are copied.
 _PYGAME = frozenset(["Channel", "Clock", "Font", "Joystick", "Renderer", "Sound", "Surface", "Texture", "Window"])
 _OUTPUTS = (_thread.LockType, _thread.RLock, logging.Handler, type(csv.writer(io.StringIO())))
 _UNCOPIED = (subprocess.Popen, multiprocessing.process.BaseProcess)
 
 
 def kind_of(value: Any) -> Kind | None:
-    """Return the kind of an object; None if it is copied.
+    """Return the kind of an object; None if the snapshot copies it.
 
     Raises:
-        TypeError: It can be neither kept nor copied.
+        TypeError: The object can be neither kept nor copied.
     """
     cls = type(value)
     if cls is types.FunctionType:
@@ -72,12 +72,15 @@ def kind_of(value: Any) -> Kind | None:
     if is_output(value):
         return OUTPUT
     if _is_file(value):
-        raise TypeError("a file that is open for reading has a position")
+        raise TypeError("a file that is open for reading has a position, which cannot be captured")
     return _kind_of_gymnasium(value)
 
 
 def is_output(value: Any) -> bool:
-    """Return whether no step depends on an object: it shows the env, is written to, or tells how the env was made."""
+    """Return whether no step depends on an object.
+
+    Such an object displays the env, is written to, or describes how the env was created.
+    """
     if isinstance(value, _OUTPUTS) or (_is_file(value) and (value.closed or value.writable())):
         return True
     cls = type(value)
@@ -122,9 +125,9 @@ def _is_importable(function: types.FunctionType) -> bool:
 
 
 def _capture_function(function: Any) -> tuple[Any, ...]:
-    """Return what a function closes over, its defaults, and its attributes, all of which it may use as state.
+    """Return the variables that a function closes over, its defaults, and its attributes: it may use all as state.
 
-    The env may share objects with them: a random generator that both hold must stay one object.
+    The env may share objects with the function: a random generator that both hold must stay one object.
     """
     cells = {}
     for index, cell in enumerate(function.__closure__ or ()):
@@ -153,19 +156,19 @@ def _describe_function(function: Any) -> tuple[Any, ...]:
 
 
 def _capture_space(space: Any) -> tuple[Any, list[Any]]:
-    """Return the generator of a space, and the spaces in it, which have generators too.
+    """Return the random generator of a space, and the spaces in it, which have generators too.
 
-    Bounds are large and count as constant.
+    Bounds are not captured: they are large, and assumed to be constant.
     """
     children = [*vars(space).values()]
     for value in [*children]:
         children += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     kind = sys.modules["gymnasium"].spaces.Space
-    return space._np_random, [child for child in children if isinstance(child, kind)]  # noqa: SLF001 # not yet made: None
+    return space._np_random, [child for child in children if isinstance(child, kind)]  # noqa: SLF001 # the property would create one
 
 
 def _restore_space(space: Any, state: tuple[Any, list[Any]]) -> None:
-    space._np_random = state[0]  # noqa: SLF001 # the property only reads
+    space._np_random = state[0]  # noqa: SLF001 # the property cannot be set
 
 
 def _nothing(_value: Any) -> None:
@@ -179,7 +182,7 @@ def _nothing_to_restore(_value: Any, _state: Any) -> None:
 FUNCTION = Kind("function", _capture_function, _restore_function, _describe_function)
 SPACE = Kind("space", _capture_space, _restore_space, repr)
 OUTPUT = Kind("output", _nothing, _nothing_to_restore, _nothing, required=False)
-# Arrays and structures that use the memory of an engine; the engine's own kind restores it.
+# Arrays and structures in the memory of an engine. The kind of the engine restores that memory.
 VIEW = Kind("view", _nothing, _nothing_to_restore, _nothing)
 ALE = Kind("ALEInterface", ale.capture_ale, ale.restore_ale, _nothing)
 _MUJOCO = {

@@ -1,4 +1,4 @@
-"""Capture and restore the state of MuJoCo's models and data; MuJoCo itself is imported by envs only."""
+"""Capture and restore the state of MuJoCo's models and data. Only envs import MuJoCo itself."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-# The names of the arrays of fixed size in models and data. All others are in the arena, and each step fills them again.
+# The names of the arrays of fixed size in models and data. All other arrays are in the arena, which each step refills.
 _FIELDS: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
 # The public names of MuJoCo's classes.
 _NAMES: dict[Any, list[str]] = {}
-# Prefixes of large arrays of models that change what is seen, at most.
+# Prefixes of large arrays of models that affect at most what is rendered.
 _CONSTANT = ("mesh_", "skin_", "tex_data")
 # Memory addresses.
 _POINTERS = "plugin_data"
 
 
 def capture_data(data: Any) -> tuple[str, dict[str, Any], bytes]:
-    """Return all arrays of fixed size of MuJoCo's data, and what else `mj_getState` returns.
+    """Return all arrays of fixed size of MuJoCo's data, and the scalars that belong to its state.
 
     The state for integration is not enough, since envs read derived arrays, such as ``xpos``, before the next step
     computes them. Contacts and constraints are left out, since the next step computes them before it uses them.
@@ -32,7 +32,7 @@ def restore_data(data: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
     """Restore the state of MuJoCo's data.
 
     Raises:
-        ValueError: It is the state of another model, or of another version of MuJoCo.
+        ValueError: The state belongs to another model, or to another version of MuJoCo.
     """
     version, scalars, content = state
     _write(data, _data_fields(data), version, content)
@@ -41,10 +41,10 @@ def restore_data(data: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
 
 
 def capture_model(model: Any) -> tuple[str, dict[str, Any], bytes]:
-    """Return the parameters of a MuJoCo model, which some envs vary between episodes, without textures and meshes."""
+    """Return the parameters of a MuJoCo model, without textures and meshes. Some envs vary them between episodes."""
     content = b"".join([getattr(model, name).tobytes() for name in _model_fields(model)])
     options = {name: getattr(model.opt, name) for name in _names(type(model.opt))}
-    # It is mostly zeros: compressing it to a tenth of its size takes a tenth of a millisecond.
+    # Most of the content is zeros: compressing it to a tenth of its size takes a tenth of a millisecond.
     return _version(), options, zlib.compress(content, 1)
 
 
@@ -52,7 +52,7 @@ def restore_model(model: Any, state: tuple[str, dict[str, Any], bytes]) -> None:
     """Set the parameters of a MuJoCo model.
 
     Raises:
-        ValueError: They belong to another model, or to another version of MuJoCo.
+        ValueError: The parameters belong to another model, or to another version of MuJoCo.
     """
     version, options, content = state
     _write(model, _model_fields(model), version, zlib.decompress(content))
@@ -75,7 +75,7 @@ def _version() -> str:
 
 def _data_fields(data: Any) -> list[str]:
     if data not in _FIELDS:
-        # The arena of unused data is empty.
+        # The arena of new data is empty, so only the arrays of fixed size have elements.
         _FIELDS[data] = _arrays(sys.modules["mujoco"].MjData(data.model))
     return _FIELDS[data]
 
@@ -98,7 +98,7 @@ def _names(struct: Any) -> list[str]:
 
 
 def _scalars(data: Any) -> dict[str, Any]:
-    """Return the time, and the flags for derived arrays that are up to date and for bodies that are awake."""
+    """Return the time, and the flags for valid derived arrays and for bodies that are awake."""
     names = [
         name for name in _names(type(data)) if name == "time" or name.startswith("flg_") or name.endswith("_awake")
     ]
@@ -107,11 +107,17 @@ def _scalars(data: Any) -> dict[str, Any]:
 
 def _write(struct: Any, names: list[str], version: str, content: bytes) -> None:
     if version != _version():
-        raise ValueError(f"the snapshot was taken with MuJoCo {version}: expected {_version()}")
+        raise ValueError(
+            f"the snapshot was taken with MuJoCo {version}: expected {_version()}. Install that version to restore it, "
+            "or take a new snapshot"
+        )
     arrays = [getattr(struct, name) for name in names]
     size = sum(array.nbytes for array in arrays)
     if len(content) != size:
-        raise ValueError(f"the snapshot of the {type(struct).__name__} has {len(content)} bytes: expected {size}")
+        raise ValueError(
+            f"the snapshot of the {type(struct).__name__} has {len(content)} bytes: expected {size}. Restore it into "
+            "an env with the same model"
+        )
     offset = 0
     for array in arrays:
         array[...] = np.frombuffer(content, array.dtype, array.size, offset).reshape(array.shape)

@@ -1,6 +1,6 @@
-"""Pickle the attributes of an env, and load them so that objects which are not copied are found in another env.
+"""Pickle the attributes of an env without the objects that the env keeps, and load them into another env.
 
-Which objects these are is decided in `envactors.state.kinds`.
+`envactors.state.kinds` decides which objects an env keeps, and `envactors.state.places` finds them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NOTHING = object()
 
 
 class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has no types
-    """Pickles what envs hold, with cloudpickle for objects of classes that cannot be imported.
+    """Pickles the attributes of envs. Like cloudpickle, it accepts objects of classes that cannot be imported.
 
     Args:
         file: The file to write to.
-        chain: The env and the envs that it wraps; they are referred to, not copied.
-        found_at: The places of what they hold.
-        shared: Ids of arrays whose memory other arrays use; these are pickled as views.
+        chain: The env and the envs that it wraps; the pickle refers to them and does not copy them.
+        found_at: The places of the objects that the envs hold.
+        shared: Ids of arrays whose memory other arrays use; those others are pickled as views.
     """
 
     def __init__(self, file: io.BytesIO, chain: Sequence[Any], found_at: Places, shared: set[int]) -> None:
@@ -40,13 +40,13 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
         self._depths = {id(env): depth for depth, env in enumerate(chain)}
         self._places = found_at
         self._shared = shared
-        # Of the arrays that were pickled as a whole: how many are views, by the id of the array whose memory they use;
-        # and the ids of those that own their memory.
+        # Arrays that were pickled as a whole: the number of views into each array, by its id, and the ids of the arrays
+        # that own their memory.
         self._views: dict[int, int] = {}
         self._owners: set[int] = set()
 
     def found_shared(self) -> set[int]:
-        """Return the ids of arrays whose memory others use, but would not in what this pickle is loaded to."""
+        """Return the ids of arrays that share memory with others, but would not do so after loading this pickle."""
         return {owner for owner, count in self._views.items() if count > 1 or owner in self._owners}
 
     def reducer_override(self, value: Any) -> Any:
@@ -75,13 +75,13 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
             return super().reducer_override(value)
         if kind is kinds.SPACE:
             return NotImplemented
-        raise TypeError(f"the {type(value).__name__} is in an object whose parts cannot be seen from outside")
+        raise TypeError(f"the {type(value).__name__} is inside an object whose parts Python code cannot inspect")
 
     def _reduce_array(self, array: np.ndarray[Any, Any]) -> Any:
         owner = array
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        # The memory may belong to MuJoCo, or to the bytes from which an array was unpickled.
+        # The memory may belong to MuJoCo, or to the bytes that an array was unpickled from.
         is_foreign = owner.base is not None and not isinstance(owner.base, (bytes, bytearray))
         if is_foreign and any(is_engine_memory(array, engine) for engine in self._places.engines()):
             return self._reduce_kept(array, kinds.VIEW)
@@ -96,7 +96,7 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc] # cloudpickle has
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Loads what a `StatePickler` has written, for an env of the same factory.
+    """Loads the pickle of a `StatePickler` for an env from the same factory.
 
     Args:
         file: The file to read from.
@@ -108,8 +108,8 @@ class StateUnpickler(pickle.Unpickler):
         self._chain = chain
         # The kinds of the objects that the env keeps, by id.
         self._kinds: dict[int, Kind] = {}
-        # These objects with their states, which are applied only when everything is loaded: until then the env does not
-        # change.
+        # These objects with their states. They are applied only once everything is loaded, so that a pickle that cannot
+        # be loaded leaves the env unchanged.
         self._states: list[tuple[Any, Any]] = []
         self._own = {"env_at": self._chain.__getitem__, "own_at": self._own_at, "apply": self._apply}
 
@@ -135,8 +135,8 @@ class StateUnpickler(pickle.Unpickler):
             return None
         what = "nothing" if value is _NOTHING else f"{value!r:.100}"
         raise ValueError(
-            f"the {type_name} in {describe(self._chain, place)} is not part of the snapshot, and the env that it is "
-            f"restored into has {what} there: expected an env of the same factory"
+            f"cannot restore {describe(self._chain, place)}: the snapshot needs the env's own {type_name} there, but "
+            f"the env has {what}. Restore it into an env from the same factory"
         )
 
     def _apply(self, value: Any, state: Any) -> None:
@@ -144,17 +144,17 @@ class StateUnpickler(pickle.Unpickler):
 
 
 def env_at(*_args: Any) -> Any:
-    """Name, in a pickle, the function of a `StateUnpickler` that returns an env of the chain."""
+    """Stand for the method of a `StateUnpickler` that returns an env of the chain; pickles refer to this name."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def own_at(*_args: Any) -> Any:
-    """Name the function that returns the object that the env keeps at a place."""
+    """Stand for the method that returns the object that the env keeps at a place."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def apply(*_args: Any) -> None:
-    """Name the function that keeps the state of such an object."""
+    """Stand for the method that collects the state of such an object."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
@@ -166,7 +166,7 @@ def view(owner: Any, shape: Any, dtype: Any, offset: int, strides: Any, writeabl
 
 
 def method(value: Any, name: str) -> types.MethodType:
-    """Return a method of an object's class, even if the object has an attribute of that name."""
+    """Return a method of an object's class, even if an attribute of the object hides it."""
     return types.MethodType(inspect.getattr_static(type(value), name), value)
 
 

@@ -1,4 +1,7 @@
-"""Find the place of an object in an env, and the object at that place in another env of the same factory."""
+"""Find the place of an object in an env, and the object at that place in another env from the same factory.
+
+`envactors.state.kinds` defines what happens to the objects that are found.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ class Places:
 
     def __init__(self, chain: Sequence[Any]) -> None:
         self._chain = chain
-        # By the ids of the objects. Nearly all that `of` is called with are attributes of an env.
+        # The place of each object, by its id. Nearly all objects that `of` looks up are attributes of an env.
         self._attributes: dict[int, Place] = {}
         for depth, env in enumerate(chain):
             for name, value in vars(env).items():
                 self._attributes.setdefault(id(value), (depth, name))
-        # Likewise for everything below these; computed when it is first needed.
+        # Likewise for everything below the attributes; computed on first use.
         self._below: dict[int, Place] | None = None
         self._engines: list[Any] = []
 
@@ -54,7 +57,7 @@ class Places:
         queue: collections.deque[tuple[Place, Any]] = collections.deque(
             ((depth, name), value) for depth, env in enumerate(self._chain) for name, value in vars(env).items()
         )
-        # Breadth first, since the shortest place depends least on the state.
+        # Breadth first: the shorter a place, the less it depends on the state.
         while queue:
             place, value = queue.popleft()
             if id(value) not in found:
@@ -69,7 +72,7 @@ def at(chain: Sequence[Any], place: Place) -> Any:
     """Return the object at a place.
 
     Raises:
-        LookupError: There is none.
+        LookupError: There is no object at that place.
     """
     depth, *keys = place
     value = chain[depth]
@@ -87,7 +90,7 @@ def describe(chain: Sequence[Any], place: Place) -> str:
 
 
 def _is_worth(value: Any) -> bool:
-    """Return whether `of` may be called with an object or one below it; with an array only if an engine has it."""
+    """Return whether `of` may look up an object or one below it; arrays are looked up only if an engine owns them."""
     if isinstance(value, np.ndarray):
         return value.base is not None
     return value is not None and not isinstance(value, _ATOMS)
@@ -105,7 +108,7 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
         for index, cell in enumerate(value.__closure__ or ()):
             try:
                 yield index, cell.cell_contents
-            except ValueError:  # empty
+            except ValueError:  # the cell is empty
                 continue
         yield from (("defaults", value.__defaults__), ("kwdefaults", value.__kwdefaults__))
     elif isinstance(value, functools.partial):

@@ -1,7 +1,6 @@
-"""Testing kit: envs that fail on command, an echo env that exposes any wrong result, and conformance suites.
+"""Testing kit: envs that fail on command, an echo env that exposes wrong results, and conformance suites.
 
-Nothing here needs Gymnasium; the suites are classes of plain ``test_`` methods for pytest to collect from your own
-subclasses.
+Nothing here needs Gymnasium. The suites are classes with ``test_`` methods: subclass them, and pytest runs the tests.
 """
 
 from __future__ import annotations

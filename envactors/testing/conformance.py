@@ -1,12 +1,15 @@
-"""Conformance suites for backends and envs, to be subclassed.
+"""Conformance suites for backends and envs.
 
-class TestMyBackend(envactors.testing.BackendConformance):
-def make_backend(self):
-return MyBackend()
+Subclass them in your own tests::
 
-class TestMyEnv(envactors.testing.EnvConformance):
-def make_env(self):
-return MyEnv()
+    class TestMyBackend(envactors.testing.BackendConformance):
+        def make_backend(self):
+            return MyBackend()
+
+
+    class TestMyEnv(envactors.testing.EnvConformance):
+        def make_env(self):
+            return MyEnv()
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import envactors as ea
 from envactors.backends.base import Backend
 from envactors.testing.envs import EchoEnv, FaultyEnv, expected_checksum
 
-_SOON = 30.0  # timeout in seconds that a busy machine never reaches
+_SOON = 30.0  # a timeout in seconds that even a busy machine does not reach
 
 
 def _make_faulty_echo(env_id: int) -> FaultyEnv:
@@ -34,7 +37,7 @@ def _fail_to_make() -> None:
 
 
 class _Policy:
-    """Chooses what parameters, observations, and random numbers say."""
+    """Chooses actions that depend on the parameters, the observations, and random numbers."""
 
     def __init__(self) -> None:
         self._offset = 0
@@ -48,16 +51,16 @@ class _Policy:
 
 
 class _Introspective(EchoEnv):
-    """Knows its actor."""
+    """Echo env that reports which actor runs it."""
 
     def who(self) -> Any:
         return ea.current_actor()
 
 
 class BackendConformance:
-    """Tests that every backend must pass. Subclasses return theirs from `make_backend`.
+    """Tests that every backend must pass. Subclasses return their backend from `make_backend`.
 
-    What is sent to workers is importable there, except in the test of what is pickled by value.
+    Except in the test of factories that are pickled by value, workers can import everything that is sent to them.
     """
 
     def make_backend(self) -> Backend | str:
@@ -245,7 +248,7 @@ class BackendConformance:
                     _assert_equal(rollout.truncated[step], truncated)
                 _assert_equal(rollout.last_obs, obs)
             assert not rollout.failures
-            assert not rollout.valid.all(), "an episode has five steps, and then a reset"
+            assert not rollout.valid.all(), "after five steps, an episode ends and the env resets"
 
     def test_deaths_and_deadlines_where_workers_can_be_killed(self) -> None:
         if not self._kills():

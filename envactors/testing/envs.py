@@ -1,4 +1,7 @@
-"""Envs that fail on command, and an echo env whose results show which calls produced them."""
+"""Envs that fail on command, and an echo env whose results show which calls produced them.
+
+Envs with one defect each, for ``envactors check``, are in `envactors.testing.troubled`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_LONG = 1000.0  # seconds: longer than any deadline of a test
+_LONG = 1000.0  # in seconds, longer than the deadline of any test
 
 
 class Space:
@@ -40,7 +43,7 @@ class Space:
 
 
 def expected_checksum(seed: int | None, actions: Iterable[int]) -> int:
-    """Return the checksum that `EchoEnv` shows after a reset with this seed and these actions."""
+    """Return the checksum in the observation of an `EchoEnv` after a reset with this seed and these actions."""
     checksum = zlib.crc32(struct.pack("<q", -1 if seed is None else seed))
     for action in actions:
         checksum = zlib.crc32(struct.pack("<q", int(action)), checksum)
@@ -51,7 +54,7 @@ class EchoEnv:
     """An env whose observation is ``[env id, steps since the reset, last action, checksum]`` (int64).
 
     The checksum covers the seed of the last reset and every action since. It therefore exposes a result that belongs to
-    another call, and a step that was repeated or skipped. The reward of a step is its action.
+    another call, and a step that ran twice or not at all. The reward of a step is its action.
 
     Args:
         env_id: Number shown in the observations.
@@ -72,7 +75,7 @@ class EchoEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
-        """Begin an episode; the info has the seed and the options."""
+        """Begin an episode; the info contains the seed and the options."""
         self.steps = 0
         self.last_action = -1
         self.checksum = expected_checksum(seed, ())
@@ -154,17 +157,17 @@ FAULTS: dict[str, Callable[[], None]] = {
     "start_child": _start_child,
     "grow": _grow,
 }
-"""Faults of `FaultyEnv` by name. It also knows ``"unpicklable"``: a result that cannot be pickled."""
+"""Faults of `FaultyEnv` by name. `FaultyEnv` also supports ``"unpicklable"``, a result that cannot be pickled."""
 
 
 class FaultyEnv:
     """Wrapper that fails on command.
 
-    ``env.arm("crash")`` makes the next step crash, ``env.arm("sleep", where="reset")`` the next reset sleep; see
-    `FAULTS` for the names. All other attributes are those of the wrapped env.
+    ``env.arm("crash")`` makes the next step crash, and ``env.arm("sleep", where="reset")`` makes the next reset sleep;
+    see `FAULTS` for the names. All other attributes are those of the wrapped env.
 
     Args:
-        env: The env to wrap; None: an `EchoEnv`.
+        env: The env to wrap; None for an `EchoEnv`.
     """
 
     def __init__(self, env: Any = None) -> None:
@@ -172,7 +175,7 @@ class FaultyEnv:
         self._armed: dict[str, str] = {}
 
     def arm(self, fault: str, where: str = "step") -> None:
-        """Arm a fault, which happens once.
+        """Arm a fault, which occurs once.
 
         Args:
             fault: A key of `FAULTS`, or ``"unpicklable"``.

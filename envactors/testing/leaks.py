@@ -1,4 +1,4 @@
-"""Inventory of the resources of a process, to compare before and after."""
+"""Take inventory of the resources that a process holds, so that a test can find leaks by comparing two inventories."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def inventory(earlier: Inventory | None = None) -> Inventory:
     """Return what this process holds now.
 
     Args:
-        earlier: An inventory to compare with. Its children and its entries of /dev/shm count as if they were still
-            there: a ``ps`` by which a node's agent measures memory may have been among them, and /dev/shm is the whole
-            machine's. New entries of it that other programs have mapped are ignored.
+        earlier: An inventory to compare with. Its children and its entries of /dev/shm are included even if they no
+            longer exist: a child may have been the ``ps`` that a node's agent runs to measure memory, and all programs
+            on the machine share /dev/shm. New entries that other programs have mapped are ignored.
     """
     shm = {path.name for path in _SHM.iterdir()} if _SHM.is_dir() else set()
     children = descendants(os.getpid())
@@ -60,11 +60,12 @@ def descendants(pid: int) -> set[int]:
         import psutil
 
         return {child.pid for child in psutil.Process(pid).children(recursive=True)}
-    # The kernel lists the children of a thread: reading these is a hundred times quicker than looking at every process.
+    # The kernel lists the children of each thread: reading the lists is a hundred times faster than scanning all
+    # processes.
     found: set[int] = set()
     left = [pid]
     while left:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has exited in between
             for task in Path(f"/proc/{left.pop()}/task").iterdir():
                 with contextlib.suppress(OSError):
                     children = _children(task / "children")
@@ -74,7 +75,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _children(listing: Path) -> set[int]:
-    # One that ends in the middle may hide the next one.
+    # A child that exits while the file is read can hide the next one, so read until two readings agree.
     before = None
     while (now := listing.read_text()) != before:
         before = now
@@ -82,9 +83,9 @@ def _children(listing: Path) -> set[int]:
 
 
 def _used_by_strangers() -> set[str]:
-    """Return the entries of /dev/shm that processes other than ours have mapped."""
+    """Return the entries of /dev/shm that processes other than this one and its descendants have mapped."""
     me = os.getpid()
-    # By inode, since the creator of a semaphore maps it under a temporary name.
+    # Compare inodes, since the creator of a semaphore maps it under a temporary name.
     names = {str(entry.inode()): entry.name for entry in os.scandir(_SHM)}
     import psutil
 
@@ -98,7 +99,7 @@ def _used_by_strangers() -> set[str]:
 
 
 def settled_inventory(wanted: Inventory, patience: float = 10.0) -> Inventory:
-    """Return the inventory as soon as it equals ``wanted``, or the last one after ``patience`` seconds."""
+    """Return the inventory as soon as it equals ``wanted``, or the current one after ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while (now := inventory(wanted)) != wanted and time.monotonic() < deadline:
         gc.collect()
@@ -107,7 +108,7 @@ def settled_inventory(wanted: Inventory, patience: float = 10.0) -> Inventory:
 
 
 def describe(pid: int) -> str:
-    """Return command line, wait channel and status of a process, for a message about a leak."""
+    """Return the command line, wait channel, and status of a process, for a message about a leak."""
     parts = []
     for name in ("cmdline", "wchan", "status"):
         try:

@@ -1,4 +1,7 @@
-"""Envs with one defect each, for ``envactors check``: ``envactors check envactors.testing.troubled:LeakyEnv``."""
+"""Envs with one defect each, to try out ``envactors check``: ``envactors check envactors.testing.troubled:LeakyEnv``.
+
+Envs that fail on command are in `envactors.testing.envs`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class UnpicklableEnv(EchoEnv):
 
 
 class NondeterministicEnv(EchoEnv):
-    """An env that draws random numbers from a generator that no seed reaches."""
+    """An env that draws random numbers from a generator that ``reset`` does not seed."""
 
     def step(self, action: Any) -> Any:
         """Step as `EchoEnv` does, but with a random reward."""
@@ -42,13 +45,13 @@ class SlowResetEnv(EchoEnv):
     """An env whose resets take 0.3 s."""
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset after a while."""
+        """Reset after 0.3 s."""
         time.sleep(0.3)
         return super().reset(**arguments)
 
 
 class LeakyEnv(EchoEnv):
-    """An env that keeps 1 MiB, and a file descriptor, per episode."""
+    """An env that leaks 1 MiB and a file descriptor per episode."""
 
     kept: ClassVar[list[Any]] = []
 
@@ -56,15 +59,15 @@ class LeakyEnv(EchoEnv):
         super().__init__(episode_length=20)
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset, and keep what is not needed any more."""
+        """Reset, and leak memory and a descriptor."""
         self.kept.append((os.urandom(1 << 20), os.dup(0)))
         return super().reset(**arguments)
 
 
 class OutOfSpaceEnv(EchoEnv):
-    """An env whose third observation has another dtype than its space."""
+    """An env whose third observation does not have the dtype of its space."""
 
     def step(self, action: Any) -> Any:
-        """Step as `EchoEnv` does, with floats once."""
+        """Step as `EchoEnv` does, but return floats once."""
         obs, *rest = super().step(action)
         return (obs.astype(np.float64) if self.steps == 2 else obs), *rest

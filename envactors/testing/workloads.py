@@ -1,7 +1,7 @@
-"""Envs whose steps cost a known amount of one resource, for measurements: ``envactors bench MODULE:FACTORY``.
+"""Envs whose steps use a known amount of one resource, for ``envactors bench MODULE:FACTORY``.
 
-Each function makes one env. They need Gymnasium, `pong` also ``ale-py`` and ``opencv-python-headless``, and `humanoid`
-``mujoco``; they are imported when an env is made.
+Each function creates one env and imports what it needs: Gymnasium, and for `pong` also ``ale-py`` and
+``opencv-python-headless``, for `humanoid` also ``mujoco``. The benchmark itself lives elsewhere.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import gymnasium
 
-# Iterations of the loop below that take 0.1 ms on a core of a 2.x GHz server with CPython 3.11. The number is fixed, so
-# that compared subjects do the same work on every machine and under any load.
+# Iterations of the loop below that take 0.1 ms on a 2.x GHz server core with CPython 3.11. The number is fixed, so that
+# all subjects of a comparison do the same work, on every machine and under any load.
 _TURNS_PER_100_US = 1400
 _FRAMES = 4
 _SLEEP_SECONDS = 0.002
@@ -45,17 +45,17 @@ def busy_1ms() -> gymnasium.Env[Any, Any]:
 
 
 def sleeping() -> gymnasium.Env[Any, Any]:
-    """Return an env that sleeps per step, exponentially distributed with a mean of 2 ms and seeded by ``reset``."""
+    """Return an env whose steps sleep for an exponentially distributed time, 2 ms on average, seeded by ``reset``."""
     return _workload(np.zeros(4, np.float32), lambda rng: time.sleep(rng.exponential(_SLEEP_SECONDS)))
 
 
 def pong() -> gymnasium.Env[Any, Any]:
-    """Return Atari Pong, preprocessed: every fourth frame in grey, 84 x 84, the last 4 stacked."""
+    """Return Atari Pong with the usual preprocessing: every fourth frame, grayscale, 84 x 84, the last 4 stacked."""
     import ale_py
     import gymnasium
 
     gymnasium.register_envs(ale_py)
-    # The wrapper skips the frames, so the env must not.
+    # The wrapper skips frames, so the env must not.
     env = gymnasium.make("ALE/Pong-v5", frameskip=1)
     return gymnasium.wrappers.FrameStackObservation(
         gymnasium.wrappers.AtariPreprocessing(env, frame_skip=4), stack_size=_FRAMES

@@ -127,7 +127,7 @@ def test_any_backend(make):
     env = make([AlfEnv] * 2, backend=ea.RemoteBackend(LocalNodes(2)))
     assert rows(env.reset()) == [(0, 1, 0), (1, 1, 0)]
     assert sorted(actor.node for actor in env.actors) == ["local-0", "local-1"]
-    with pytest.raises(ValueError, match="expected one of them"):
+    with pytest.raises(ValueError, match="expected only one"):
         ActorParallelEnvironment([AlfEnv], start_method="fork", backend="thread")
 
 

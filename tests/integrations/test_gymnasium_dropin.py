@@ -113,7 +113,7 @@ def test_a_custom_worker_is_refused_with_the_reason():
 def test_arguments_that_make_no_sense_are_refused():
     for error, kwargs in [
         ("cannot find context for 'threads'", {"context": "threads"}),
-        ("expected one of them", {"context": "spawn", "backend": "thread"}),
+        ("expected only one", {"context": "spawn", "backend": "thread"}),
         ("`max_concurrency` must be an integer or None, got", {"max_concurrency": 2.0}),
         ("`max_concurrency` must be a positive or None, got 0", {"max_concurrency": 0}),
         ("'other' is not a valid AutoresetMode", {"autoreset_mode": "other"}),

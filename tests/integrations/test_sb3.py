@@ -114,7 +114,7 @@ def test_an_unknown_start_method_is_a_value_error(monkeypatch):
 
 
 def test_a_backend_excludes_a_start_method():
-    with pytest.raises(ValueError, match="expected one of them"):
+    with pytest.raises(ValueError, match="expected only one"):
         ActorVecEnv([cartpole], "fork", backend="thread")
 
 

@@ -247,7 +247,7 @@ def test_closing_the_pool_ends_sessions_and_those_that_wait(helper_processes):
         ({"standbys": -1}, r"standbys=-1\): expected an int >= 0"),
         ({"idle_timeout": -1}, "expected seconds >= 0"),
         ({"start_timeout": float("nan")}, "expected seconds >= 0"),
-        ({"backend": "thread"}, "sessions need a backend that can end a hung env"),
+        ({"backend": "thread"}, "expected a backend that can kill a hung env"),
     ],
 )
 def test_invalid_options_are_refused(options, message):
