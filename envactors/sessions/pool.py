@@ -85,7 +85,7 @@ class SessionPool(Generic[T_co]):
         self._fresh = fresh
         self._idle_timeout = idle_timeout
         # Only the reactor's thread changes the places and the books, so neither an interrupt nor user code can run
-        # between two changes. The lock protects other threads that read them. It is never held while an actor is called.
+        # between two changes. The lock protects threads that read them, and is never held while an actor is called.
         self._lock = threading.RLock()
         # `_is_closed`: no session may begin any more. `_is_shut`: all sessions have ended.
         self._is_closed = False

@@ -104,7 +104,7 @@ def test_steps_of_a_behavior_without_an_agent_manager_are_dropped_with_a_warning
     del manager.agent_managers["a"]
     with caplog.at_level(logging.WARNING):
         assert manager.process_steps(manager.get_steps()) == 1
-    assert "no agent manager was set for the behavior a" in caplog.text
+    assert "dropping the steps of behavior a, which has no agent manager" in caplog.text
 
 
 def test_an_empty_step():

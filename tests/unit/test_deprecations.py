@@ -13,7 +13,9 @@ def points_here(warning):
 
 
 def test_the_old_name_of_a_class_is_that_class_and_warns():
-    with pytest.warns(DeprecationWarning, match=r"^envactors\.Snapshot .* write envactors\.SnapshotPolicy$") as caught:
+    with pytest.warns(
+        DeprecationWarning, match=r"^envactors\.Snapshot .* use envactors\.SnapshotPolicy instead$"
+    ) as caught:
         old = ea.Snapshot
     assert old is ea.SnapshotPolicy
     assert points_here(caught[0])

@@ -42,7 +42,7 @@ _REFUSED = {
 }
 
 
-class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # its module is checked nowhere
+class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # mypy skips its module
     """Steps many envs as one batch, each in an actor of its own, with the interface of ALF's ``AlfEnvironment``.
 
     If ``alf`` can be imported, this is an ``AlfEnvironment`` and returns ALF's ``TimeStep``, otherwise a class with

@@ -1,4 +1,7 @@
-"""The half of `envactors.integrations.dask` that runs in the Dask workers: each hosts one node agent."""
+"""The part of `envactors.integrations.dask` that runs in Dask workers, each of which hosts one node agent.
+
+The agent itself lives in `envactors.remote`, and the caller's part in `envactors.integrations.dask.backend`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from envactors.remote.tls import Certificates
 
 
 class AgentTerms(NamedTuple):
-    """What is the same for all agents of a cluster; all of it is plain values, since the plugin carries it.
+    """Settings that all agents of a cluster share. They are plain values, since the plugin is pickled as text.
 
     Attributes:
-        topic: The Dask topic on which agents are reported; also the name of the plugin.
-        secret: Proves that caller and agents belong together.
-        epoch: Which start of agents it is.
+        topic: The Dask topic on which agents report; also the name of the plugin.
+        secret: Proves that the caller and the agents belong together.
+        epoch: Identifies this start of agents among several in one cluster.
         lease: The length of the lease, in seconds.
         heartbeat: How often an agent sends a heartbeat, in seconds.
         options: Arguments for the `envactors.ProcessBackend` of each node.
@@ -40,23 +43,23 @@ class AgentTerms(NamedTuple):
 
 
 class AgentHost:
-    """Starts the node agent of one Dask worker, and reports where it listens, or why there is none.
+    """Starts the node agent of one Dask worker, and reports where it listens or why it could not start.
 
     Args:
         worker: The `distributed.Worker`.
-        terms: What is the same for all agents.
+        terms: The settings that all agents share.
     """
 
     def __init__(self, worker: Any, terms: AgentTerms) -> None:
         self._worker = worker
         self._terms = terms
-        # The threads of a Dask worker are in the caller's process if the cluster has no processes.
+        # Without processes, a cluster runs its Dask workers as threads of the caller.
         inproc = worker.address.startswith("inproc:")
         self._host = "127.0.0.1" if inproc else get_address_host(worker.address)
         self._agents: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
-        """Start the agent, without waiting for it: Dask's event loop runs this."""
+        """Start the agent. This does not wait for it, since Dask's event loop calls this method."""
         try:
             agent = start_agent(self._orders())
         except (OSError, ValueError) as error:
@@ -66,7 +69,7 @@ class AgentHost:
         threading.Thread(target=self._await_port, args=(agent,), name="envactors-agent-port", daemon=True).start()
 
     async def end(self) -> None:
-        """End the agent with its workers."""
+        """End the agent and its workers."""
         await asyncio.to_thread(end_agents, self._agents)
 
     def _orders(self) -> AgentOrders:
@@ -74,12 +77,15 @@ class AgentHost:
         if terms.tls:
             files = self._worker.security.get_tls_config_for_role("worker")
             if not (files["ca_file"] and files["cert"]):
-                raise ValueError("the caller's Security has TLS certificates, and that of this Dask worker has none")
+                raise ValueError(
+                    "the caller uses TLS, but the Security of this Dask worker has no certificates: start the Dask "
+                    "worker with certificates too"
+                )
             certificates = Certificates(files["ca_file"], files["cert"], files["key"], files["ciphers"])
         elif not (terms.insecure or _is_loopback(self._host)):
             raise ValueError(
-                f"without TLS its agent would listen at {self._host} for everyone: start the cluster with "
-                "security=..., or pass insecure=True in a network that you trust"
+                f"without TLS, the node agent would accept connections from anyone at {self._host}: start the cluster "
+                "with security=..., or pass insecure=True in a network that you trust"
             )
         limits = terms.lease, terms.heartbeat
         name = str(self._worker.name)

@@ -1,7 +1,7 @@
-"""Actors on the machines of a Dask cluster: each of its workers becomes a node.
+"""Run actors on the machines of a Dask cluster: each Dask worker becomes a node.
 
-Dask starts one node agent per Dask worker, also on those that join later; everything else goes over one link per node,
-past Dask. `envactors.remote` has the rest.
+Dask starts one node agent per Dask worker, including those that join later. All other messages use one link per node,
+without Dask. `envactors.remote` implements links and nodes.
 
     with LocalCluster(security=True) as cluster, Client(cluster) as client:
         envs = VectorEnv([make_env] * 64, envs_per_actor=8, backend=DaskBackend(client))
@@ -25,36 +25,36 @@ from envactors.remote.greeting import new_secret
 from envactors.remote.launching import AgentOptions, Launcher, NodeAddress, NodeRegistry
 
 _log = logging.getLogger("envactors")
-# How long to wait for the cluster when the agents end, in seconds; what is left then goes on by itself.
+# How long to wait for the cluster when the agents end, in seconds. The thread finishes the remaining work alone.
 _END_PATIENCE = 5.0
 # How often to check the connection to the scheduler, in seconds.
 _CHECK = 0.5
 
 
 class DaskBackend(RemoteBackend):
-    """A backend with one process per actor on the nodes of a Dask cluster, which are its workers, by name.
+    """A backend with one process per actor on the nodes of a Dask cluster. The nodes have the names of Dask's workers.
 
-    A node is lost with its Dask worker, with that worker's nanny, and with the scheduler, whose end closes all Dask
-    workers. A Dask worker that is stopped or busy while its agent answers costs nothing. Agents take no place of
-    Dask's own tasks; limits of Dask apply to the Dask worker's memory, not to that of actors.
+    A node is lost when its Dask worker, that worker's nanny, or the scheduler exits, since Dask then closes the worker.
+    A Dask worker may be stopped or busy without any effect, as long as its agent answers. Actors use none of the
+    threads that Dask has for its tasks, and Dask's memory limits do not apply to them.
 
     Links are encrypted with the certificates of the cluster's `distributed.Security`. If it has none, agents listen at
     loopback addresses only.
 
     Args:
         client: A `distributed.Client`, which must stay open while actors use the backend, or a scheduler's address.
-        envs_per_node: How many envs a node may have; None sets no limit.
-        lease: How long a node may be silent before it counts as lost, in seconds. A caller that does not run for so
-            long loses its nodes.
-        heartbeat: How often each node tells that it is there, in seconds.
-        insecure: Whether agents without TLS may listen at addresses that other machines reach. What runs there is
-            then open to everyone who can read or change what the network carries.
+        envs_per_node: How many envs a node may have; None for no limit.
+        lease: How long a node may be silent before it counts as lost, in seconds. A caller that is suspended for longer
+            loses its nodes.
+        heartbeat: How often each node sends a heartbeat, in seconds.
+        insecure: Whether agents without TLS may listen at addresses that other machines can reach. Anyone who can read
+            or change network traffic then has full access to the actors.
         process_options: Arguments for the `envactors.ProcessBackend` of each node.
 
     Raises:
         TypeError: ``client`` is neither a client nor an address.
-        ValueError: The client is asynchronous, ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is no
-            int >= 1.
+        ValueError: The client is asynchronous, ``lease`` is shorter than two heartbeats, or ``envs_per_node`` is not a
+            positive int.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DaskNodes(Launcher):
         if not isinstance(client, (Client, str)):
             raise TypeError(f"client is {client!r}: expected a distributed.Client, or the address of a scheduler")
         if isinstance(client, Client) and client.asynchronous:
-            raise ValueError("client is asynchronous: expected one that is not, or the address of its scheduler")
+            raise ValueError("client is asynchronous: expected a synchronous client, or the address of the scheduler")
         self._client = client
         self._insecure = insecure
         self._session: _ClusterSession | None = None
@@ -100,11 +100,11 @@ class DaskNodes(Launcher):
         self._session = _ClusterSession(self._client, self._insecure, options, nodes)
 
     def count_cores(self) -> int:
-        """Return how many threads the Dask workers have; see `envactors.remote.launching.Launcher`."""
+        """Return how many threads all Dask workers have; see `envactors.remote.launching.Launcher`."""
         with _connected(self._client) as client:
             cores: int = sum(client.nthreads().values())
         if not cores:
-            raise ValueError("the Dask cluster has no workers yet: wait with client.wait_for_workers(n) first")
+            raise ValueError("the Dask cluster has no workers yet: call client.wait_for_workers(n) first")
         return cores
 
     def stop(self) -> None:
@@ -115,14 +115,14 @@ class DaskNodes(Launcher):
 
 
 def _connected(client: Client | str) -> contextlib.AbstractContextManager[Client]:
-    """Return a context of a client, which is closed at its end if only the address was given."""
+    """Return a context manager for a client. If only an address is given, it connects on entry and closes on exit."""
     return Client(client, set_as_default=False) if isinstance(client, str) else contextlib.nullcontext(client)
 
 
 class _ClusterSession:
-    """One start of agents in a cluster, from the registration of the plugin to its end, in a thread of its own.
+    """One start of agents in a cluster, from registering the plugin to removing it, in a separate thread.
 
-    In this order everything is undone, whatever fails, and a cluster that does not answer holds nobody up.
+    The thread undoes every completed step, whichever step fails. A cluster that does not answer blocks only the thread.
     """
 
     def __init__(self, client: Client | str, insecure: bool, options: AgentOptions, nodes: NodeRegistry) -> None:
@@ -133,7 +133,7 @@ class _ClusterSession:
         self._secret, self._epoch = new_secret(), new_secret()[:16]
         self._topic = f"envactors-{self._epoch}"
         self._tls: Any = None
-        # The reports that have come: some may come twice.
+        # The reports that have arrived. Some may arrive twice.
         self._seen: set[str] = set()
         self._stopping = threading.Event()
         nodes.expect_nodes(1)
@@ -141,11 +141,11 @@ class _ClusterSession:
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the cluster, and wait for that, though not for long."""
+        """Leave the cluster, and wait at most `_END_PATIENCE` seconds for the thread."""
         self._stopping.set()
         self._thread.join(_END_PATIENCE)
 
-    # In the thread ---------------------------------------------------------------------------------------
+    # Called in the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         name = self._client if isinstance(self._client, str) else "the Dask cluster"
@@ -157,13 +157,13 @@ class _ClusterSession:
                 self._join(client)
                 self._watch(client, name)
         except Exception as error:
-            self._refuse(name, f"its node agents cannot be started: {error or repr(error)}")
+            self._refuse(name, f"cannot start its node agents: {error or repr(error)}")
 
     def _join(self, client: Client) -> None:
         self._tls = client.security.get_connection_args("client")["ssl_context"]
-        # One was expected before it was known how many there are.
+        # The constructor announced one node, before the number of Dask workers was known.
         self._nodes.expect_nodes(len(client.nthreads()) - 1)
-        on_report = weakref.WeakMethod(self._on_report)  # the client keeps the handler of a topic for ever
+        on_report = weakref.WeakMethod(self._on_report)  # the client never drops the handler of a topic
         client.subscribe_topic(self._topic, lambda event: (handle := on_report()) and handle(event))
         lease, heartbeat, process = self._options
         terms = AgentTerms(
@@ -172,30 +172,30 @@ class _ClusterSession:
         try:
             client.register_plugin(NodeAgentPlugin(terms._asdict()))
         except (OSError, asyncio.TimeoutError) as error:
-            # A Dask worker that is about to end or does not answer; the others report by themselves.
-            _log.warning("not all workers of %s were reached: %s", client.scheduler.address, error)
+            # A Dask worker is exiting or does not answer. The others report to the topic anyway.
+            _log.warning("cannot reach all workers of %s: %s", client.scheduler.address, error)
         for report in client.get_events(self._topic):
-            self._on_report(report)  # it may have come before the subscription
+            self._on_report(report)  # it may have arrived before the subscription
 
     def _watch(self, client: Client, name: str) -> None:
         while client.status == "running":
             if self._stopping.wait(_CHECK):
                 return
-        self._refuse(name, "the connection to its scheduler is lost")
+        self._refuse(name, "lost the connection to its scheduler")
         self._stopping.wait()
 
     def _leave(self, client: Client) -> None:
         if client.status != "running":
-            return  # it would be waited for in vain
+            return  # the calls below would wait in vain
         for undo in (client.unregister_worker_plugin, client.unsubscribe_topic):
-            with contextlib.suppress(Exception):  # it was not done, or cannot be undone
+            with contextlib.suppress(Exception):  # the step was not completed, or cannot be undone
                 undo(self._topic)
 
     def _refuse(self, name: str, reason: str) -> None:
         if not self._stopping.is_set():
             self._nodes.refuse_node(name, reason)
 
-    # In the thread of the client -------------------------------------------------------------------------
+    # Called in the thread of the client ------------------------------------------------------------------
 
     def _on_report(self, event: tuple[float, dict[str, Any]]) -> None:
         report = event[1]

@@ -1,7 +1,8 @@
 """The plugin that starts a node agent in each Dask worker.
 
-A Dask worker that cannot load the plugins of its cluster cannot join it. So this one is pickled as the text of this
-module, which needs nothing but distributed, in any version of Python: a worker that lacks envactors reports so.
+A Dask worker that cannot load a plugin of its cluster cannot join the cluster. This plugin is therefore pickled as the
+source text of this module, which needs only distributed and runs in any version of Python. A worker without envactors
+joins and reports that envactors is missing.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 from distributed import WorkerPlugin
 
 
-class NodeAgentPlugin(WorkerPlugin):  # type: ignore[misc] # its module is checked nowhere
-    """Starts a node agent on each Dask worker, also on those that join later, and ends it with the worker.
+class NodeAgentPlugin(WorkerPlugin):  # type: ignore[misc] # mypy skips its module
+    """Starts a node agent on each Dask worker, including those that join later, and ends it with the worker.
 
     Args:
         terms: The fields of `envactors.integrations.dask.agents.AgentTerms`, by name.
@@ -27,12 +28,12 @@ class NodeAgentPlugin(WorkerPlugin):  # type: ignore[misc] # its module is check
         self._host: Any = None
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Return how another process makes it, from text and plain values alone."""
+        """Return how another process creates the plugin, from text and plain values only."""
         source = inspect.getsource(sys.modules[__name__])
         return eval, ("exec(source) or NodeAgentPlugin(terms)", {"source": source, "terms": self.terms})
 
     def setup(self, worker: Any) -> None:
-        """Start the agent. What happens is reported on the topic, and never raised, which would disturb Dask."""
+        """Start the agent. Report errors on the topic, since raising one would keep the Dask worker from joining."""
         try:
             from envactors.integrations.dask.agents import AgentHost, AgentTerms
 
@@ -40,13 +41,13 @@ class NodeAgentPlugin(WorkerPlugin):  # type: ignore[misc] # its module is check
             self._host.start()
         except Exception as error:
             refused = (
-                f"envactors cannot be used there ({error}): install the caller's version of it on all nodes, or send a "
-                "zip file of it by client.upload_file before the first actor starts"
+                f"cannot use envactors there ({error}): install the caller's version of envactors on all nodes, or "
+                "upload it as a zip file with client.upload_file before the first actor starts"
             )
             worker.log_event(self.name, {"name": str(worker.name), "refused": refused})
 
     async def teardown(self, worker: Any) -> None:
-        """End the agent with its workers."""
+        """End the agent and its workers."""
         del worker
         if self._host is not None:
             await self._host.end()

@@ -1,4 +1,7 @@
-"""Drop-in for Gymnasium: `ActorVectorEnv` replaces ``gymnasium.vector.AsyncVectorEnv``."""
+"""Drop-in for Gymnasium: `ActorVectorEnv` replaces ``gymnasium.vector.AsyncVectorEnv``.
+
+This package translates between Gymnasium and `envactors.vector`, which runs the envs.
+"""
 
 from __future__ import annotations
 

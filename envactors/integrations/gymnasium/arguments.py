@@ -1,4 +1,4 @@
-"""Checks of the arguments that `ActorVectorEnv` has from Gymnasium."""
+"""Check the arguments that `ActorVectorEnv` takes over from Gymnasium. Spaces and actions are checked elsewhere."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from envactors.vector.options import CommonOptions
 
 
 def check_worker(worker: Any) -> None:
-    """Refuse a worker function.
+    """Raise if a worker function is given.
 
     Raises:
-        ValueError: There is one.
+        ValueError: A worker function is given.
     """
     if worker is not None:
         raise ValueError(
             "A custom `worker` must accept 8 arguments, among them the pipes and the queue of Gymnasium's own "
-            f"processes: there are none here, and {worker!r} cannot be run. Put what it does into a "
-            "gymnasium.Wrapper, or use gymnasium.vector.AsyncVectorEnv"
+            f"processes. Actors have no such pipes, so {worker!r} cannot run. Move its code into a gymnasium.Wrapper, "
+            "or use gymnasium.vector.AsyncVectorEnv"
         )
 
 
@@ -29,12 +29,12 @@ def checked_limit(max_concurrency: Any, options: CommonOptions) -> int | None:
     """Return the largest number of envs that run at once.
 
     Raises:
-        ValueError: It is not an int above 0, or the options have it too.
+        ValueError: ``max_concurrency`` is not a positive int, or ``max_running`` is given too.
     """
     if max_concurrency is not None and "max_running" in options:
         raise ValueError(
             f"max_concurrency={max_concurrency!r} and max_running={options['max_running']!r} mean the same: expected "
-            "one of them"
+            "only one"
         )
     if max_concurrency is None:
         return None
@@ -46,7 +46,7 @@ def checked_limit(max_concurrency: Any, options: CommonOptions) -> int | None:
 
 
 def start_method(context: str) -> Any:
-    """Return the start method for the name of a context.
+    """Return the start method for the name of a multiprocessing context.
 
     Raises:
         ValueError: There is no such context.
@@ -60,8 +60,8 @@ def checked_mask(mask: Any, num_envs: int) -> npt.NDArray[np.bool_]:
     """Return the mask of a partial reset.
 
     Raises:
-        TypeError: It is not an array of bools.
-        ValueError: It has another shape, or selects no env.
+        TypeError: The mask is not an array of bools.
+        ValueError: The mask does not have one entry per env, or selects no env.
     """
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")

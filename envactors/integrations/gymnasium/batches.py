@@ -1,4 +1,7 @@
-"""Conversion of batches between Gymnasium's form and that of `envactors.vector.facade.VectorEnv`."""
+"""Convert batches between the form that Gymnasium uses and that of `envactors.vector.facade.VectorEnv`.
+
+Spaces are combined in `envactors.integrations.gymnasium.spaces`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from envactors.mailbox.specs import ArraySpec, Spec
 
 
 class Actions:
-    """Checks batches of actions.
+    """Decides whether batches of actions fit the action space.
 
     Args:
         spec: Spec of one env's action.
@@ -36,7 +39,7 @@ class Actions:
 
 
 class Observations:
-    """Last observation of each env, as one batch in Gymnasium's form.
+    """The last observation of each env, as one batch in Gymnasium's form.
 
     Args:
         space: Observation space of one env.
@@ -44,21 +47,21 @@ class Observations:
         num_envs: Number of envs.
 
     Attributes:
-        batch: The observations; None before the first.
+        batch: The observations; None before the first reset.
     """
 
     def __init__(self, space: Space[Any], spec: Spec | None, num_envs: int) -> None:
         self.batch: Any = None
         self._space = space
         self._num_envs = num_envs
-        # True if a batch is a single array in both forms.
-        self._alike = not isinstance(batch_space(space, 1), (spaces.Dict, spaces.Tuple)) and getattr(
+        # Whether a batch is a single array in both forms.
+        self._is_array = not isinstance(batch_space(space, 1), (spaces.Dict, spaces.Tuple)) and getattr(
             spec, "batchable", False
         )
 
     def replace_all(self, obs: Any) -> None:
         """Store the observations of all envs."""
-        self.batch = obs if self._alike else _translated(self._space, obs)
+        self.batch = obs if self._is_array else _translated(self._space, obs)
 
     def replace_some(self, env_ids: Iterable[int], obs: Any) -> None:
         """Store the observations of some envs."""
@@ -68,7 +71,7 @@ class Observations:
         before = self.batch
         if before is None:
             before = create_empty_array(self._space, self._num_envs, np.zeros)
-        self.batch = _merged(self._space, before, obs if self._alike else _translated(self._space, obs), ids)
+        self.batch = _merged(self._space, before, obs if self._is_array else _translated(self._space, obs), ids)
 
     def current(self, copy: bool) -> Any:
         """Return the batch, or a copy of it."""
@@ -92,7 +95,7 @@ def _fits(spec: Any, actions: Any, num_envs: int) -> bool:
 
 
 def _translated(space: Space[Any], obs: Any) -> Any:
-    """Convert a batch to Gymnasium's form, in which most lists of `VectorEnv` are tuples."""
+    """Convert a batch to Gymnasium's form, which has tuples where `VectorEnv` has lists."""
     if isinstance(space, spaces.Dict):
         return {key: _translated(inner, obs[key]) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

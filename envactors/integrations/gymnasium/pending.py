@@ -1,4 +1,7 @@
-"""The call that was started by one of Gymnasium's ``*_async`` methods and not finished by ``*_wait`` yet."""
+"""Keep track of the call between Gymnasium's ``*_async`` and ``*_wait`` methods, and of calls that timed out.
+
+`envactors.vector.facade.VectorEnv` runs the calls; this module only remembers which one is pending.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ Finish: TypeAlias = Callable[[float | None], Any]
 
 
 class Pending:
-    """The pending call, and calls that have timed out and still run; results of the latter are discarded.
+    """The pending call, and calls that timed out but are still running; results of the latter are discarded.
 
     Args:
         envs: Vector env that runs the calls.
-        observations: Receives the observations of late results.
+        observations: Stores the observations of late results.
 
     Attributes:
-        what: Kind of the pending call; None if none is pending.
+        what: Kind of the pending call; None if no call is pending.
     """
 
     def __init__(self, envs: VectorEnv, observations: Observations) -> None:
@@ -45,12 +48,13 @@ class Pending:
         self._envs = envs
         self._access = VectorAccess(envs)
         self._observations = observations
-        # Starts the pending call if it must wait for late results first, else None; and finishes it.
+        # `_begin` starts the pending call if it has to wait for late results first, else it is None. `_finish` waits
+        # for the results of the pending call.
         self._begin: Callable[[], object] | None = None
         self._finish: Finish | None = None
 
     def check_free(self, caller: str) -> None:
-        """Refuse a call while another one is pending.
+        """Raise if a call is pending.
 
         Args:
             caller: Name of the called method.
@@ -64,7 +68,7 @@ class Pending:
             )
 
     def start(self, what: Literal["reset", "step"], begin: Callable[[], object], finish: Finish) -> None:
-        """Start a call, at once or after late results have come and were discarded."""
+        """Start a call now, or in `finish` if late results have to be discarded first."""
         if self.has_late_results():
             self._begin = begin
         else:
@@ -80,11 +84,11 @@ class Pending:
 
         Args:
             what: Expected kind of the call.
-            timeout: Seconds to wait; None: no limit.
+            timeout: How long to wait, in seconds; None for no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over.
-            NoAsyncCallError: Another kind of call is pending, or none.
+            multiprocessing.TimeoutError: The results did not arrive in time.
+            NoAsyncCallError: No call is pending, or one of another kind.
             Exception: The exception of the last env that failed.
         """
         if self.what != what:
@@ -109,18 +113,18 @@ class Pending:
         raise self.own_error(failure)
 
     def forget(self) -> None:
-        """Drop the pending call; what already runs goes on."""
+        """Forget the pending call. The envs finish it if it is already running."""
         self.what = self._begin = self._finish = None
 
     def has_late_results(self) -> bool:
-        """Return whether a call that has timed out still runs in an env."""
+        """Return whether an env is still running a call that timed out."""
         return bool(self._access.busy())
 
     def discard_late_results(self, deadline: float | None) -> None:
-        """Wait for the results of calls that have timed out and discard them.
+        """Wait for the results of calls that timed out, and discard them.
 
         Raises:
-            VectorTimeoutError: They did not all come in time.
+            VectorTimeoutError: Some results did not arrive in time.
         """
         while True:
             try:
@@ -133,10 +137,10 @@ class Pending:
                     logger.warn("Worker-%s failed in a call that had timed out: %s", index, repr(failure))
             self._observations.replace_some(batch.env_ids, batch.obs)
             if deadline is not None and time.monotonic() >= deadline and self.has_late_results():
-                raise VectorTimeoutError("an earlier call that timed out still runs")
+                raise VectorTimeoutError("an earlier call that timed out is still running")
 
     def own_error(self, error: VectorStepError) -> BaseException:
-        """Return the exception to raise for a failed step, after the other envs' observations were stored."""
+        """Store the observations of the other envs, and return the exception to raise for a failed step."""
         self._observations.replace_some(error.batch.env_ids, error.batch.obs)
         return _logged(error.failures)
 
@@ -151,7 +155,7 @@ def _results(calls: Sequence[ActorFuture], timeout: float | None) -> tuple[Any, 
 
 
 def _logged(failures: Mapping[int, BaseException]) -> BaseException:
-    """Log what envs raised, in Gymnasium's wording, and return the last one, to be raised."""
+    """Log the exceptions of envs in Gymnasium's wording, and return the last one, which the caller raises."""
     for index, failure in failures.items():
         remote = failure.__cause__
         text = remote.text if isinstance(remote, RemoteTraceback) else "".join(traceback.format_exception(failure))

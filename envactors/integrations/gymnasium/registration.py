@@ -1,4 +1,4 @@
-"""`make_vec` and `register`: Gymnasium's ways to make a vector env by the id of its env."""
+"""`make_vec` and `register`: create a vector env from the id of an env, as Gymnasium does."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def make_vec(
     Args:
         id: Id of a registered env, or a spec.
         num_envs: Number of envs.
-        vectorization_mode: None and ``"async"`` make an `ActorVectorEnv`; any other mode is left to Gymnasium.
+        vectorization_mode: None and ``"async"`` create an `ActorVectorEnv`; Gymnasium handles any other mode.
         vector_kwargs: Arguments of `ActorVectorEnv`.
-        wrappers: Applied to each env, in this order, in the workers.
+        wrappers: Wrappers that the workers apply to each env, in this order.
         **kwargs: Arguments of each env.
 
     Returns:
@@ -45,10 +45,10 @@ def make_vec(
         return gymnasium.make_vec(id, num_envs, vectorization_mode, vector_kwargs, wrappers, **kwargs)
     spec = copying.deepcopy(found)
     spec.kwargs = {}
-    # Pass the id if there is one, so that the worker resolves it.
+    # If there is an id, pass the id rather than the spec, so that the worker resolves it.
     what = id if isinstance(id, str) else spec
 
-    # A local function is pickled by value, so the worker need not import this module.
+    # A local function is pickled by value, so the worker does not need to import this module.
     def make() -> gymnasium.Env[Any, Any]:
         env = gymnasium.make(what, **own)
         for wrapper in wrappers:
@@ -69,14 +69,14 @@ def register(
     namespace: str | None = None,
     **vector_kwargs: Any,
 ) -> None:
-    """Make ``gymnasium.make_vec(id, n)`` make an `ActorVectorEnv`.
+    """Make ``gymnasium.make_vec(id, n)`` create an `ActorVectorEnv`.
 
-    It replaces the ``vector_entry_point`` of registered envs, so that ``vectorization_mode`` may be left out or be
-    ``"vector_entry_point"``; ``"sync"`` and ``"async"`` remain Gymnasium's own. On an error no env is changed.
+    This replaces the ``vector_entry_point`` of registered envs. It applies if ``vectorization_mode`` is omitted or
+    ``"vector_entry_point"``; ``"sync"`` and ``"async"`` remain Gymnasium's own. An error leaves all envs unchanged.
 
     Args:
-        id: Id of an env, or several.
-        namespace: Name of a namespace, such as ``"ALE"``, all of whose envs are meant too, except those that exist only
+        id: The id of an env, or several ids.
+        namespace: The name of a namespace such as ``"ALE"``, to register all of its envs except those that exist only
             as vector envs.
         **vector_kwargs: Arguments of `ActorVectorEnv`.
 
@@ -91,7 +91,7 @@ def register(
     if namespace is not None:
         specs += _envs_of(namespace)
     if not specs:
-        raise ValueError("register() was given no env: expected an id, several ids, or namespace='...'")
+        raise ValueError("register() was called without an env: expected an id, several ids, or namespace='...'")
     for spec in specs:
         spec.vector_entry_point = _entry_point(spec.id, vector_kwargs)
 
@@ -100,7 +100,7 @@ def _envs_of(namespace: str) -> list[EnvSpec]:
     """Return the specs of a namespace's envs.
 
     Raises:
-        gymnasium.error.NamespaceNotFound: There is none.
+        gymnasium.error.NamespaceNotFound: The namespace has no envs.
     """
     specs = [spec for spec in gymnasium.registry.values() if spec.namespace == namespace and spec.entry_point]
     if not specs:
@@ -113,9 +113,9 @@ def _envs_of(namespace: str) -> list[EnvSpec]:
 
 
 def _entry_point(env_id: str, vector_kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """Return a vector entry point. Gymnasium does not tell it which env to make, so each env needs one of its own."""
+    """Return a vector entry point for one env. Gymnasium does not pass the id, so each env needs a separate one."""
 
-    # A local function is pickled by value with the registry, so a worker need not import this module.
+    # The registry pickles a local function by value, so a worker does not need to import this module.
     def entry_point(num_envs: int = 1, **kwargs: Any) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         from envactors.integrations.gymnasium.registration import make_vec
 
@@ -125,7 +125,10 @@ def _entry_point(env_id: str, vector_kwargs: dict[str, Any]) -> Callable[..., An
 
 
 def _find_spec(env_id: str) -> EnvSpec:
-    """Return the spec of an env as ``gymnasium.make`` finds it: in ``module:id``, and the latest version by default."""
+    """Return the spec of an env as ``gymnasium.make`` does.
+
+    Import the module of an id ``module:id``. Without a version in the id, choose the latest.
+    """
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)

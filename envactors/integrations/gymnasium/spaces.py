@@ -1,4 +1,4 @@
-"""Spaces of a vector env, combined from those of its envs by Gymnasium's rules."""
+"""Combine the spaces of envs to those of a vector env by Gymnasium's rules, and check that they agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spaces(NamedTuple):
 
 
 def check_mode(mode: ObservationMode) -> None:
-    """Refuse an invalid observation mode, as Gymnasium does.
+    """Raise if an observation mode is invalid, as Gymnasium does.
 
     Raises:
         TypeError: A tuple has elements that are not spaces.
@@ -48,12 +48,12 @@ def agree(
 
     Args:
         kind: Name of the vector env's class, for errors.
-        mode: Observation mode, which says how observation spaces may differ.
+        mode: Observation mode, which controls how observation spaces may differ.
         observation_spaces: One per env.
         action_spaces: One per env.
 
     Raises:
-        RuntimeError: The spaces differ more than that.
+        RuntimeError: The spaces differ more than the mode allows.
     """
     batched, single = mode if isinstance(mode, tuple) else (None, observation_spaces[0])
     if mode == "same":
@@ -76,7 +76,7 @@ def agree(
 def unequal(what: Literal["action", "observation"], kind: str, mode: ObservationMode) -> str:
     """Return the message for spaces that differ; see `agree`."""
     if what == "action":
-        return "Some environments have an action space other than the first's: a batch of actions needs equal ones"
+        return "The action spaces of the environments differ: expected equal action spaces"
     if mode == "same":
         return (
             f"{kind}(..., observation_mode='same') however some of the sub-environments observation "
@@ -89,7 +89,7 @@ def unequal(what: Literal["action", "observation"], kind: str, mode: Observation
 
 
 def check_shareable(space: Space[Any]) -> None:
-    """Refuse a custom observation space, as Gymnasium does with shared memory.
+    """Raise if an observation space is custom, as Gymnasium does with shared memory.
 
     Raises:
         ValueError: The space or a part of it is custom.
@@ -97,8 +97,8 @@ def check_shareable(space: Space[Any]) -> None:
     custom = _custom(space)
     if custom is not None:
         raise ValueError(
-            f"shared_memory=True with the observation space {custom!r}, whose size is not known: leave "
-            "shared_memory out, and what can be shared is; or give False"
+            f"shared_memory=True with the custom observation space {custom!r}, whose size is unknown: omit "
+            "shared_memory to share only values of fixed size, or pass shared_memory=False"
         ) from CustomSpaceError(f"{custom!r} is not one of Gymnasium's own spaces")
 
 

@@ -1,6 +1,6 @@
-"""`ActorVectorEnv`: Gymnasium's ``AsyncVectorEnv`` over actors.
+"""`ActorVectorEnv`: Gymnasium's ``AsyncVectorEnv`` on actors.
 
-It translates spaces, infos, errors and names between Gymnasium and `envactors.vector.facade.VectorEnv`, which does the
+It translates spaces, infos, errors, and names between Gymnasium and `envactors.vector.facade.VectorEnv`, which does the
 work.
 """
 
@@ -53,36 +53,36 @@ _AUTORESETS: dict[AutoresetMode, Literal["next_step", "same_step", "disabled"]] 
 
 _REFUSED = {"autoreset": "Gymnasium's name for it is autoreset_mode"}
 
-# Methods that `call` refuses, since they would bypass the record of the pending call.
+# Methods that `call` rejects, since they would bypass the record of the pending call.
 _NOT_CALLED = ("reset", "step", "close")
 
 
 class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Gymnasium's ``AsyncVectorEnv`` with each env in an actor; the first nine parameters are those of Gymnasium 1.4.
 
-    An env's exception is raised in the caller as itself, and the env goes on. No env is ever created in the caller's
-    process; the spaces come from the workers.
+    The caller receives the exception of an env unchanged, and the env remains usable. Envs are created only in the
+    workers, which also report the spaces.
 
     Args:
         env_fns: One callable per env; called only in the workers.
-        shared_memory: True to refuse custom spaces, as Gymnasium does. None and False accept them. Values of fixed size
-            travel through shared memory in any case.
+        shared_memory: True to reject custom spaces, as Gymnasium does. None and False accept them. Values of fixed size
+            are transferred through shared memory in any case.
         copy: True to return copies of observations; False to return views, valid until the next step.
-        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"`` or ``"loky"``; None: the default of
+        context: Start method: ``"fork"``, ``"spawn"``, ``"forkserver"``, or ``"loky"``; None for the default of
             `ProcessBackend`.
-        daemon: Accepted without effect: workers end with the caller and may start processes of their own.
-        worker: Refused, since Gymnasium's workers need pipes that do not exist here.
-        observation_mode: ``"same"``: all observation spaces are equal; ``"different"``: of one shape and dtype; or a
-            tuple of the batched and the single space.
-        autoreset_mode: Behaviour at the end of an episode.
-        max_concurrency: Largest number of envs that step or reset at once; the others wait in the caller. It is
+        daemon: Has no effect: workers always end with the caller, and may start child processes.
+        worker: Must be None, since Gymnasium's workers need pipes that do not exist here.
+        observation_mode: ``"same"`` if all observation spaces are equal, ``"different"`` if they only share shape and
+            dtype, or a tuple of the batched and the single space.
+        autoreset_mode: When envs reset after the end of an episode.
+        max_concurrency: How many envs may step or reset at once; the others wait in the caller. This is
             ``max_running`` of `envactors.VectorEnv`.
-        **options: See `envactors.VectorOptions`; ``backend`` excludes ``context``, and only closing has a deadline by
-            default (5 s).
+        **options: See `envactors.VectorOptions`; ``backend`` excludes ``context``. By default only closing has a
+            deadline (5 s).
 
     Attributes:
         vector: The vector behind this class, with handles of the envs (``vector[i]``), ``stats()``, ``send``, ``recv``.
-        actors: Handle of each process.
+        actors: The handle of each process.
 
     Raises:
         RuntimeError: The envs' spaces differ.
@@ -103,7 +103,8 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         max_concurrency: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        self.closed: bool = True  # until it has envs: Gymnasium 1.1 closes what its collector finds open
+        # Until the envs exist: Gymnasium 1.1 closes every object that is open when it is garbage-collected.
+        self.closed: bool = True
         check_worker(worker)
         check_one_backend("context", context, options)
         if context is not None:
@@ -133,7 +134,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.closed = False
 
     def _make_vector(self, options: CommonOptions) -> VectorEnv:
-        """Make the vector, and raise what went wrong as Gymnasium does."""
+        """Create the vector, and raise errors as Gymnasium does."""
         try:
             return make_vector(
                 VectorEnv,
@@ -171,17 +172,17 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     @property
     def observations(self) -> Any:
-        """Last batch of observations; None before the first."""
+        """The last batch of observations; None before the first reset."""
         return self._observations.batch
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override] # as in AsyncVectorEnv
-        """Seed of each env's random generator."""
+        """The seed of each env's random generator."""
         return self.get_attr("np_random_seed")
 
     @property  # type: ignore[misc] # as in AsyncVectorEnv
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Copy of each env's random generator."""
+        """A copy of each env's random generator."""
         return self.get_attr("np_random")
 
     # Resetting -------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Reset all envs, or those selected by ``options["reset_mask"]``.
 
         Args:
-            seed: An int gives env ``i`` the seed ``seed + i``; a sequence has one seed or None per env.
+            seed: An int gives env ``i`` the seed ``seed + i``; a sequence contains a seed or None per env.
             options: Passed to each env, except ``"reset_mask"``: a bool array with one entry per env.
 
         Returns:
@@ -239,10 +240,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Return the result of `reset_async`.
 
         Args:
-            timeout: Seconds to wait; None: no limit.
+            timeout: How long to wait, in seconds; None for no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over. The resets go on, and their results are discarded.
+            multiprocessing.TimeoutError: The resets did not finish in time. They continue; their results are discarded.
             NoAsyncCallError: `reset_async` was not called.
         """
         self._assert_is_running()
@@ -266,7 +267,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             actions: Batch of actions in ``action_space``.
 
         Returns:
-            Observations, rewards (float64), terminations, truncations (bool) and infos.
+            Observations, rewards (float64), terminations and truncations (bool), and infos.
         """
         if self.closed or self._pending.what is not None or not self._actions.fits(actions):
             self.step_async(actions)
@@ -284,7 +285,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         raise self._pending.own_error(failure)
 
     def step_async(self, actions: Any) -> None:
-        """Start a full-batch step; `step_wait` returns the result. It is queued behind a step that has timed out."""
+        """Start a step of all envs; `step_wait` returns the result. The step is queued behind a step that timed out."""
         self._assert_is_running()
         envs, access, pending = self.vector, self._access, self._pending
         pending.check_free("step_async")
@@ -293,7 +294,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self._actions.fits(actions):
             pending.start("step", lambda: envs.step_async(actions), envs.step_wait)
         else:
-            # As in Gymnasium, the envs judge actions that do not fit; only their number is checked.
+            # As in Gymnasium, the envs decide about actions that do not fit the space. Only their number is checked.
             each = list(iterate(self.action_space, actions))
             env_ids = list(range(self.num_envs))
             pending.start(
@@ -306,10 +307,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Return the result of `step_async`.
 
         Args:
-            timeout: Seconds to wait; None: no limit.
+            timeout: How long to wait, in seconds; None for no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over. The steps go on, and their results are discarded.
+            multiprocessing.TimeoutError: The steps did not finish in time. They continue; their results are discarded.
             NoAsyncCallError: `step_async` was not called.
         """
         self._assert_is_running()
@@ -334,7 +335,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Start a `call`; `call_wait` returns the result.
 
         Raises:
-            ValueError: The name is ``reset``, ``step`` or ``close``.
+            ValueError: The name is ``reset``, ``step``, or ``close``.
         """
         self._assert_is_running()
         self._pending.check_free("call_async")
@@ -346,10 +347,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Return the result of `call_async`.
 
         Args:
-            timeout: Seconds to wait; None: no limit.
+            timeout: How long to wait, in seconds; None for no limit.
 
         Raises:
-            multiprocessing.TimeoutError: The time is over. The calls go on, and their results are discarded.
+            multiprocessing.TimeoutError: The calls did not finish in time. They continue; their results are discarded.
             NoAsyncCallError: `call_async` was not called.
         """
         self._assert_is_running()
@@ -357,7 +358,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return results
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute per env; a method is called, as in AsyncVectorEnv."""
+        """Return an attribute of each env; methods are called, as in ``AsyncVectorEnv``."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
@@ -365,10 +366,10 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Args:
             name: Name of the attribute.
-            values: A list or tuple has one value per env; anything else goes to all.
+            values: A list or tuple contains one value per env; any other value is set in all envs.
 
         Raises:
-            ValueError: A list or tuple of another length.
+            ValueError: The list or tuple does not have one value per env.
         """
         self._assert_is_running()
         if not isinstance(values, (list, tuple)):
@@ -388,11 +389,11 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     # Closing ---------------------------------------------------------------------------------------------
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and end their processes; called by `close`.
+        """Close the envs and end their processes; `close` calls this method.
 
         Args:
-            timeout: Seconds after which processes are killed; None: the close deadline.
-            terminate: True to kill processes at once.
+            timeout: How long to wait before killing processes, in seconds; None for the close deadline.
+            terminate: True to kill processes immediately.
         """
         if self._pending.what is not None:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._pending.what}` to complete.")

@@ -1,4 +1,4 @@
-"""Adapter around an ML-Agents env in its worker."""
+"""The adapter around an ML-Agents env in its worker. It imports ``mlagents_envs`` only when an env is created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from envactors.integrations.adapter import EnvAdapter
 
 
 class UnityEnvAdapter(EnvAdapter):
-    """Env with the semantics of ML-Agents and the side channels of its workers.
+    """An env with the semantics of ML-Agents and the side channels of its workers.
 
     Args:
-        factory: Makes the env, given its worker id and its side channels.
+        factory: Creates the env, given its worker id and its side channels.
         worker_id: Worker id of the env.
         engine: Engine configuration, an ``EngineConfig``.
     """
@@ -46,11 +46,11 @@ class UnityEnvAdapter(EnvAdapter):
                 self._sent[name] = value
 
     def envactors_properties(self) -> dict[str, float]:
-        """Return the numbers that were sent and the properties that the env has sent."""
+        """Return the numbers that the caller sent and the properties that the env sent."""
         return {**self._sent, **self._properties.get_property_dict_copy()}
 
     def envactors_behaviors(self) -> dict[str, Any]:
-        """Return the specs of the behaviors known so far."""
+        """Return the specs of the behaviors that are known so far."""
         return dict(self._env.behavior_specs)
 
     def reset(self, parameters: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class UnityEnvAdapter(EnvAdapter):
         return self._results()
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-        """Step with actions per behavior; return steps per behavior, timers since the last step, and stats."""
+        """Step with actions by behavior; return steps by behavior, timers since the last step, and stats."""
         for name, action in actions.items():
             self._env.set_actions(name, action)
         self._env.step()

@@ -1,9 +1,9 @@
-"""`ActorEnvManager`: ML-Agents' ``SubprocessEnvManager`` over actors, one per env.
+"""`ActorEnvManager`: ML-Agents' ``SubprocessEnvManager`` on actors, one per env.
 
-    get_steps ──▶ policies choose actions, idle workers get a step each ──▶ all steps done once the first one is
+    get_steps ──▶ policies choose actions, each idle worker starts a step ──▶ all steps done once the first one is
 
-A worker has one future, that of its pending step. The actor's `RestartPolicy` decides whether a lost process is
-replaced.
+A worker keeps only the future of its pending step. The actor restarts a process that crashed, within the limits of its
+`RestartPolicy`; this module then ends the episodes of all envs, as ML-Agents does.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ try:
     )
     from mlagents_envs.side_channel.engine_configuration_channel import EngineConfig
     from mlagents_envs.timers import hierarchical_timer
-except TypeError as _refusal:  # protobuf 4 and later refuse its messages this way
-    raise ImportError(f"it does not work with the protobuf that is installed: {_refusal}") from _refusal
+except TypeError as _refusal:  # protobuf 4 and later reject the messages of mlagents_envs with this error
+    raise ImportError(f"it does not work with the installed version of protobuf: {_refusal}") from _refusal
 
 try:
     from mlagents.trainers.action_info import ActionInfo
@@ -51,7 +51,7 @@ __all__ = ["ActionInfo", "ActorEnvManager", "EnvManager", "EnvironmentStep"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-# Errors of a lost process, and errors of an env after which ML-Agents restarts the worker.
+# Errors after which a process is gone, and errors of an env after which ML-Agents restarts the worker.
 _LOSSES = (ActorDiedError, ActorTimeoutError)
 _COMPLAINTS = (
     UnityCommunicationException,
@@ -61,17 +61,17 @@ _COMPLAINTS = (
 )
 
 
-_ITSELF = "ML-Agents steps each worker by itself"
+_ITSELF = "ML-Agents steps each worker separately"
 _REFUSED = {
-    "envs_per_actor": f"{_ITSELF}, and the first result ends a wait for all",
+    "envs_per_actor": f"{_ITSELF}, and continues as soon as the first result arrives",
     "autoreset": "Unity envs begin new episodes by themselves",
-    "on_failure": "ML-Agents replaces a lost worker and resets all envs, within the limits of restart",
+    "on_failure": "ML-Agents restarts a worker that failed and resets all envs, within the limits of restart",
     "max_journal": "Unity envs are not replayed",
-    "recycle": "a replaced worker would end the episodes of all envs",
-    "standbys": "a Unity program is started with its worker id, before it is known whose place it takes",
+    "recycle": "replacing a worker would end the episodes of all envs",
+    "standbys": "a Unity program starts with a worker id, and a standby does not know which worker it replaces",
     "shared_memory": f"{_ITSELF}, and results are pickled",
     "copy": f"{_ITSELF}, and results are copies",
-    "seed_episodes": "a Unity env has no seed for a reset, but one for its start",
+    "seed_episodes": "a Unity env takes a seed when it starts, but not when it resets",
     "snapshot": "the state of a Unity program cannot be read",
     "checkpoint_every": "the state of a Unity program cannot be read",
 }
@@ -83,10 +83,10 @@ class Worker:
     Attributes:
         worker_id: Index of the worker.
         actor: Handle of the actor.
-        previous_step: Last step or reset.
-        previous_all_action_info: Actions that the policies chose after it.
-        future: Pending step, or one that was not collected yet; None if there is none.
-        incarnation: Incarnation that holds the episodes; None before the first reset.
+        previous_step: The last step or reset.
+        previous_all_action_info: The actions that the policies chose after that step.
+        future: A step that is pending or not collected yet; None if there is none.
+        incarnation: The incarnation that holds the episodes; None before the first reset.
     """
 
     def __init__(self, worker_id: int, actor: ActorHandle) -> None:
@@ -104,26 +104,27 @@ class Worker:
 
 
 class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
-    """Steps many Unity envs, each in an actor of its own, with the interface of ML-Agents' env managers.
+    """Steps many Unity envs, one per actor, with the interface of ML-Agents' env managers.
 
-    A worker is lost if its process dies or exceeds a deadline, or its env raises one of Unity's exceptions of
-    communication, time-out or start. If it may be replaced, all episodes end, the envs' parameters are sent again and
-    all envs are reset, as in ML-Agents. Any other exception of an env is raised, and the env goes on.
+    A worker fails if its process crashes or exceeds a deadline, or if its env raises one of Unity's exceptions about
+    communication, timeouts, or the start. If the restart limits allow it, the manager then restarts the worker, ends
+    all episodes, sends the parameters again, and resets all envs, as ML-Agents does. Any other exception of an env is
+    raised in the caller, and the env remains usable.
 
     Args:
-        env_factory: ``f(worker_id, side_channels)`` makes an env, a ``mlagents_envs.base_env.BaseEnv``; pickled by
-            value and called only in the workers.
-        run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are read; or an
-            ``EngineConfig`` alone.
+        env_factory: ``f(worker_id, side_channels)`` creates an env, a ``mlagents_envs.base_env.BaseEnv``. It is pickled
+            by value and called only in the workers.
+        run_options: ML-Agents' ``RunOptions``, of which ``engine_settings`` and ``env_settings`` are used, or only an
+            ``EngineConfig``.
         n_env: Number of envs.
-        **options: See `envactors.VectorOptions`, of which those about batches are refused. By default ``restart`` is
-            that of ``run_options.env_settings``; without them once in any 60 seconds and 10 times in the life of a
-            worker, as in ML-Agents.
+        **options: See `envactors.VectorOptions`. Options about batches are rejected. By default ``restart`` follows
+            ``run_options.env_settings`` or, without them, the limits of ML-Agents: one restart in any 60 seconds, and
+            10 in the lifetime of a worker.
 
     Attributes:
         env_workers: The workers.
-        actors: Handle of each process.
-        env_parameters: Current parameters of the envs.
+        actors: The handle of each process.
+        env_parameters: The current parameters of the envs.
 
     Raises:
         SerializationError: ``env_factory`` cannot be pickled.
@@ -151,38 +152,38 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         self.env_workers: list[Worker] = [Worker(i, actor) for i, actor in enumerate(self.actors)]
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send parameters to all envs, effective from their next step on; wait for pending steps.
+        """Wait for pending steps and send parameters to all envs. They take effect in the next step.
 
         Args:
             config: Numbers, or objects with ``apply(name, channel)`` such as ML-Agents' samplers, by name.
 
         Raises:
-            VectorInputError: A value is neither.
+            VectorInputError: A value is neither a number nor such an object.
         """
         for future in _failed(self._call_all("envactors_send", self._record_parameters(config))).values():
-            if not isinstance(_error(future), _LOSSES):  # a lost worker gets all parameters with the next reset
+            if not isinstance(_error(future), _LOSSES):  # a restarted worker receives all parameters with its reset
                 raise raised_by_user_code(_error(future))
 
     @property
     def training_behaviors(self) -> dict[str, Any]:
-        """``BehaviorSpec`` of all envs by behavior name; waits for pending steps."""
+        """The ``BehaviorSpec`` of all envs, by behavior name. Reading it waits for pending steps."""
         return self._merged("envactors_behaviors")
 
     @property
     def external_brains(self) -> dict[str, Any]:
-        """Older name of `training_behaviors`."""
+        """The old name of `training_behaviors`."""
         return self.training_behaviors
 
     @property
     def get_properties(self) -> dict[str, float]:
-        """Numbers sent as parameters and properties that envs have sent; waits for pending steps."""
+        """Numbers that were sent as parameters, and properties that envs sent. Reading it waits for pending steps."""
         return self._merged("envactors_properties")
 
     def close(self, timeout: float | None = None) -> None:
-        """Let steps that are under way end, close the envs and end their processes; may be called again.
+        """Wait for pending steps, close the envs, and end their processes; calling it again does nothing.
 
         Args:
-            timeout: Seconds after which processes are killed; None: the close deadline.
+            timeout: How long to wait before killing processes, in seconds; None for the close deadline.
         """
         check_timeout(timeout, "close(timeout=...)")
         close_all([worker.actor for worker in self.env_workers], timeout)
@@ -194,7 +195,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
             for worker in self.env_workers:
                 if worker.future is None:
                     self._begin_step(worker)
-            futures = self._under_way()
+            futures = self._pending_steps()
             wait(futures.values(), return_when=FIRST_COMPLETED)
             done = {worker: future for worker, future in futures.items() if future.done()}
             failed = _failed(done)
@@ -208,9 +209,9 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
         resets: dict[Worker, ActorFuture] = {}
         left = self.env_workers
         while left:
-            asked = {worker: worker.actor.call("reset", self.env_parameters) for worker in left}
-            resets |= asked
-            left = self._replace(_failed(asked), "reset")
+            attempts = {worker: worker.actor.call("reset", self.env_parameters) for worker in left}
+            resets |= attempts
+            left = self._replace(_failed(attempts), "reset")
         for worker, future in resets.items():
             worker.incarnation = future.incarnation
             worker.previous_step = EnvironmentStep(future.result(), worker.worker_id, {}, {})
@@ -221,7 +222,7 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
     def _begin_step(self, worker: Worker) -> None:
         infos = worker.previous_all_action_info = self._take_step(worker.previous_step)
         actions = {name: info.env_action for name, info in infos.items() if len(info.agent_ids)}
-        # Bound to the incarnation, since another process does not have the episodes.
+        # The call is bound to the incarnation, since another process does not have the episodes.
         worker.future = call_on_incarnation(worker.actor, worker.incarnation, "step", actions)
 
     def _take_step(self, last_step: EnvironmentStep) -> dict[str, Any]:
@@ -233,13 +234,13 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
                 if name in self.policies
             }
 
-    def _under_way(self) -> dict[Worker, ActorFuture]:
+    def _pending_steps(self) -> dict[Worker, ActorFuture]:
         return {worker: worker.future for worker in self.env_workers if worker.future is not None}
 
     def _collect(self, worker: Worker) -> EnvironmentStep:
         """Return the finished step of a worker and merge its timers."""
         future, worker.future = worker.future, None
-        assert future is not None, "it was under way"
+        assert future is not None, "the step is pending"
         results, timers, stats = future.result()
         with hierarchical_timer("workers") as node:
             node.merge(timers, root_name="worker_root", is_parallel=True)
@@ -248,18 +249,18 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
 
     def _discard_pending_steps(self) -> None:
         """Wait for all pending steps and discard their results."""
-        under_way = self._under_way()
-        failed = _failed(under_way)
-        for worker in under_way:
+        pending = self._pending_steps()
+        failed = _failed(pending)
+        for worker in pending:
             if worker not in failed:
                 self._collect(worker)
             worker.future = None
         self._replace({worker: future for worker, future in failed.items() if _is_loss(future)}, "step")
 
-    # Losses ----------------------------------------------------------------------------------------------
+    # Restarting workers ----------------------------------------------------------------------------------
 
     def _recover(self, failed: Mapping[Worker, ActorFuture], method: str) -> None:
-        """Replace lost workers; if one had an episode, end all episodes and reset all envs, as ML-Agents does."""
+        """Restart failed workers. If one had an episode, end all episodes and reset all envs, as ML-Agents does."""
         self._replace(failed, method)
         if any(worker.incarnation is not None for worker in failed):
             self.reset()
@@ -267,16 +268,16 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
             self.first_step_infos = []
 
     def _replace(self, failed: Mapping[Worker, ActorFuture], method: str) -> list[Worker]:
-        """Let lost workers be replaced, and discard the processes of envs that have failed.
+        """Let the actors restart failed workers, after discarding the processes of envs that raised.
 
         Raises:
-            Exception: The error of a worker that may not be replaced, or that is not lost.
+            Exception: The error of a worker that has no restarts left, or that has not failed.
         """
         for worker, future in failed.items():
             worker.future, error = None, _error(future)
             if not _is_loss(future) or worker.actor.state is ActorState.DEAD:
                 raise raised_by_user_code(error)
-            logger.warning("worker %d is replaced, since it ended with: %s", worker.worker_id, error)
+            logger.warning("restarting worker %d after: %s", worker.worker_id, error)
             if isinstance(error, _COMPLAINTS):
                 discard_process(worker.actor, future.incarnation, worker.worker_id, method, error)
         return list(failed)
@@ -285,14 +286,14 @@ class ActorEnvManager(EnvManager):  # type: ignore[misc] # mypy skips its module
 
     def _record_parameters(self, config: Mapping[str, Any] | None) -> dict[str, Any]:
         """Check parameters, add them to `env_parameters`, and return them."""
-        news = dict(config or {})
-        for name, value in news.items():
+        changes = dict(config or {})
+        for name, value in changes.items():
             if not (hasattr(value, "apply") or isinstance(value, numbers.Real)):
                 raise VectorInputError(
-                    f"the parameter {name!r} is {value!r}: expected a number, or an object with apply(name, channel)"
+                    f"the parameter {name!r} is {value!r}: expected a number or an object with apply(name, channel)"
                 )
-        self.env_parameters |= news
-        return news
+        self.env_parameters |= changes
+        return changes
 
     def _call_all(self, method: str, *args: Any) -> dict[Worker, ActorFuture]:
         return {
@@ -324,7 +325,7 @@ def _is_loss(future: ActorFuture) -> bool:
 
 
 def _settings(run_options: Any) -> tuple[Any, RestartPolicy]:
-    """Return engine configuration and restart limits from a ``RunOptions`` or an ``EngineConfig``."""
+    """Return the engine configuration and the restart limits of a ``RunOptions`` or an ``EngineConfig``."""
     if isinstance(run_options, EngineConfig):
         return run_options, _policy(10, 1, 60)  # the defaults of ML-Agents' EnvironmentSettings
     engine, env = run_options.engine_settings, run_options.env_settings

@@ -1,7 +1,7 @@
-"""Stand-ins for the env manager classes of ML-Agents' package ``mlagents``, if only ``mlagents_envs`` is installed.
+"""Replacements for the env manager classes of the package ``mlagents``, for when only ``mlagents_envs`` is installed.
 
-They have the names, fields and methods of ``mlagents.trainers.env_manager`` and ``mlagents.trainers.action_info`` 0.28,
-so that programs work with either. Imports no framework.
+They have the names, fields, and methods of ``mlagents.trainers.env_manager`` and ``mlagents.trainers.action_info``
+0.28, so that programs work with either. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ActionInfo(NamedTuple):
     Attributes:
         action: Output of the policy.
         env_action: Actions for ``BaseEnv.set_actions``.
-        outputs: Further outputs of the policy.
+        outputs: Other outputs of the policy.
         agent_ids: Ids of the agents, in the order of the actions.
     """
 
@@ -43,7 +43,7 @@ class EnvironmentStep(NamedTuple):
         current_all_step_result: ``(DecisionSteps, TerminalSteps)`` by behavior name.
         worker_id: Index of the env's worker.
         brain_name_to_action_info: Actions that led to this step, by behavior name.
-        environment_stats: Stats that the env has sent since the previous step.
+        environment_stats: Stats that the env sent since the previous step.
     """
 
     current_all_step_result: Mapping[str, tuple[Any, Any]]
@@ -104,7 +104,7 @@ class EnvManager(ABC):
         return len(self.first_step_infos)
 
     def get_steps(self) -> list[EnvironmentStep]:
-        """Take new policies over and steps the envs.
+        """Adopt new policies and step the envs.
 
         Returns:
             The finished steps, for `process_steps`.
@@ -127,7 +127,9 @@ class EnvManager(ABC):
             for name, (decisions, terminals) in step.current_all_step_result.items():
                 manager = self.agent_managers.get(name)
                 if manager is None:
-                    logger.warning("no agent manager was set for the behavior %s: its steps are dropped", name)
+                    logger.warning(
+                        "dropping the steps of behavior %s, which has no agent manager: call set_agent_manager()", name
+                    )
                     continue
                 action_info = step.brain_name_to_action_info.get(name, ActionInfo.empty())
                 manager.add_experiences(decisions, terminals, step.worker_id, action_info)
@@ -135,7 +137,7 @@ class EnvManager(ABC):
         return len(step_infos)
 
     def on_training_started(self, behavior_name: str, trainer_settings: Any) -> None:  # noqa: B027 # optional
-        """Handle the start of a behavior's training; does nothing by default."""
+        """Handle the start of a behavior's training. The default does nothing."""
 
     @abstractmethod
     def _step(self) -> list[EnvironmentStep]: ...
@@ -158,7 +160,7 @@ class EnvManager(ABC):
 
 
 def _newest(policies: queue.Queue[Any]) -> Any:
-    """Empty a queue and return its last item, or None if it had none."""
+    """Empty a queue and return its last item, or None if the queue was empty."""
     newest = None
     while True:
         try:

@@ -1,4 +1,7 @@
-"""Actions and results of many copies of a ``ParallelEnv``, between agents' batches and the facade's arrays."""
+"""Convert actions and results of many ``ParallelEnv`` copies between batches by agent and the facade's arrays.
+
+`envactors.integrations.pettingzoo.layout` defines the arrays, and the adapter converts them in the worker.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Results(NamedTuple):
     """Results of some copies.
 
     Attributes:
-        arrays: The agents' observations, in the arrays of their `AgentLayout`.
+        arrays: The observations of all agents, in the arrays of their `AgentLayout`.
         rewards: float64, shape (copies, agents).
         flags: bool, shape (copies, 4, agents).
         infos: One dict per copy, by agent.
@@ -56,7 +59,7 @@ class AgentBatch(NamedTuple):
 
 
 class AgentBatches:
-    """Packs actions, unpacks results, and knows which agents are alive.
+    """Packs actions, unpacks results, and keeps track of which agents are alive.
 
     Args:
         agents: The possible agents and their spaces.
@@ -64,13 +67,13 @@ class AgentBatches:
 
     Attributes:
         names: The possible agents, in order.
-        live: Which agents are alive in each copy, shape (copies, agents).
+        live: Whether each agent is alive in each copy: bool, shape (copies, agents).
     """
 
     def __init__(self, agents: Agents, num_envs: int) -> None:
         self.names: list[Hashable] = agents.names
         self.live: Flags = np.zeros((num_envs, len(self.names)), np.bool_)
-        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._index_of = {name: index for index, name in enumerate(self.names)}
         self._observations = AgentLayout([spec_of_space(agents.observation_spaces[name]) for name in self.names])
         self._actions = AgentLayout([spec_of_space(agents.action_spaces[name]) for name in self.names])
         self._is_single = action_spec(self._actions) is self._actions.arrays[0]
@@ -78,14 +81,15 @@ class AgentBatches:
     # Actions ---------------------------------------------------------------------------------------------
 
     def pack(self, actions: Any, env_ids: Sequence[int]) -> Any:
-        """Return actions as the facade takes them; those of agents that are gone are zeros.
+        """Return actions in the form that the facade takes; agents that are not alive get zeros.
 
         Args:
             actions: A mapping from agents to batches, or a sequence with a mapping from agents to actions per copy.
             env_ids: The copies.
 
         Raises:
-            SpaceMismatchError: Actions do not conform, an agent that is alive has none, or there is no such agent.
+            SpaceMismatchError: An action does not fit its space, an agent that is alive has none, or an agent is
+                unknown.
         """
         arrays = self._actions.make_empty(len(env_ids))
         if isinstance(actions, Mapping):
@@ -95,47 +99,47 @@ class AgentBatches:
         return arrays[0] if self._is_single else tuple(arrays)
 
     def _pack_batches(self, arrays: list[Any], actions: Mapping[Any, Any], env_ids: Sequence[int]) -> None:
-        if actions.keys() != self._numbers.keys():
+        if actions.keys() != self._index_of.keys():
             self._check_agents(actions, np.any(self.live[list(env_ids)], axis=0), "actions")
         for name, batch in actions.items():
-            number = self._numbers[name]
-            values = split_batch(self._actions.specs[number], batch, len(env_ids), f"actions[{name!r}]")
-            self._actions.put_batch(arrays, number, values)
+            index = self._index_of[name]
+            values = split_batch(self._actions.specs[index], batch, len(env_ids), f"actions[{name!r}]")
+            self._actions.put_batch(arrays, index, values)
 
     def _pack_copies(self, arrays: list[Any], actions: Any, env_ids: Sequence[int]) -> None:
         if not isinstance(actions, Sequence) or len(actions) != len(env_ids):
             given = f"{len(actions)} actions" if isinstance(actions, Sequence) else f"actions of {type(actions)}"
             raise SpaceMismatchError(
                 f"{given} for {len(env_ids)} copies: expected a dict with a batch per agent, or a list with a dict of "
-                "the agents' actions per copy"
+                "actions by agent for each copy"
             )
         for row, (env_id, each) in enumerate(zip(env_ids, actions, strict=True)):
             if not isinstance(each, Mapping):
-                raise SpaceMismatchError(f"actions[{row}] is {each!r}: expected a dict of the agents' actions")
+                raise SpaceMismatchError(f"actions[{row}] is {each!r}: expected a dict of actions by agent")
             self._check_agents(each, self.live[env_id], f"the actions of copy {env_id}")
             one = [array[row] for array in arrays]
             for name, action in each.items():
-                number = self._numbers[name]
-                spec = self._actions.specs[number]
-                self._actions.put(one, number, conform(spec, action, f"actions[{row}][{name!r}]"))
+                index = self._index_of[name]
+                spec = self._actions.specs[index]
+                self._actions.put(one, index, conform(spec, action, f"actions[{row}][{name!r}]"))
 
     def _check_agents(self, actions: Mapping[Any, Any], live: Flags, what: str) -> None:
-        unknown = [name for name in actions if name not in self._numbers]
+        unknown = [name for name in actions if name not in self._index_of]
         missing = [name for name, lives in zip(self.names, live.tolist(), strict=True) if lives and name not in actions]
         if unknown or missing:
             problem = f"are for the unknown agents {unknown}" if unknown else f"lack the agents {missing}"
-            raise SpaceMismatchError(f"{what} {problem}: expected those that are alive, of {self.names}")
+            raise SpaceMismatchError(f"{what} {problem}: expected the agents of {self.names} that are alive")
 
     # Results ---------------------------------------------------------------------------------------------
 
     def unpack(
         self, env_ids: Sequence[int], obs: Any, rewards: Any, truncated: Flags, infos: Sequence[dict[str, Any]]
     ) -> Results:
-        """Return the facade's results by agent, and record which agents are alive."""
+        """Convert the facade's results, and record which agents are alive."""
         *arrays, flags = obs
         own: dict[int, dict[Any, Any]] = {}
         if any(infos):
-            flags = flags.copy()  # shared memory is only read
+            flags = flags.copy()  # the caller must not write to shared memory
             for row, info in enumerate(infos):
                 if info:
                     own[row] = self._read_info(flags[row], info, was_cut=bool(truncated[row]))
@@ -143,10 +147,11 @@ class AgentBatches:
         return Results(arrays, rewards, flags, self._all_infos(flags, own))
 
     def _read_info(self, flags: Flags, info: dict[str, Any], *, was_cut: bool) -> dict[Any, Any]:
-        """Return the infos of a copy, and correct its flags if its episode ended within the step, or was lost."""
+        """Return the infos of a copy, and correct its flags if its episode ended in the step or its env failed."""
         given = dict(info.get("infos", {}))
         final, failure = info.get("final_obs"), info.get("failure")
-        # The flags of the episode that is over, if one is; those of a copy that was lost are of its last result.
+        # The flags at the end of the episode, if it ended. For a copy that failed, these are the flags of its last
+        # result.
         ended = flags.copy() if final is None else final[-1]
         if failure is not None and was_cut:
             were_live, ended = ended[LIVE], np.zeros_like(ended)
@@ -157,7 +162,7 @@ class AgentBatches:
             flags[TERMINATED:] = ended[TERMINATED:]
             last = {} if failure is not None else info["final_info"].get("infos", {})
             for name in self._names(ended[REPORTED]):
-                final_obs = self._observations.get(final[:-1], self._numbers[name])
+                final_obs = self._observations.get(final[:-1], self._index_of[name])
                 given[name] = {**given.get(name, {}), "final_obs": final_obs, "final_info": last.get(name, {})}
         if failure is not None:
             for name in self._names(ended[REPORTED]):
@@ -171,7 +176,7 @@ class AgentBatches:
         return [name for name, is_chosen in zip(self.names, chosen.tolist(), strict=True) if is_chosen]
 
     def _all_infos(self, flags: Flags, given: Mapping[int, dict[Any, Any]]) -> list[dict[Any, Any]]:
-        """Return one dict per copy, with an empty one for each agent that has none."""
+        """Return one dict per copy, with an empty info for each agent that has none."""
         reported = flags[:, REPORTED]
         same = self.names if reported.all() else None
         infos: list[dict[Any, Any]] = []
@@ -187,10 +192,10 @@ class AgentBatches:
         return dict(zip(self.names, values.T, strict=True))
 
     def batched(self, results: Results) -> tuple[Any, ...]:
-        """Return (observations, rewards, terminations, truncations, infos): by agent, and infos by copy."""
+        """Return (observations, rewards, terminations, truncations, infos): infos by copy, all others by agent."""
         layout, flags = self._observations, results.flags
         return (
-            {name: layout.get_batch(results.arrays, number) for number, name in enumerate(self.names)},
+            {name: layout.get_batch(results.arrays, index) for index, name in enumerate(self.names)},
             self.by_agent(results.rewards),
             self.by_agent(flags[:, TERMINATED]),
             self.by_agent(flags[:, TRUNCATED]),
@@ -198,20 +203,19 @@ class AgentBatches:
         )
 
     def of_one(self, results: Results) -> tuple[Any, ...]:
-        """Return what a ``ParallelEnv`` returns, of the only copy among the results: dicts of the agents reported."""
+        """Convert the results of a single copy to the dicts by agent that a ``ParallelEnv`` returns."""
         arrays, flags = [array[0] for array in results.arrays], results.flags[0]
-        names = self._names(flags[REPORTED])
-        numbers = {name: self._numbers[name] for name in names}
+        indices = {name: self._index_of[name] for name in self._names(flags[REPORTED])}
         return (
-            {name: self._observations.get(arrays, number) for name, number in numbers.items()},
-            {name: float(results.rewards[0, number]) for name, number in numbers.items()},
-            {name: bool(flags[TERMINATED, number]) for name, number in numbers.items()},
-            {name: bool(flags[TRUNCATED, number]) for name, number in numbers.items()},
+            {name: self._observations.get(arrays, index) for name, index in indices.items()},
+            {name: float(results.rewards[0, index]) for name, index in indices.items()},
+            {name: bool(flags[TERMINATED, index]) for name, index in indices.items()},
+            {name: bool(flags[TRUNCATED, index]) for name, index in indices.items()},
             results.infos[0],
         )
 
     def unpack_batch(self, batch: Batch) -> AgentBatch:
-        """Return the results that came beside failures."""
+        """Convert the results of the copies that did not fail, for `VectorStepError`."""
         ids = batch.env_ids.tolist()
         results = self.unpack(ids, batch.obs, batch.rewards, batch.truncated, batch.infos)
         observations, rewards, terminations, truncations, infos = self.batched(results)

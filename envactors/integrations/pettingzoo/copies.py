@@ -1,4 +1,4 @@
-"""One copy of an `ActorParallelEnv` as a ``ParallelEnv`` of its own."""
+"""A single copy of an `ActorParallelEnv`, with the interface of a ``ParallelEnv``. The vector runs its env."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from envactors.vector.access import VectorAccess
 from envactors.vector.facade import VectorEnv
 
 
-class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is checked nowhere
-    """A ``ParallelEnv`` whose env is in an actor: its agents, spaces and results are those of the env itself.
+class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # mypy skips its module
+    """A ``ParallelEnv`` whose env runs in an actor. Its agents, spaces, and results are those of the env itself.
 
-    It shares the copy with the vector: each sees what the other has done. Other public attributes are read from the
-    env. An exception of the env is raised as itself.
+    The vector steps the same env, so calls of either change the state of both. Other public attributes are read from
+    the env. The caller receives an exception of the env unchanged.
 
     Args:
         envs: The facade.
         batches: Packs actions and unpacks results.
-        env_id: Which copy.
-        agents: Its possible agents and their spaces.
+        env_id: The index of the copy.
+        agents: The possible agents of the copy, and their spaces.
     """
 
     def __init__(self, envs: VectorEnv, batches: AgentBatches, env_id: int, agents: Agents) -> None:
@@ -73,23 +73,23 @@ class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is c
         """Step all agents that are alive.
 
         Args:
-            actions: An action per agent that is alive; those of others are ignored.
+            actions: An action for each agent that is alive; actions of other agents are ignored.
 
         Returns:
             ``(observations, rewards, terminations, truncations, infos)`` by agent.
 
         Raises:
             VectorInputError: No agent is alive, or the vector resets copies within their last step.
-            SpaceMismatchError: An agent that is alive has no action, or actions do not conform.
+            SpaceMismatchError: An agent that is alive has no action, or an action does not fit its space.
         """
         ids = [self._env_id]
         if self._autoreset == "same_step":
             raise VectorInputError(
-                f"step of copy {self._env_id} alone with autoreset='same_step', which would hide its last observations "
-                "behind those of the next episode: expected 'next_step' or 'disabled'"
+                f"cannot step copy {self._env_id} alone with autoreset='same_step': the observations of the next "
+                "episode would replace the last ones of this episode. Use autoreset='next_step' or 'disabled'"
             )
         if not self._batches.live[self._env_id].any():
-            raise VectorInputError(f"step of copy {self._env_id}, none of whose agents is alive: reset it first")
+            raise VectorInputError(f"cannot step copy {self._env_id}: none of its agents is alive. Call reset() first")
         packed = self._batches.pack([actions], ids)
         obs, rewards, _, truncated, infos = or_first_failure(lambda: self._envs.step(packed, ids))
         return self._batches.of_one(self._batches.unpack(ids, obs, rewards, truncated, infos))
@@ -104,9 +104,9 @@ class ActorParallelEnvCopy(ParallelEnv):  # type: ignore[misc] # its module is c
         return self._envs[self._env_id].call("render").result()
 
     def close(self) -> None:
-        """Do nothing: the copies are closed together with their vector."""
+        """Do nothing: closing the vector closes all copies."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(f"{name!r} begins with an underscore: such names are never sent to an env")
+            raise AttributeError(f"cannot read {name!r}: attributes that begin with an underscore stay in the worker")
         return self._envs[self._env_id].get(name).result()

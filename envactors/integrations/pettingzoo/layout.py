@@ -1,4 +1,7 @@
-"""Values of all agents of a copy in few arrays, as caller and worker exchange them."""
+"""The layout of the few arrays that hold the values of all agents, and that caller and worker exchange.
+
+Adapter and batches write and read these arrays; this module only knows where each agent's values are.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +12,43 @@ import numpy as np
 
 from envactors.mailbox.specs import OBJECT, ArraySpec, Spec, flatten, leaves, unflatten
 
-# Rows of the flags that follow the observations of a copy: shape (4, agents), bool.
+# Rows of the flags that follow the observations of a copy: bool, shape (4, agents).
 LIVE: Final = 0  # the agent is alive after the step
-REPORTED: Final = 1  # the copy has returned something for it
+REPORTED: Final = 1  # the env returned an observation or a reward for the agent
 TERMINATED: Final = 2
 TRUNCATED: Final = 3
 FLAGS: Final = 4
 
 
 class AgentLayout:
-    """Where the leaves of each agent's value are: leaves of one shape and dtype share an array, agents along its axis.
+    """Maps the leaves of each agent's value to positions in arrays. Leaves of equal shape and dtype share an array.
 
-    A step copies one array per leaf of a spec, so one array for all agents is faster than one per agent.
+    A step copies each array separately, so one array for all agents is faster than one per agent.
 
     Args:
         specs: The spec of each agent's value.
 
     Attributes:
-        specs: The same.
-        arrays: The spec of each array. What cannot be batched is in a list, whose spec is `OBJECT`.
+        specs: The spec of each agent's value.
+        arrays: The spec of each array. Values that cannot be batched are in a list, whose spec is `OBJECT`.
     """
 
     def __init__(self, specs: Sequence[Spec]) -> None:
         self.specs: tuple[Spec, ...] = tuple(specs)
-        numbers: dict[tuple[tuple[int, ...], str], int] = {}
+        array_of: dict[tuple[tuple[int, ...], str], int] = {}
         shared: list[list[ArraySpec]] = []  # the leaves in each array
         self._places: list[list[tuple[int, int]]] = []  # (array, position) of each agent's leaves
         for spec in self.specs:
             places = []
             for leaf in leaves(spec):
                 outline = (leaf.shape, leaf.dtype.str) if leaf.batchable else ((), OBJECT.dtype.str)
-                number = numbers.setdefault(outline, len(shared))
-                if number == len(shared):
+                array = array_of.setdefault(outline, len(shared))
+                if array == len(shared):
                     shared.append([])
-                places.append((number, len(shared[number])))
-                shared[number].append(leaf)
+                places.append((array, len(shared[array])))
+                shared[array].append(leaf)
             self._places.append(places)
-        # The only place of an agent's value, which saves the walk through a nested one; None if there are others.
+        # The place of each agent's value if it is a single array, which avoids flattening the value; else None.
         self._only = [
             places[0] if isinstance(spec, ArraySpec) else None
             for spec, places in zip(self.specs, self._places, strict=True)
@@ -57,7 +60,7 @@ class AgentLayout:
         )
 
     def make_empty(self, count: int | None = None) -> list[Any]:
-        """Return the arrays of one env, or of ``count`` envs along a first axis, with zeros (None in lists)."""
+        """Return arrays of zeros (lists of None) for one env, or for ``count`` envs along a first axis."""
         made: list[Any] = []
         for spec, size in zip(self.arrays, self._sizes, strict=True):
             if spec.batchable:
@@ -67,7 +70,7 @@ class AgentLayout:
         return made
 
     def put(self, arrays: Sequence[Any], agent: int, value: Any) -> None:
-        """Write a conforming value of an agent into the arrays of one env."""
+        """Write the value of an agent, which must conform to its spec, into the arrays of one env."""
         if (only := self._only[agent]) is not None:
             arrays[only[0]][only[1]] = value
             return
@@ -75,7 +78,7 @@ class AgentLayout:
             arrays[array][position] = leaf
 
     def put_batch(self, arrays: Sequence[Any], agent: int, values: Any) -> None:
-        """Write one conforming value per env into the arrays of several envs."""
+        """Write the values of an agent, one per env, into the arrays of several envs."""
         if (only := self._only[agent]) is not None and self.arrays[only[0]].batchable:
             arrays[only[0]][:, only[1]] = values
             return
@@ -94,7 +97,7 @@ class AgentLayout:
         return unflatten(self.specs[agent], iter([arrays[array][position] for array, position in self._places[agent]]))
 
     def get_batch(self, arrays: Sequence[Any], agent: int) -> Any:
-        """Return the values of an agent from the arrays of several envs: a view per leaf, a list if not batchable."""
+        """Return the values of an agent from the arrays of several envs: views, or lists if not batchable."""
         found = (
             arrays[array][:, position] if self.arrays[array].batchable else [row[position] for row in arrays[array]]
             for array, position in self._places[agent]

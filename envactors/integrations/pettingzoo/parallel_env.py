@@ -1,9 +1,9 @@
-"""`ActorParallelEnv`: many copies of a PettingZoo ``ParallelEnv`` in actors, with a batch per agent.
+"""`ActorParallelEnv`: many copies of a PettingZoo ``ParallelEnv`` in actors, with one batch per agent.
 
     actions by agent ──▶ AgentBatches.pack ──▶ facade ──▶ ParallelEnvAdapter in each worker ──▶ ParallelEnv
     results by agent ◀── AgentBatches.unpack ◀── arrays of all possible agents, in shared memory ◀──┘
 
-Failures, autoresets, seeds, standbys and replays are those of `envactors.vector.facade.VectorEnv`.
+`envactors.vector.facade.VectorEnv` handles failures, autoreset, seeds, standbys, and replays.
 """
 
 from __future__ import annotations
@@ -35,32 +35,33 @@ if TYPE_CHECKING:
 
 
 class ActorParallelEnv:
-    """Steps many copies of a PettingZoo ``ParallelEnv`` as one, each in an actor, with a batch per possible agent.
+    """Steps many copies of a PettingZoo ``ParallelEnv`` in actors, with one batch per possible agent.
 
-    The values of agents that are gone are zeros; `masks` says who is alive. A copy's episode ends with its last agent.
+    Agents that are not alive have zeros in all batches; `masks` tells which agents are alive. The episode of a copy
+    ends when its last agent ends.
 
     Args:
-        env_fns: One callable per copy, which makes a ``ParallelEnv``, or ``"module:callable"``; called only in the
-            workers. The copies have the same possible agents and spaces.
-        copy: True to return copies of observations; False to return views of the shared memory, valid until the copy's
-            next step.
-        **options: See `envactors.VectorOptions`; a copy is an env. Under ``autoreset="same_step"`` the infos of the
-            agents of an ending step have ``final_obs`` and ``final_info``. With ``on_failure="renew"`` every agent that
-            was alive is truncated, with reward 0 and the exception as ``failure`` in its info and in that of the copy.
-            With ``seed_episodes``, ``infos[i]["episode_seed"]`` is the seed.
+        env_fns: One callable per copy that creates a ``ParallelEnv``, or a string ``"module:callable"``; called only in
+            the workers. All copies must have the same possible agents and spaces.
+        copy: True to return copies of observations; False to return views of the shared memory, valid until the next
+            step of the env.
+        **options: See `envactors.VectorOptions`, where each copy counts as an env. With ``autoreset="same_step"`` the
+            infos of agents contain ``final_obs`` and ``final_info`` when the episode ends. With ``on_failure="renew"``
+            every agent that was alive is truncated with reward 0, and its info and that of the copy contain the
+            exception as ``failure``. With ``seed_episodes``, ``infos[i]["episode_seed"]`` is the seed.
 
     Attributes:
         num_envs: Number of copies.
         possible_agents: All agents that may appear, in order.
-        agents: The same, since every batch has all of them; each copy's own are ``copies[i].agents``.
-        copies: Each copy as a ``ParallelEnv`` of its own.
-        actors: Handle of each process.
+        agents: Equal to ``possible_agents``, since batches cover all of them; ``copies[i].agents`` are those alive.
+        copies: Each copy as a separate ``ParallelEnv``.
+        actors: The handle of each process.
         vector: The vector behind this class, with handles of the copies (``vector[i]``) and ``stats()``.
-        metadata: That of the first copy.
-        render_mode: That of the first copy.
+        metadata: The metadata of the first copy.
+        render_mode: The render mode of the first copy.
 
     Raises:
-        ActorStartError: A copy could not be made, or is no ``ParallelEnv``.
+        ActorStartError: A copy could not be created, or is not a ``ParallelEnv``.
         SpaceMismatchError: The copies' agents or spaces differ.
     """
 
@@ -85,8 +86,8 @@ class ActorParallelEnv:
             for what, ours, theirs in zip(Agents._fields, first, agents, strict=True):
                 if ours != theirs:
                     raise SpaceMismatchError(
-                        f"{what} of copy {env_id} are {theirs}: expected those of copy 0, {ours}; the copies of one "
-                        "vector have the same agents and spaces"
+                        f"{what} of copy {env_id} are {theirs}: expected those of copy 0, {ours}. All copies must have "
+                        "the same agents and spaces"
                     )
         self.num_envs: int = len(each)
         self.possible_agents: list[Hashable] = list(first.names)
@@ -109,9 +110,9 @@ class ActorParallelEnv:
 
     @property
     def masks(self) -> dict[Any, npt.NDArray[np.bool_]]:
-        """In which copies each agent is alive, as bools of shape (num_envs,) by agent.
+        """Whether each agent is alive in each copy: bool arrays of shape (num_envs,), by agent.
 
-        An agent that is alive takes an action in the next step. What that step returns for others is no experience.
+        Only an agent that is alive acts in the next step. Do not train on what that step returns for other agents.
         """
         return self._batches.by_agent(self._batches.live.copy())
 
@@ -147,12 +148,12 @@ class ActorParallelEnv:
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         env_ids: Iterable[int] | None = None,
     ) -> tuple[dict[Any, Any], list[dict[Any, Any]]]:
-        """Reset copies side by side; the results of a step that was interrupted are discarded.
+        """Reset copies in parallel, and discard the results of pending steps.
 
         Args:
-            seed: An int gives copy ``i`` the seed ``seed + i``; a sequence has one (or None) for each copy given.
-            options: Passed to each copy's ``reset``; a list or tuple has one (or None) for each copy given.
-            env_ids: Which copies, in this order; None for all.
+            seed: An int gives copy ``i`` the seed ``seed + i``; a sequence contains a seed or None for each copy.
+            options: Passed to the ``reset`` of each copy; a list or tuple contains options or None for each copy.
+            env_ids: Which copies to reset, in this order; None for all.
 
         Returns:
             ``(observations, infos)``: by agent, each leaf of shape (n, ...); one dict per copy, by agent.
@@ -172,22 +173,23 @@ class ActorParallelEnv:
         return observations, own_infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None) -> tuple[Any, ...]:
-        """Step copies side by side and wait for all of them.
+        """Step copies in parallel and wait for all of them.
 
         Args:
-            actions: By agent, each leaf of shape (n, ...); or a list with a dict per copy, by agent. Those of agents
-                that are gone are ignored, and may be left out.
-            env_ids: Which copies, in the order of the actions; None for all.
+            actions: By agent, each leaf of shape (n, ...); or a list with one dict per copy, by agent. Actions of
+                agents that are not alive are ignored, and may be omitted.
+            env_ids: Which copies to step, in the order of the actions; None for all.
 
         Returns:
-            ``(observations, rewards, terminations, truncations, infos)``: by agent, observations with leaves of shape
-            (n, ...), rewards float64 and flags bool of shape (n,); one dict per copy, by agent. Of agents for which a
-            copy has returned nothing, they are zeros and False, and there is no info.
+            ``(observations, rewards, terminations, truncations, infos)``. All but the infos are dicts by agent, with
+            observations of shape (n, ...), rewards of shape (n,) and dtype float64, and flags of shape (n,) and dtype
+            bool. The infos are one dict per copy, by agent. An agent for which a copy returned nothing has zeros,
+            False, and no info.
 
         Raises:
             VectorStepError: Some copies failed; the other results are in ``.batch``, an `AgentBatch`.
-            VectorInputError: Wrong ids, or a copy that needs a reset first.
-            SpaceMismatchError: Actions do not conform, or an agent that is alive has none.
+            VectorInputError: An id is invalid, or a copy needs a reset first.
+            SpaceMismatchError: An action does not fit its space, or an agent that is alive has none.
         """
         ids = self._ids(env_ids)
         packed = self._batches.pack(actions, ids)
@@ -196,11 +198,11 @@ class ActorParallelEnv:
         return self._unpack(ids, results)
 
     def step_async(self, actions: Any) -> None:
-        """Start a full-batch step; `step_wait` returns its results. Arguments and errors as for `step`."""
+        """Start a step of all copies; `step_wait` returns its results. Arguments and errors are those of `step`."""
         self.vector.step_async(self._batches.pack(actions, self._all_ids))
 
     def step_wait(self) -> tuple[Any, ...]:
-        """Wait for the step that `step_async` has started, and return what `step` returns.
+        """Wait for the step that `step_async` started, and return its results in the form of `step`.
 
         Raises:
             NothingPendingError: No step was started.
@@ -225,30 +227,30 @@ class ActorParallelEnv:
     def _ids(self, env_ids: Iterable[int] | None) -> list[int]:
         return self._all_ids if env_ids is None else check_env_ids(env_ids, self.num_envs)
 
-    # The rest --------------------------------------------------------------------------------------------
+    # Attributes and methods of the copies ----------------------------------------------------------------
 
     def state(self) -> npt.NDArray[Any]:
-        """Return the states of all copies, stacked: shape (num_envs, ...)."""
+        """Return the stacked states of all copies, of shape (num_envs, ...)."""
         return np.stack(self.call("state"))
 
     def render(self) -> list[Any]:
-        """Return a frame per copy, as its ``render`` returns it."""
+        """Return what the ``render`` of each copy returns."""
         return self.vector.render()
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all copies side by side and return one value per copy."""
+        """Call a method of all copies in parallel and return one value per copy."""
         return self.vector.call(method, *args, **kwargs)
 
     def get_attr(self, name: str) -> list[Any]:
-        """Return an attribute per copy."""
+        """Return an attribute of each copy."""
         return self.vector.get_attr(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of all copies; a list or tuple has one value per copy."""
+        """Set an attribute of all copies; a list or tuple contains one value per copy."""
         self.vector.set_attr(name, values)
 
     def close(self) -> None:
-        """Close the copies and end their processes, within the close deadline; may be called again."""
+        """Close the copies and end their processes, within the close deadline; calling it again does nothing."""
         self.vector.close()
 
     def __enter__(self) -> ActorParallelEnv:

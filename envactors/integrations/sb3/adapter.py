@@ -1,4 +1,4 @@
-"""Adapter around an env of stable-baselines3 in its worker."""
+"""The adapter around an env of stable-baselines3 in its worker. It imports no framework."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from envactors.integrations.adapter import EnvAdapter
 
 
 class StableBaselinesEnvAdapter(EnvAdapter):
-    """Env with the semantics of stable-baselines3."""
+    """An env with the semantics of stable-baselines3."""
 
     def envactors_set(self, name: str, value: Any) -> None:
-        """Write an attribute of the outermost wrapper, as stable-baselines3 does."""
+        """Set an attribute on the outermost wrapper, as stable-baselines3 does."""
         setattr(self._env, name, value)
 
     def envactors_has(self, name: str) -> bool:
-        """Return whether the env or a wrapped env has an attribute, whose value need not be picklable."""
+        """Return whether the env or a wrapped env has an attribute. Its value does not need to be picklable."""
         if hasattr(self._env, name):
             return True
         try:
@@ -28,7 +28,8 @@ class StableBaselinesEnvAdapter(EnvAdapter):
     def envactors_is_wrapped(self, module: str, qualname: str) -> bool:
         """Return whether one of the Gymnasium wrappers around the env is an instance of a class.
 
-        The class is passed by name, since unpickling it would import its module, and perhaps torch, in the worker.
+        The caller passes the class by name, since unpickling it would import its module, and perhaps torch, in the
+        worker.
         """
         gymnasium = sys.modules.get("gymnasium")
         env = self._env

@@ -1,8 +1,8 @@
-"""`ActorVecEnv`: stable-baselines3's ``SubprocVecEnv`` over actors.
+"""`ActorVecEnv`: stable-baselines3's ``SubprocVecEnv`` on actors.
 
-    step_async ──▶ starts a full-batch step of the facade      step_wait ──▶ its results, with the names of SB3
+    step_async ──▶ starts a step of all envs      step_wait ──▶ its results, with the names of stable-baselines3
 
-The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="same_step"``.
+`envactors.vector.facade.VectorEnv` runs the envs, with ``autoreset="same_step"``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from envactors.vector.options import VectorOptions
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# The module of the wrapper that `make_vec_env` puts around each env. Importing it takes seconds: it imports torch.
+# The module of the wrapper that `make_vec_env` adds to each env. It imports torch, which takes seconds.
 _MONITOR = "stable_baselines3.common.monitor"
 
 _REFUSED = {
@@ -43,25 +43,25 @@ _REFUSED = {
 }
 
 
-class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many envs as one, each in an actor of its own, with stable-baselines3's interface.
+class ActorVecEnv(VecEnv):  # type: ignore[misc] # mypy skips its module
+    """A ``VecEnv`` of stable-baselines3 whose envs run in one actor each.
 
     Args:
         env_fns: One callable per env; called only in the workers.
-        start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``, none of which needs a ``__main__`` guard. None: the
-            environment variable ``DEFAULT_START_METHOD``, and without it envactors' default.
-        **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method``. With ``on_failure="renew"`` a
-            failed env's episode is truncated, with the exception as ``info["failure"]``; with ``seed_episodes``,
-            ``reset_infos`` have the seeds.
+        start_method: ``"forkserver"``, ``"spawn"``, or ``"fork"``; none of them needs a ``__main__`` guard. None means
+            the environment variable ``DEFAULT_START_METHOD`` or, if it is not set, envactors' default.
+        **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method``. With ``on_failure="renew"`` the
+            episode of a failed env is truncated, and ``info["failure"]`` is the exception. With ``seed_episodes``,
+            ``reset_infos`` contain the seeds.
 
     Attributes:
-        actors: Handle of each process.
+        actors: The handle of each process.
         vector: The vector behind this class, with handles of the envs (``vector[i]``) and ``stats()``.
         waiting: True while a step is pending.
         closed: True after `close`.
 
     Raises:
-        ValueError: The start method is unknown, there is a backend too, or an option is invalid.
+        ValueError: The start method is unknown or given together with a backend, or an option is invalid.
         ActorStartError: An env could not be created.
         SpaceMismatchError: The envs' spaces differ.
     """
@@ -95,14 +95,16 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
     # Stepping --------------------------------------------------------------------------------------------
 
     def step_async(self, actions: Any) -> None:
-        """Start a full-batch step.
+        """Start a step of all envs.
 
         Raises:
             AlreadyPendingError: The previous step was not finished with `step_wait`.
-            SpaceMismatchError: Number, shape or dtype of the actions differ from the action space.
+            SpaceMismatchError: The number, shape, or dtype of the actions does not match the action space.
         """
         if self.waiting:
-            raise AlreadyPendingError("a step is under way: take its results with step_wait() first")
+            raise AlreadyPendingError(
+                "cannot call step_async(): the previous step is still pending. Call step_wait() first"
+            )
         self.vector.step_async(actions)
         self.waiting = True
 
@@ -110,22 +112,22 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         """Wait for the step and return its results.
 
         Returns:
-            ``(obs, rewards, dones, infos)``. An env that is done was reset already; its info has the episode's last
-            observation as ``terminal_observation``.
+            ``(obs, rewards, dones, infos)``. An env that is done has already been reset; its info contains the last
+            observation of the episode as ``terminal_observation``.
 
         Raises:
-            Exception: The exception of the first env that failed, once all have answered; the others go on.
+            Exception: The exception of the first env that failed, once all envs have answered; all remain usable.
             NothingPendingError: No step was started.
         """
         if not self.waiting:
-            raise NothingPendingError("step_wait() with no step under way: call step_async(actions) first")
+            raise NothingPendingError("cannot call step_wait(): no step is pending. Call step_async(actions) first")
         try:
             obs, rewards, terminated, truncated, infos = self.vector.step_wait()
         except VectorStepError as error:
             failed = error
         else:
             self.waiting = False
-            # Truncated and not terminated.
+            # An array of bools is greater where an env was truncated and not terminated.
             for info, cut in zip(infos, (truncated > terminated).tolist(), strict=True):
                 info["TimeLimit.truncated"] = cut
             dones = terminated | truncated
@@ -138,10 +140,10 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
     def reset(self) -> Any:
         """Reset all envs with the seeds and options that were set since the last reset.
 
-        A pending step is finished first and its result is discarded.
+        If a step is pending, wait for it first and discard its result.
 
         Raises:
-            Exception: The exception of the first env that failed, once all have answered.
+            Exception: The exception of the first env that failed, once all envs have answered.
         """
         if self.waiting:
             with contextlib.suppress(Exception):  # the result is discarded
@@ -154,7 +156,7 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         return obs
 
     def close(self) -> None:
-        """Discard a pending step, close the envs and end their processes, within the close deadline."""
+        """Discard a pending step, close the envs, and end their processes, within the close deadline."""
         self.vector.close()
         self.waiting, self.closed = False, True
 
@@ -162,11 +164,11 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
     # ----------------------------------------------------------------------------------------------
 
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
-        """Return an attribute per env; wrapped envs are searched too."""
+        """Return an attribute of each env; wrapped envs are searched too."""
         return results_of([handle.get(attr_name) for handle in self._handles(indices)])
 
     def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
-        """Set an attribute of envs to one value, on the outermost wrapper if there is one."""
+        """Set an attribute to the same value in each env, on the outermost wrapper if there is one."""
         results_of([handle.set(attr_name, value) for handle in self._handles(indices)])
 
     def env_method(
@@ -190,7 +192,8 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
         """Return the frames of all envs. Unless the render mode is ``"rgb_array"``, warn and return None per env."""
         if self.render_mode != "rgb_array":
             warnings.warn(
-                f"the render mode is {self.render_mode!r}: images are had with render_mode='rgb_array' alone",
+                f"cannot return images: render_mode is {self.render_mode!r}. Create the envs with "
+                "render_mode='rgb_array'",
                 stacklevel=2,
             )
             return [None] * self.num_envs
@@ -201,10 +204,10 @@ class ActorVecEnv(VecEnv):  # type: ignore[misc] # its module is checked nowhere
 
 
 def _ended(info: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the facade's info of an episode's end into the infos of the last step and of the reset after it."""
+    """Split the info of a step that ended an episode into the info of that step and that of the reset after it."""
     reset_info = {**info}
     cut, last = reset_info.pop("TimeLimit.truncated"), reset_info.pop("final_info", {})
-    # A failed step has no info of its own; ``final_info`` is that of the previous step.
+    # A failed step returns no info; ``final_info`` belongs to the previous step.
     ending = {"failure": reset_info.pop("failure")} if "failure" in info else {**last}
     ending["TimeLimit.truncated"] = cut
     if "final_obs" in info:
@@ -217,7 +220,7 @@ def _backend(start_method: str | None, env_fns: list[Factory]) -> Backend:
     if method is None:
         method = DEFAULT
     else:
-        multiprocessing.get_context(method)  # raises multiprocessing's own error for an unknown method
+        multiprocessing.get_context(method)  # raises the standard library's error for an unknown method
         method = as_elsewhere(method)
     needs_monitor = method == "forkserver" and any(_MONITOR.encode() in _pickled(env_fn) for env_fn in env_fns[:1])
     preload = [_MONITOR] if needs_monitor else []
@@ -227,5 +230,5 @@ def _backend(start_method: str | None, env_fns: list[Factory]) -> Backend:
 def _pickled(env_fn: Factory) -> bytes:
     try:
         return dumps_by_value(env_fn)
-    except Exception:  # the launch reports it
+    except Exception:  # starting the worker raises a better error
         return b""

@@ -1,4 +1,4 @@
-"""Adapter around an env of tianshou in its worker."""
+"""The adapter around an env of tianshou in its worker. It imports no framework."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from envactors.worker.context import current_actor
 
 
 class TianshouEnvAdapter(EnvAdapter):
-    """Env with the semantics of tianshou.
+    """An env with the semantics of tianshou.
 
     Args:
-        factory: Makes the env.
+        factory: Creates the env.
         reports_seeds: True to add the seed of each reset to its info.
     """
 
@@ -35,12 +35,12 @@ class TianshouEnvAdapter(EnvAdapter):
     def step(self, action: Any) -> Any:
         if self._needs_reset:
             raise VectorInputError(
-                "step of an env whose process was replaced, with its episode: it needs a reset first"
+                "cannot step the env: its process was replaced, so its episode is lost. Call reset() first"
             )
         return self._env.step(action)
 
     def envactors_set(self, name: str, value: Any) -> None:
-        """Write an attribute of the innermost env, as tianshou does."""
+        """Set an attribute on the innermost env, as tianshou does."""
         setattr(self._env.unwrapped, name, value)
 
     def render(self, **kwargs: Any) -> Any:

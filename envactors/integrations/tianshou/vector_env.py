@@ -1,6 +1,6 @@
-"""`ActorEnvWorker` and `ActorVectorEnv`: tianshou's vector envs over actors, one per env.
+"""`ActorEnvWorker` and `ActorVectorEnv`: tianshou's workers and vector envs on actors, one actor per env.
 
-tianshou's vector envs know which workers are stepping; a worker has one future, that of its last request.
+tianshou's base class keeps track of which workers are stepping. A worker keeps only the future of its last request.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_CALLS = "tianshou steps each env by a call of its own"
+_CALLS = "tianshou calls each env separately"
 _REFUSED = {
-    "envs_per_actor": f"{_CALLS}, and the calls of one process would run one after the other",
+    "envs_per_actor": f"{_CALLS}, and envs in one process would run one after the other",
     "autoreset": "tianshou's collectors reset envs themselves",
-    "on_failure": f"{_CALLS}, which raises what has failed; reset the env then",
+    "on_failure": f"{_CALLS}, and a failed call raises the error; reset the env then",
     "max_journal": f"{_CALLS}, and calls are not replayed",
-    "recycle": f"{_CALLS}, which does not tell where an episode ends",
-    "standbys": f"{_CALLS}, on an actor that shares nothing with the others",
-    "shared_memory": f"{_CALLS}, whose result is pickled",
-    "copy": f"{_CALLS}, whose result is a copy",
-    "snapshot": f"{_CALLS}, and there is no vector that takes snapshots",
-    "checkpoint_every": f"{_CALLS}, and there is no vector that writes checkpoints",
+    "recycle": f"{_CALLS}, and an actor does not know when an episode ends",
+    "standbys": f"{_CALLS}, and actors do not share standbys",
+    "shared_memory": f"{_CALLS}, and results are pickled",
+    "copy": f"{_CALLS}, and results are always copies",
+    "snapshot": f"{_CALLS}, and single actors do not take snapshots",
+    "checkpoint_every": f"{_CALLS}, and single actors do not write checkpoints",
 }
-_OF_ONE = {**_REFUSED, "max_running": "a worker has one env; ActorVectorEnv takes it"}
+_OF_ONE = {**_REFUSED, "max_running": "a worker has one env. Pass it to ActorVectorEnv"}
 
 
 def _launch(
@@ -53,19 +53,20 @@ def _launch(
     return launch_each(whose, factories, [next_name() for _ in factories], options, refused)
 
 
-class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked nowhere
+class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # mypy skips its module
     """One env in an actor, for ``BaseVectorEnv(env_fns, worker_fn=ActorEnvWorker)``.
 
-    An exception of the env is raised as itself, and the env goes on. If its process is lost, it needs a reset.
+    The caller receives the exception of an env unchanged, and the env remains usable. After a crash, the env needs a
+    reset.
 
     Args:
-        env_fn: Makes the env; called only in the worker.
-        actor: Actor of the env, if there is one already.
-        **options: See `envactors.VectorOptions`. With ``seed_episodes`` each reset gets a seed of its own, and `seed`
-            begins with episode 0.
+        env_fn: Creates the env; called only in the worker.
+        actor: The actor of the env, if it already exists.
+        **options: See `envactors.VectorOptions`. With ``seed_episodes`` each reset gets a different seed, and `seed`
+            starts again with episode 0.
 
     Attributes:
-        future: The last request; None before the first.
+        future: The future of the last request; None before the first.
 
     Raises:
         ActorStartError: The env could not be created.
@@ -84,12 +85,12 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         )
         self.future: ActorFuture | None = None
         self._seeds_episodes = seeds_episodes
-        # The seed of episode 0, and the number of the next one.
+        # The seed of episode 0, and the index of the next episode.
         self._root_seed, self._episode = int(np.random.SeedSequence().generate_state(1)[0]), 0
         super().__init__(env_fn)
 
     def get_env_attr(self, key: str) -> Any:
-        """Return an attribute of the env, also one that wrappers hide, or None if it has none."""
+        """Return an attribute of the env, even if wrappers hide it, or None if the env does not have it."""
         try:
             return self.actor.get(key).result()
         except AttributeError:
@@ -111,11 +112,11 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         self.future = self.actor.call("reset", **kwargs)
 
     def _next_seed(self, seed: int | None) -> int:
-        """Return the seed of the episode that begins; with a seed of the user's, it is episode 0."""
+        """Return the seed of the episode that begins. A seed from the user starts again with episode 0."""
         if seed is not None:
             self._root_seed, self._episode = seed, 0
-        number, self._episode = self._episode, self._episode + 1
-        return episode_seed(self._root_seed, number) if number else self._root_seed
+        episode, self._episode = self._episode, self._episode + 1
+        return episode_seed(self._root_seed, episode) if episode else self._root_seed
 
     def recv(self) -> Any:
         """Return the result of the last `send`.
@@ -123,7 +124,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         Raises:
             Exception: The exception of the env.
         """
-        assert self.future is not None, "recv() with nothing sent: call send(action) first"
+        assert self.future is not None, "cannot call recv(): nothing was sent. Call send(action) first"
         return self.future.result()
 
     def reset(self, **kwargs: Any) -> Any:
@@ -133,10 +134,10 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
 
     @staticmethod
     def wait(workers: list[ActorEnvWorker], wait_num: int, timeout: float | None = None) -> list[ActorEnvWorker]:
-        """Wait until ``wait_num`` workers have a result, at most ``timeout`` seconds, and return all that have one.
+        """Wait until ``wait_num`` workers have a result, for at most ``timeout`` seconds; return those that have one.
 
-        A worker whose env has failed is returned alone, and only if no other has a result: its `recv` raises, and
-        results received together with it would be lost.
+        A worker whose env failed is returned only if no other worker has a result, and then alone. Its `recv` raises,
+        so results that are received together with it would be lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         futures = [worker.future for worker in workers if worker.future is not None]
@@ -150,7 +151,7 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         return fine or ready[:1]
 
     def seed(self, seed: int | None = None) -> Any:
-        """Seed the env and its action space: by the env's own ``seed``, or by a reset if it has none."""
+        """Seed the env and its action space, with the env's own ``seed`` or, if it has none, with a reset."""
         super().seed(seed)
         if self._seeds_episodes:
             seed = self._next_seed(seed)
@@ -161,21 +162,21 @@ class ActorEnvWorker(EnvWorker):  # type: ignore[misc] # its module is checked n
         return self.actor.call("render", **kwargs).result()
 
     def close_env(self) -> None:
-        """Wait for the pending request, close the env and end its process, within the close deadline."""
+        """Wait for the pending request, close the env, and end its process, within the close deadline."""
         self.actor.close()
 
 
-class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many envs as one, each in an actor of its own, with tianshou's interface.
+class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # mypy skips its module
+    """A vector env of tianshou whose envs run in one actor each.
 
     Args:
         env_fns: One callable per env; called only in the workers, which start in parallel.
-        wait_num: Number of envs that a step waits for; None: all.
-        timeout: Seconds that a step waits for them; it returns at least one result.
-        **options: See `envactors.VectorOptions`, of which those about batches are refused.
+        wait_num: Number of envs that a step waits for; None for all.
+        timeout: How long a step waits for them, in seconds; it returns at least one result in any case.
+        **options: See `envactors.VectorOptions`. Options about batches are rejected.
 
     Attributes:
-        actors: Handle of each process.
+        actors: The handle of each process.
 
     Raises:
         ActorStartError: An env could not be created.
@@ -202,12 +203,12 @@ class ActorVectorEnv(BaseVectorEnv):  # type: ignore[misc] # its module is check
         """Step envs as ``BaseVectorEnv.step`` does.
 
         Raises:
-            Exception: The exception of an env; it can be reset, and the others go on.
+            Exception: The exception of an env. That env can be reset, and the others are not affected.
         """
         try:
             return super().step(action, id)
         except Exception:
-            # The base class leaves an env that failed in `recv` neither waiting nor ready, so it could never step
-            # again.
+            # If `recv` raises, the base class counts the env neither as waiting nor as ready, so that the env could
+            # never step again.
             self.ready_id += [i for i in range(self.env_num) if i not in {*self.ready_id, *self.waiting_id}]
             raise

@@ -1,11 +1,11 @@
-"""`ActorEnv`: an ``EnvBase`` of TorchRL over actors, in the place of ``ParallelEnv`` and ``SerialEnv``.
+"""`ActorEnv`: an ``EnvBase`` of TorchRL on actors, which replaces ``ParallelEnv`` and ``SerialEnv``.
 
-    _step ──▶ a step of the facade, of all envs or of those under ``"_step"``      ──▶ a TensorDict of shape [num_envs]
-    _reset ─▶ a reset of the facade, of all envs or of those under ``"_reset"``    ──▶ likewise
+    _step ──▶ steps all envs, or those selected by ``"_step"``      ──▶ a TensorDict of shape [num_envs]
+    _reset ─▶ resets all envs, or those selected by ``"_reset"``    ──▶ likewise
 
-The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="disabled"``: TorchRL asks for every
-reset itself. Arrays that the facade returns are copies of the shared memory already, since TorchRL keeps the
-TensorDicts of a rollout; tensors are made of them without another copy.
+`envactors.vector.facade.VectorEnv` runs the envs, with ``autoreset="disabled"``: TorchRL requests every reset. The
+facade returns copies of the shared memory, since TorchRL keeps the TensorDicts of a rollout, and tensors use these
+copies directly. Specs and conversions live in `envactors.integrations.torchrl.values`.
 """
 
 from __future__ import annotations
@@ -32,35 +32,34 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _REFUSED = {
-    "autoreset": "TorchRL asks for every reset itself, which is autoreset='disabled'",
-    "copy": "the TensorDicts of a rollout are kept, and views of the shared memory would change in them",
+    "autoreset": "TorchRL requests every reset itself, which is autoreset='disabled'",
+    "copy": "TorchRL keeps the TensorDicts of a rollout, and views of the shared memory would change in them",
 }
 
 
-class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
-    """Steps many Gymnasium envs as one env of TorchRL with the batch size ``[num_envs]``, in actors.
+class ActorEnv(EnvBase):  # type: ignore[misc] # mypy skips its module
+    """An env of TorchRL with the batch size ``[num_envs]`` that steps many Gymnasium envs in actors.
 
-    Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``: observations are ``"observation"``, or have the keys
-    of a Dict space; ``"reward"`` is float32, ``"done"``, ``"terminated"`` and ``"truncated"`` are bool, all of shape
-    ``[num_envs, 1]``. A Tuple space becomes a composite with the keys ``"0"``, ``"1"`` and so on.
+    Specs and keys are those of a ``ParallelEnv`` of ``GymEnv``. Observations have the key ``"observation"``, or the
+    keys of a Dict space. ``"reward"`` is float32, and ``"done"``, ``"terminated"``, and ``"truncated"`` are bool, all
+    of shape ``[num_envs, 1]``. A Tuple space becomes a composite with the keys ``"0"``, ``"1"``, and so on.
 
     Args:
-        env_fns: One callable per env, which makes an env of Gymnasium, or ``"module:callable"``; called only in the
-            workers.
-        categorical_action_encoding: True to encode discrete values as categories; False, as in ``GymEnv``: as one-hot
-            vectors.
-        device: Device of the TensorDicts; None: they have none, and their tensors are on the CPU.
-        info_spec: Specs, for one env, of entries of the infos that TensorDicts shall have; zero where an env's info
-            has none.
-        **options: See `envactors.VectorOptions`. With ``on_failure="renew"`` a failed env's episode is truncated, with
-            the exception as ``infos[i]["failure"]``, and its next reset is on a new process; with ``seed_episodes``,
-            ``reset_infos`` have the seeds.
+        env_fns: One callable per env that creates a Gymnasium env, or a string ``"module:callable"``; called only in
+            the workers.
+        categorical_action_encoding: True to encode discrete values as categories; False to encode them as one-hot
+            vectors, as ``GymEnv`` does.
+        device: Device of the TensorDicts; with None they have no device, and their tensors are on the CPU.
+        info_spec: Specs, for one env, of the info entries to add to TensorDicts; missing entries are zero.
+        **options: See `envactors.VectorOptions`. With ``on_failure="renew"`` the episode of a failed env is truncated,
+            ``infos[i]["failure"]`` is the exception, and the next reset runs in a new process. With ``seed_episodes``,
+            ``reset_infos`` contain the seeds.
 
     Attributes:
-        actors: Handle of each process.
+        actors: The handle of each process.
         vector: The vector behind this class, with handles of the envs (``vector[i]``) and ``stats()``.
-        infos: Each env's info of the last step; empty if it was not stepped.
-        reset_infos: Each env's info of its last reset.
+        infos: The info of each env's last step; empty if it was not stepped.
+        reset_infos: The info of each env's last reset.
 
     Raises:
         ActorStartError: An env could not be created.
@@ -107,17 +106,19 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         self._info_reader = None
         if info_spec:
             if taken := info_spec.keys() & {*specs.observation.keys(), *specs.done.keys(), "reward"}:
-                raise SpaceMismatchError(f"info_spec has {sorted(taken)}, which are entries already: expected others")
+                raise SpaceMismatchError(
+                    f"info_spec contains {sorted(taken)}, which already are keys of the TensorDict: rename them"
+                )
             self._info_reader = Infos(info_spec)
             self.observation_spec.update(self._info_reader.specs_of(envs.num_envs))
 
     # Stepping --------------------------------------------------------------------------------------------
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Step all envs, or those under ``"_step"``; the others keep the values that they have in the TensorDict.
+        """Step all envs, or those selected by ``"_step"``; the others keep their values from the TensorDict.
 
         Raises:
-            Exception: The exception of the first env that failed, once all have answered.
+            Exception: The exception of the first env that failed, once all envs have answered.
         """
         envs, num_envs = self.vector, self.vector.num_envs
         stepped, env_ids = _selected(tensordict.get("_step", None), num_envs)
@@ -147,10 +148,10 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
     ) -> TensorDictBase:
-        """Reset all envs, or those under ``"_reset"``, whose rows alone are valid then; see `VectorEnv.reset`.
+        """Reset all envs, or those selected by ``"_reset"``; only their rows are valid. See `VectorEnv.reset`.
 
         Raises:
-            Exception: The exception of the first env that failed, once all have answered.
+            Exception: The exception of the first env that failed, once all envs have answered.
         """
         envs, num_envs = self.vector, self.vector.num_envs
         _, env_ids = _selected(None if tensordict is None else tensordict.get("_reset", None), num_envs)
@@ -162,21 +163,21 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
     def _entries(self, obs: Any, env_ids: list[int] | None, infos: list[dict[str, Any]]) -> dict[Any, torch.Tensor]:
-        """Return the observations and what is read from infos, with one row per env."""
+        """Return the entries for observations and infos, with one row per env."""
         entries = self._observations.encode(obs, env_ids)
         if self._info_reader is not None:
             entries.update(self._info_reader.encode(infos))
         return entries
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
-        """Reset all envs with seeds, of which each follows from the one before, as ``ParallelEnv`` does.
+        """Reset all envs with seeds that derive from one another, as ``ParallelEnv`` does.
 
         Args:
-            seed: Seed of the first env; None: each env chooses.
+            seed: Seed of the first env; with None, each env chooses its seed.
             static_seed: True to give all envs the same seed.
 
         Returns:
-            The seed that follows from the last env's.
+            The seed that derives from that of the last env.
         """
         seeds: list[int | None] = []
         for _ in range(self.vector.num_envs):
@@ -186,18 +187,18 @@ class ActorEnv(EnvBase):  # type: ignore[misc] # its module is checked nowhere
         return seed
 
     def _set_seed(self, seed: int | None) -> None:
-        """Do nothing: `set_seed` seeds all envs at once."""
+        """Do nothing: `set_seed` seeds all envs."""
 
     def close(self, *, raise_if_closed: bool = True) -> None:  # noqa: ARG002 # TorchRL's name
-        """Close the envs and end their processes, within the close deadline; may be called again."""
+        """Close the envs and end their processes, within the close deadline; calling it again does nothing."""
         self.vector.close()
         self.is_closed = True
 
 
 def _selected(mask: torch.Tensor | None, num_envs: int) -> tuple[torch.Tensor | None, list[int] | None]:
-    """Return which envs a mask of shape ``[num_envs]`` or ``[num_envs, 1]`` selects: as a mask on the CPU, and as ids.
+    """Return which envs a mask of shape ``[num_envs]`` or ``[num_envs, 1]`` selects, as a mask on the CPU and as ids.
 
-    Both are None if it selects all envs.
+    If the mask selects all envs, the function returns ``(None, None)``.
     """
     if mask is None or mask.all():
         return None, None
@@ -208,6 +209,6 @@ def _selected(mask: torch.Tensor | None, num_envs: int) -> tuple[torch.Tensor | 
 def _spread_infos(
     before: list[dict[str, Any]], infos: list[dict[str, Any]], env_ids: list[int]
 ) -> list[dict[str, Any]]:
-    """Return one info per env: those of some envs, and what the others had before."""
+    """Return one info per env: the new ones for the given envs, and the previous ones for the others."""
     fresh = dict(zip(env_ids, infos, strict=True))
     return [fresh.get(env_id, info) for env_id, info in enumerate(before)]

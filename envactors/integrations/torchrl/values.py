@@ -1,8 +1,8 @@
-"""Specs of TorchRL for spaces of Gymnasium, and the conversion of batches between the two sides.
+"""Create TorchRL's specs for Gymnasium's spaces, and convert batches between the two.
 
-The specs of one env are those that TorchRL's ``GymWrapper`` has for it, so that programs see the same keys, shapes and
-dtypes. What TorchRL cannot represent, a tuple of different spaces, becomes a composite with the keys ``"0"``, ``"1"``
-and so on.
+The specs of one env are those of TorchRL's ``GymWrapper``, so that programs see the same keys, shapes, and dtypes.
+TorchRL cannot represent a tuple of different spaces, so a tuple becomes a composite with the keys ``"0"``, ``"1"``, and
+so on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchrl.envs import GymWrapper
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 
-# Of one dense tensor per env, whose shape does not vary. MultiOneHot is a OneHot.
+# Specs with one dense tensor of fixed shape per env. MultiOneHot is a subclass of OneHot.
 _DENSE = (Binary, Bounded, Categorical, MultiCategorical, OneHot, Unbounded)
 
 
@@ -31,7 +31,7 @@ class EnvSpecs(NamedTuple):
     Attributes:
         observation: Composite of the observations.
         action: Composite of the action.
-        done: Composite of ``done``, ``terminated`` and ``truncated``, each of shape ``[num_envs, 1]``.
+        done: Composite of ``done``, ``terminated``, and ``truncated``, each of shape ``[num_envs, 1]``.
     """
 
     observation: Composite
@@ -40,20 +40,20 @@ class EnvSpecs(NamedTuple):
 
 
 def make_specs(observation_space: Any, action_space: Any, num_envs: int, *, categorical: bool) -> EnvSpecs:
-    """Return the specs of a number of envs with these spaces.
+    """Return the specs of ``num_envs`` envs with these spaces.
 
     Args:
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         num_envs: Number of envs.
-        categorical: True to encode discrete values as categories; False: as one-hot vectors.
+        categorical: True to encode discrete values as categories, False to encode them as one-hot vectors.
 
     Raises:
-        SpaceMismatchError: A space is not Gymnasium's, has no fixed shape, or TorchRL has no spec for it.
+        SpaceMismatchError: A space is not from Gymnasium, has no fixed shape, or has no spec in TorchRL.
     """
     for name, space in (("observation", observation_space), ("action", action_space)):
         if not isinstance(space, Space):
-            raise SpaceMismatchError(f"the {name} space is {space!r}: expected a space of Gymnasium")
+            raise SpaceMismatchError(f"the {name} space is {space!r}: expected a gymnasium.spaces.Space")
     stand_in = _SpacesOnly(_without_tuples("observation", observation_space), _without_tuples("action", action_space))
     try:
         env = GymWrapper(stand_in, categorical_action_encoding=categorical)
@@ -67,11 +67,14 @@ def make_specs(observation_space: Any, action_space: Any, num_envs: int, *, cate
         for key, spec in composite.items(True, True):
             if not isinstance(spec, _DENSE):
                 raise SpaceMismatchError(
-                    f"the {name} {key!r} has the spec {type(spec).__name__}: expected spaces of one fixed shape, which "
-                    "Text, Sequence, Graph, OneOf and MultiDiscrete with two axes are not"
+                    f"the {name} {key!r} has the spec {type(spec).__name__}: expected a space of fixed shape. Text, "
+                    "Sequence, Graph, OneOf, and MultiDiscrete with two axes are not supported"
                 )
     if shared := set(single["observation"].keys()) & set(single["action"].keys()):
-        raise SpaceMismatchError(f"{sorted(shared)} are keys of observations and of actions: expected different ones")
+        raise SpaceMismatchError(
+            f"observations and actions share the keys {sorted(shared)}: expected different keys, since both "
+            "are entries of one TensorDict"
+        )
     return EnvSpecs(
         env.observation_spec.expand(num_envs),
         env.full_action_spec.expand(num_envs),
@@ -80,7 +83,7 @@ def make_specs(observation_space: Any, action_space: Any, num_envs: int, *, cate
 
 
 class _SpacesOnly(gymnasium.Env[Any, Any]):
-    """Env that has spaces, and is never reset."""
+    """An env that only has spaces; it cannot be reset or stepped."""
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self.observation_space = observation_space
@@ -88,7 +91,7 @@ class _SpacesOnly(gymnasium.Env[Any, Any]):
 
 
 def _without_tuples(name: str, space: Space[Any], at_root: bool = True) -> Space[Any]:
-    """Return a space with dicts in the place of tuples; one at the root is an entry of its own."""
+    """Return a space with dicts in place of tuples; a tuple at the root becomes an entry with the given name."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({key: _without_tuples(key, inner, False) for key, inner in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -104,15 +107,15 @@ class _Leaf(NamedTuple):
         key: Key of its entry in a TensorDict.
         spec: TorchRL's spec of all envs.
         shape: Shape of the facade's batch.
-        start: What is subtracted from values of the env, since TorchRL counts categories from 0; None for 0.
-        is_alike: Whether shape, dtype and meaning of values are the same on both sides.
+        start: The smallest value in the env, since TorchRL counts categories from 0; None for 0.
+        is_same: Whether values have the same shape, dtype, and meaning on both sides.
     """
 
     key: str | tuple[str, ...]
     spec: TensorSpec
     shape: tuple[int, ...]
     start: Any
-    is_alike: bool
+    is_same: bool
 
 
 class Values:
@@ -139,18 +142,18 @@ class Values:
 
         Args:
             batch: Batch of the facade.
-            env_ids: Envs of the batch, the rows of the others being zero; None: all, in order.
+            env_ids: Envs of the batch, while the rows of the others are zero; None for all, in order.
         """
         entries = {}
         for leaf, values in zip(self._leaves, flatten(self._spec, batch), strict=True):
             rows = values if leaf.start is None else values - leaf.start
             if env_ids is not None:
                 rows = spread(rows, env_ids, self._num_envs)
-            entries[leaf.key] = torch.from_numpy(rows) if leaf.is_alike else leaf.spec.encode(rows, ignore_device=True)
+            entries[leaf.key] = torch.from_numpy(rows) if leaf.is_same else leaf.spec.encode(rows, ignore_device=True)
         return entries
 
     def decode(self, tensordict: TensorDictBase, env_ids: Sequence[int] | None) -> Any:
-        """Return the batch of the facade for some envs, or for all (None)."""
+        """Return the batch of the facade for the given envs, or for all if ``env_ids`` is None."""
         parts = []
         for leaf in self._leaves:
             values = leaf.spec.to_numpy(tensordict.get(leaf.key), safe=False).reshape(leaf.shape)
@@ -170,11 +173,11 @@ class Infos:
         self._specs = dict(specs)
 
     def specs_of(self, num_envs: int) -> dict[str, TensorSpec]:
-        """Return the specs for a number of envs."""
+        """Return the specs for ``num_envs`` envs."""
         return {key: spec.expand(num_envs, *spec.shape) for key, spec in self._specs.items()}
 
     def encode(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return entries with one row per info; what an info does not have is zero."""
+        """Return entries with one row per info; entries that an info does not contain are zero."""
         entries = {}
         for key, spec in self._specs.items():
             rows = entries[key] = spec.zero((len(infos),))
@@ -185,7 +188,7 @@ class Infos:
 
 
 def spread(values: Any, env_ids: Sequence[int], num_envs: int) -> Any:
-    """Return an array with one row per env: those of some envs, and zeros."""
+    """Return an array with one row per env: the given rows for some envs, and zeros for the others."""
     rows = np.zeros((num_envs, *values.shape[1:]), values.dtype)
     rows[env_ids] = values
     return rows
@@ -194,12 +197,12 @@ def spread(values: Any, env_ids: Sequence[int], num_envs: int) -> Any:
 def _make_leaf(path: tuple[str, ...], spec: TensorSpec, leaf: ArraySpec, start: Any) -> _Leaf:
     shape = (spec.shape[0], *leaf.shape)
     zeros = torch.from_numpy(np.zeros(shape, leaf.dtype))
-    is_alike = start is None and not isinstance(spec, OneHot) and (zeros.shape, zeros.dtype) == (spec.shape, spec.dtype)
-    return _Leaf(unravel_key(path), spec, shape, start, is_alike)
+    is_same = start is None and not isinstance(spec, OneHot) and (zeros.shape, zeros.dtype) == (spec.shape, spec.dtype)
+    return _Leaf(unravel_key(path), spec, shape, start, is_same)
 
 
 def _tree_of_leaves(space: Space[Any], path: tuple[str, ...]) -> Any:
-    """Return the path and the start of each leaf of a space, in its own structure."""
+    """Return the path and the start of each leaf of a space, in the structure of the space."""
     if isinstance(space, spaces.Dict):
         names = {key: key for key in space.spaces}
         if "observation" not in names and "state" in names:
