@@ -174,7 +174,7 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_specs_must_agree(make, name):
-    with pytest.raises(ValueError, match=f"same {name}: that of env 2 is .*, that of env 0 ") as caught:
+    with pytest.raises(ValueError, match=f"same {name}: it is .* in env 2, but .* in env 0") as caught:
         make([AlfEnv, AlfEnv, functools.partial(AlfEnv, **DIFFERENT[name])])
     env = AlfEnv(0, **DIFFERENT[name])
     for one in (env, AlfEnv(0)):
@@ -183,7 +183,7 @@ def test_specs_must_agree(make, name):
 
 
 def test_spare_envs_must_agree_too(make):
-    with pytest.raises(ValueError, match="same action_spec: that of env 1 "):
+    with pytest.raises(ValueError, match=r"same action_spec: it is .* in env 1, but "):
         make([AlfEnv, functools.partial(AlfEnv, action=5)], num_spare_envs_for_reload=1)
 
 
@@ -297,7 +297,7 @@ def test_a_time_step_that_does_not_fit(make):
     with pytest.raises(RuntimeError, match=r"observation has shape \(5,\): expected \(4,\)") as caught:
         make([Odd]).reset()
     assert isinstance(caught.value.__cause__, ea.SpaceMismatchError)
-    with pytest.raises(RuntimeError, match=r"there is no env_info\['more'\]"):
+    with pytest.raises(RuntimeError, match=r"the value has no env_info\['more'\]"):
         make([functools.partial(AlfEnv, env_info={"more": TensorSpec(())})]).reset()
 
 
@@ -315,7 +315,7 @@ def test_nests(make):
     assert np.asarray(time_step.prev_action["gear"][0]).tolist() == [6, 7]
     assert np.asarray(time_step.reward).tolist() == [1.5, 1.5]  # given as Python's float
     assert time_step.env_info == {}
-    with pytest.raises(ValueError, match=r"there is no action\['gear'\]\[0\]"):
+    with pytest.raises(ValueError, match=r"the value has no action\['gear'\]\[0\]"):
         env.step({"steer": action["steer"]})
 
 
@@ -439,7 +439,7 @@ def test_batched_is_always_true(make):
 
 
 def test_spare_envs_are_refused_with_batched_envs(make):
-    with pytest.raises(RuntimeError, match="num_spare_envs_for_reload is 1 and the envs' batch_size 3"):
+    with pytest.raises(RuntimeError, match="num_spare_envs_for_reload is 1 and the batch_size of each env is 3"):
         make([Many] * 2, num_spare_envs_for_reload=1)
 
 

@@ -1,7 +1,8 @@
-"""Adapter around an ALF env in its worker, and what both sides share: time steps, nests and records.
+"""The adapter around an ALF env in its worker, and what both sides share: time steps, nests, and records.
 
-A time step travels as one record: a row of bytes with one field per array. The facade thus has one array to check and
-copy, whatever the structure of the observations.
+The worker sends a time step as one record: a row of bytes with one field per array. The facade therefore checks and
+copies a single array, whatever the structure of the observations. The caller's conversions live in
+`envactors.integrations.alf.values`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NUMBERS: Final = "?bBhHiIlLqQfd"
 
 
 class StepType:
-    """Position of a time step in its episode (ALF's ``StepType``)."""
+    """The position of a time step in its episode (ALF's ``StepType``)."""
 
     FIRST: Final = np.int32(0)
     MID: Final = np.int32(1)
@@ -39,7 +40,7 @@ class TimeStep(NamedTuple):
 
     Attributes:
         step_type: int32, one of `StepType`.
-        reward: float32, reward of the previous action.
+        reward: float32, the reward for the previous action.
         discount: float32, 0 if the episode has terminated.
         observation: Nest of arrays.
         prev_action: Nest of arrays: the previous action.
@@ -87,7 +88,7 @@ class Leaf(NamedTuple):
             return self.read(nest)
         except (AttributeError, IndexError, KeyError, TypeError):
             raise SpaceMismatchError(
-                f"there is no {self.name} in what was given: expected the structure of the spec, with shape "
+                f"the value has no {self.name}: expected the structure of the spec, with an array of shape "
                 f"{self.spec.shape} and dtype {self.spec.dtype} there"
             ) from None
 
@@ -96,21 +97,21 @@ def leaves(nest: Any, name: str, outer: tuple[int, ...], read: Callable[[Any], A
     """Return the leaves of a nest of ALF's ``TensorSpec``, or of anything with a shape and a dtype.
 
     Args:
-        nest: Specs in dicts, lists, tuples and named tuples.
+        nest: Specs in dicts, lists, tuples, and named tuples.
         name: Name of the nest in errors.
         outer: Dimensions before each spec's shape.
         read: Returns the nest of its parent.
 
     Raises:
-        TypeError: Something in the nest is not a spec.
+        TypeError: The nest contains an object that is not a spec.
     """
     parts: list[tuple[str, Any, Callable[[Any], Any]]]
     if hasattr(nest, "shape") and hasattr(nest, "dtype"):
-        # torch says "torch.float32".
+        # The name of a dtype of torch is "torch.float32".
         dtype = np.dtype(str(nest.dtype).rpartition(".")[2] if "torch" in str(nest.dtype) else nest.dtype)
         spec = ArraySpec((*outer, *nest.shape), dtype)
         if not spec.batchable:
-            raise TypeError(f"{name} has dtype {dtype}: expected numbers or bools")
+            raise TypeError(f"{name} has dtype {dtype}: expected a dtype of numbers or bools")
         return [Leaf(name, read, spec)]
     if isinstance(nest, Mapping):
         parts = [(f"{name}[{key!r}]", inner, operator.itemgetter(key)) for key, inner in nest.items()]
@@ -120,7 +121,7 @@ def leaves(nest: Any, name: str, outer: tuple[int, ...], read: Callable[[Any], A
     elif isinstance(nest, (list, tuple)):
         parts = [(f"{name}[{i}]", inner, operator.itemgetter(i)) for i, inner in enumerate(nest)]
     else:
-        raise TypeError(f"{name} is {nest!r}: expected specs, nested in dicts, lists and tuples")
+        raise TypeError(f"{name} is {nest!r}: expected specs, nested in dicts, lists, and tuples")
     return [leaf for part, inner, get in parts for leaf in leaves(inner, part, outer, _after(read, get))]
 
 
@@ -142,7 +143,7 @@ def packer(nest: Any) -> Callable[[Iterator[Any]], Any]:
 
 
 class Described(NamedTuple):
-    """Specs and properties of an env, by ALF's names."""
+    """Specs and properties of an env, with ALF's names."""
 
     is_tensor_based: bool
     action_spec: Any
@@ -157,7 +158,7 @@ class Described(NamedTuple):
 
     @property
     def outer(self) -> tuple[int, ...]:
-        """Dimensions before the shapes of the specs in the env's own values."""
+        """Dimensions that the env's values have before those of the specs."""
         return (self.batch_size,) if self.batched else ()
 
     @property
@@ -167,7 +168,7 @@ class Described(NamedTuple):
 
     @property
     def nests_actions(self) -> bool:
-        """True if an action is a nest of arrays, False if it is one array."""
+        """True if an action is a nest of arrays, False if it is a single array."""
         return isinstance(self.action_spec, (Mapping, list, tuple))
 
     def fields(self) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class Described(NamedTuple):
         return {**others, "env_id": ArraySpec((), np.dtype(np.int32)), "env_info": self.env_info_spec}
 
     def leaves(self) -> list[Leaf]:
-        """Return the leaves of a time step without ``env_id``, which follows from the row."""
+        """Return the leaves of a time step without ``env_id``, which is the row."""
         return [
             leaf
             for name, nest in self.fields().items()
@@ -191,8 +192,8 @@ class Described(NamedTuple):
 
 
 def record_of(arrays: list[Leaf]) -> np.dtype[Any]:
-    """Return the dtype of a time step's record: field ``"0"`` is leaf 0 and so on; single numbers come first."""
-    fields: list[Any] = [(str(number), leaf.spec.dtype, leaf.spec.shape) for number, leaf in enumerate(arrays)]
+    """Return the dtype of a time step's record: field ``"0"`` is leaf 0, and so on. Single numbers come first."""
+    fields: list[Any] = [(str(index), leaf.spec.dtype, leaf.spec.shape) for index, leaf in enumerate(arrays)]
     return np.dtype(sorted(fields, key=lambda field: not _is_number(*field[1:])), align=True)
 
 
@@ -201,7 +202,7 @@ def _is_number(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
 
 
 def _reader(arrays: list[Leaf]) -> Callable[[Any], Sequence[Any]]:
-    """Return a function that reads several leaves of a nest, in one call of C code if all are attributes."""
+    """Return a function that reads several leaves of a nest, in one call of C code if all leaves are attributes."""
     if len(arrays) > 1 and not any("[" in leaf.name for leaf in arrays):
         return operator.attrgetter(*(leaf.name for leaf in arrays))
     reads = [leaf.read for leaf in arrays]
@@ -209,18 +210,19 @@ def _reader(arrays: list[Leaf]) -> Callable[[Any], Sequence[Any]]:
 
 
 class AlfEnvAdapter(EnvAdapter):
-    """ALF env with the ``reset`` and ``step`` that the facade expects.
+    """An ALF env with the ``reset`` and ``step`` that the facade expects.
 
-    The reward travels in the record, with its own dtype.
+    The record includes the reward, which keeps its dtype.
 
     Args:
-        constructor: Makes the env, given its ``env_id``.
+        constructor: Creates the env, given its ``env_id``.
         env_id: Index of the env.
-        num_threads: Number of threads of torch, if it is loaded; None: unchanged.
+        num_threads: Number of threads of torch, if it is loaded; None leaves it unchanged.
     """
 
     def __init__(self, constructor: Callable[..., Any], env_id: int, num_threads: int | None) -> None:
-        # A forked worker inherits loaded modules and their settings; any other takes both from its environment.
+        # Only a forked worker inherits loaded modules and their settings, which have to be changed here. Any other
+        # worker reads them from its environment variables.
         torch, alf = sys.modules.get("torch"), sys.modules.get("alf")
         if torch is not None and num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -232,14 +234,14 @@ class AlfEnvAdapter(EnvAdapter):
         record = np.zeros(1, record_of(self._leaves))
         self._row: npt.NDArray[np.uint8] = record.view(np.uint8)
         self._bytes = self._row.data
-        self._fields = [record[str(number)][0, ...] for number in range(len(self._leaves))]
-        # All single numbers are written at once, in less time than NumPy takes for one.
+        self._fields = [record[str(index)][0, ...] for index in range(len(self._leaves))]
+        # `struct` writes all single numbers in one call, which is faster than one assignment in NumPy.
         numbers = [leaf for leaf in self._leaves if _is_number(leaf.spec.dtype, leaf.spec.shape)]
         self._write_numbers = struct.Struct("@" + "".join(leaf.spec.dtype.char for leaf in numbers)).pack_into
         self._read_numbers = _reader(numbers)
         arrays = [leaf for leaf in self._leaves if leaf not in numbers]
-        # Writing to a one-dimensional memoryview takes a third of the time and refuses other shapes and dtypes. It
-        # would accept `bytes` for uint8, so that dtype is excluded.
+        # Writing to a one-dimensional memoryview takes a third of the time, and rejects other shapes and dtypes. For
+        # uint8 it would also accept `bytes`, so that dtype is excluded.
         lines = [leaf for leaf in arrays if len(leaf.spec.shape) == 1 and leaf.spec.dtype != np.uint8]
         others = [leaf for leaf in arrays if leaf not in lines]
         self._read_lines, self._read_others = _reader(lines), _reader(others)
@@ -279,7 +281,7 @@ class AlfEnvAdapter(EnvAdapter):
         return self._env.reset()
 
     def envactors_sync_progress(self, progress: Any) -> None:
-        """Set the progress of ALF's schedulers and call the env's own ``sync_progress``."""
+        """Set the progress of ALF's schedulers, and call the env's own ``sync_progress``."""
         if progress is not None:
             from alf.utils.schedulers import update_all_progresses
 
@@ -287,10 +289,10 @@ class AlfEnvAdapter(EnvAdapter):
         self._env.sync_progress()
 
     def _write(self, time_step: Any) -> npt.NDArray[np.uint8]:
-        """Write a time step into the row and return it; the facade copies it at once."""
+        """Write a time step into the row and return the row, which the facade copies before the next call."""
         try:
             self._write_numbers(self._bytes, 0, *self._read_numbers(time_step))
-            for line, value in zip(self._lines, self._read_lines(time_step)):  # noqa: B905 # quicker
+            for line, value in zip(self._lines, self._read_lines(time_step)):  # noqa: B905 # faster than with `strict`
                 line[:] = value
             if self._others:
                 for (field, dtype, shape), value in zip(self._others, self._read_others(time_step)):  # noqa: B905
@@ -298,7 +300,7 @@ class AlfEnvAdapter(EnvAdapter):
                         raise TypeError
                     field[...] = value
         except (AttributeError, LookupError, OverflowError, TypeError, ValueError, struct.error):
-            # Convert what does not fit as it is, or raise.
+            # A value does not have the exact type, shape, or dtype: convert it if possible, else raise.
             for leaf, field in zip(self._leaves, self._fields, strict=True):
                 field[...] = conform(leaf.spec, leaf.of(time_step), leaf.name)
         return self._row

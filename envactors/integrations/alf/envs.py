@@ -1,4 +1,7 @@
-"""Single envs of the ALF drop-in, and the specs that all envs must share."""
+"""Single envs of the ALF drop-in, and the specs that all envs must share.
+
+Stepping all envs at once is in `envactors.integrations.alf.parallel_environment`.
+"""
 
 from __future__ import annotations
 
@@ -51,17 +54,17 @@ class Specs:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks of the envs."""
+        """The number of tasks of the envs."""
         return self._described.num_tasks
 
     @property
     def task_names(self) -> Any:
-        """Names of the tasks."""
+        """The names of the tasks."""
         return self._described.task_names
 
 
 class ActorEnvironment(Specs):
-    """One env of an `ActorParallelEnvironment`: ALF's ``ProcessEnvironment``. Attributes are read from the env."""
+    """One env of an `ActorParallelEnvironment`, like ALF's ``ProcessEnvironment``. It reads attributes from the env."""
 
     def __init__(self, handle: ActorView, described: Described) -> None:
         self._handle = handle
@@ -71,23 +74,23 @@ class ActorEnvironment(Specs):
         """Start a call of a method of the env.
 
         Returns:
-            A promise: a function that waits for the call and returns its result, any number of times. It raises what
-            the env raised, or RuntimeError if the process was lost.
+            A promise: a function that waits for the call and returns its result, any number of times. It raises the
+            exception of the env, or RuntimeError if the process crashed.
         """
         return _promise(self._handle.call(_OWN.get(name, name), *args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(f"{name!r} begins with an underscore: such names are never sent to an env")
+            raise AttributeError(f"cannot read {name!r}: attributes that begin with an underscore stay in the worker")
         return _promise(self._handle.get(name))()
 
     def step(self, action: Any, blocking: bool = True) -> Any:
-        """Step this env alone; return its time step, or a promise if not ``blocking``. Other envs are unaffected."""
+        """Step only this env; return its time step, or a promise if not ``blocking``."""
         promise = self.call("step", action)
         return promise() if blocking else promise
 
     def reset(self, blocking: bool = True) -> Any:
-        """Reset this env alone; return its time step, or a promise if not ``blocking``. Other envs are unaffected."""
+        """Reset only this env; return its time step, or a promise if not ``blocking``."""
         promise = self.call("reset")
         return promise() if blocking else promise
 
@@ -106,7 +109,7 @@ class ActorEnvironment(Specs):
 
 
 class Envs(VectorEnv):
-    """Vector env of ALF envs whose specs must be equal.
+    """A vector env of ALF envs, whose specs must be equal.
 
     Attributes:
         described: Specs and properties of the envs.
@@ -119,8 +122,8 @@ class Envs(VectorEnv):
                 ours, theirs = getattr(first, name), getattr(other, name)
                 if theirs != ours:
                     raise SpaceMismatchError(
-                        f"All environments must have the same {name}: that of env {env_id} is {theirs}, "
-                        f"that of env 0 {ours}"
+                        f"All environments must have the same {name}: it is {theirs} in env {env_id}, but {ours} in "
+                        "env 0"
                     )
         if first.is_tensor_based:
             raise SpaceMismatchError("All environments must be array-based environments: is_tensor_based is True")
@@ -142,9 +145,9 @@ def _promise(future: ActorFuture) -> Callable[[], Any]:
 def _log_failure(future: Future[Any]) -> None:
     error = future.exception()
     if error is not None:
-        _log.warning("an env has not taken in the progress: %r", error)
+        _log.warning("cannot set the progress of an env: %r", error)
 
 
 def interrupted(error: BaseException) -> RuntimeError:
-    """Return a failure as the RuntimeError that ALF raises."""
+    """Convert a failure to the RuntimeError that ALF raises."""
     return RuntimeError(f"ProcessEnvironment is interrupted: {error}")

@@ -1,11 +1,11 @@
-"""`ActorParallelEnvironment`: ALF's ``FastParallelEnvironment`` over actors.
+"""`ActorParallelEnvironment`: ALF's ``FastParallelEnvironment`` on actors.
 
     step ──▶ the actions as arrays ──▶ a step of the envs that have a slot ──▶ records ──▶ a ``TimeStep`` of tensors
 
-The mechanisms are those of `envactors.vector.facade.VectorEnv`; spare envs take turns in
-`envactors.integrations.alf.rotation.Rotation`, and `envactors.integrations.alf.adapter` has the adapter around
-each env in its worker. ALF (the Agent Learning Framework, https://github.com/HorizonRobotics/alf) need not be
-installed: any env with the interface of its ``AlfEnvironment`` works.
+`envactors.vector.facade.VectorEnv` runs the envs, `envactors.integrations.alf.rotation.Rotation` lets spare envs take
+turns, and `envactors.integrations.alf.adapter` contains the adapter around each env in its worker. ALF (the Agent
+Learning Framework, https://github.com/HorizonRobotics/alf) does not need to be installed: any env with the interface of
+its ``AlfEnvironment`` works.
 """
 
 from __future__ import annotations
@@ -37,49 +37,51 @@ if TYPE_CHECKING:
 
 _REFUSED = {
     "autoreset": "in ALF the step after StepType.LAST resets the env, which is autoreset='next_step'",
-    "copy": "results are copied out of the records of the envs, and never change",
-    "standbys": "an env is made with its env_id, and a standby is made before it is known whose place it takes",
+    "copy": "results are always copies of the envs' records",
+    "standbys": "an env is created with its env_id, and a standby does not know which env it replaces",
 }
 
 
 class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # mypy skips its module
-    """Steps many envs as one batch, each in an actor of its own, with the interface of ALF's ``AlfEnvironment``.
+    """Steps many envs as one batch, one per actor, with the interface of ALF's ``AlfEnvironment``.
 
-    If ``alf`` can be imported, this is an ``AlfEnvironment`` and returns ALF's ``TimeStep``, otherwise a class with
-    the same fields. Arrays are torch tensors if torch is installed, otherwise NumPy arrays; they are never overwritten.
+    If ``alf`` can be imported, this class is an ``AlfEnvironment`` and returns ALF's ``TimeStep``, otherwise a class
+    with the same fields. Arrays are torch tensors if torch is installed, otherwise NumPy arrays, and always copies.
 
     After ``StepType.LAST`` the next step ignores its action and returns the reset. Envs with a ``batch_size`` above 1
     reset themselves.
 
     Args:
-        env_constructors: One callable per env, called in the workers with ``env_id=`` its index; the last ones make
+        env_constructors: One callable per env, called in the workers with ``env_id=`` its index; the last ones create
             the spare envs.
-        start_serially: True to create each env, replacements included, before the next process starts.
-        blocking: Without effect, as in ``FastParallelEnvironment``.
-        flatten: Without effect, as in ``FastParallelEnvironment``.
-        num_spare_envs_for_reload: Number of envs that wait, already reset, in a queue. When an episode ends, its env
-            gives its slot to the first of the queue, resets, and joins the end. At first env ``i`` has slot ``i``.
-        torch_num_threads_per_env: Number of threads of torch and NumPy's libraries in each worker. None: the caller's
-            environment variables, and one thread where they are not set.
-        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` and ``"forkserver"``. None: the default of
-            `ProcessBackend`, which never forks the caller; ``"fork"`` is for constructors that need the caller's
+        start_serially: True to create the envs, and their replacements, one after the other.
+        blocking: Has no effect, as in ``FastParallelEnvironment``.
+        flatten: Has no effect, as in ``FastParallelEnvironment``.
+        num_spare_envs_for_reload: Number of envs that wait, already reset, in a queue. When an episode ends, the first
+            env in the queue takes over the slot, and the previous env resets and joins the end of the queue. In the
+            beginning, env ``i`` has slot ``i``.
+        torch_num_threads_per_env: Number of threads of torch and NumPy's libraries in each worker. With None, the
+            caller's environment variables decide; the default is then one thread.
+        start_method: ``"fork"`` or ``"spawn"``, as in ALF, or ``"loky"`` or ``"forkserver"``. None means the default of
+            `ProcessBackend`, which never forks the caller. Use ``"fork"`` for constructors that need the caller's
             configuration of ALF.
         **options: See `envactors.VectorOptions`; ``backend`` excludes ``start_method`` and ignores ``start_serially``.
-            With ``on_failure="raise"`` an env that fails is a RuntimeError, and by default no process is replaced,
-            as in ALF. With ``"renew"`` the episode of a failed env ends with a ``StepType.LAST`` of reward 0 and
-            discount 1 (the last complete observation), and the exception is in ``failures``. ``"replay"`` needs `seed`.
-            ``seed_episodes`` is not for envs that reset themselves. By default only closing has a deadline (5 s).
+            With ``on_failure="raise"`` a failed env raises RuntimeError, and by default no process is restarted, as in
+            ALF. With ``"renew"`` the episode of a failed env ends with ``StepType.LAST``, reward 0, discount 1, and the
+            last complete observation, and ``failures`` contains the exception. ``"replay"`` needs `seed`.
+            ``seed_episodes`` excludes envs that reset themselves. By default only closing has a deadline (5 s).
 
     Attributes:
-        envs: One `ActorEnvironment` per env that is not a spare env.
-        actors: Handle of each process, those of spare envs last.
-        vector: The vector behind this class, spare envs included, with handles of the envs and ``stats()``.
-        failures: Exceptions that the last step or reset replaced by a result, by slot; with ``on_failure="renew"``.
-        episode_seeds: Seed of the episode in each slot, by slot; with ``seed_episodes``.
+        envs: One `ActorEnvironment` per env, without the spare envs.
+        actors: The handle of each process, with spare envs last.
+        vector: The vector behind this class, including spare envs, with handles of the envs and ``stats()``.
+        failures: Exceptions of envs whose episode ended in the last step or reset because they failed, by slot; only
+            with ``on_failure="renew"``.
+        episode_seeds: The seed of the current episode, by slot; only with ``seed_episodes``.
 
     Raises:
-        ValueError: The envs' specs differ, or an argument is invalid.
-        RuntimeError: An env could not be created, or there are spare envs or ``seed_episodes`` with a ``batch_size``
+        ValueError: The specs of the envs differ, or an argument is invalid.
+        RuntimeError: An env could not be created, or spare envs or ``seed_episodes`` are used with a ``batch_size``
             above 1.
     """
 
@@ -104,8 +106,8 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
         options["env_vars"] = _with_caps(options.get("env_vars"), threads)
         if not is_int(spares, 0) or spares >= max(len(factories), 1):
             raise ValueError(
-                f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= "
-                "0, and less than that"
+                f"num_spare_envs_for_reload is {spares!r} with {len(factories)} env_constructors: expected an int >= 0 "
+                "that is less than the number of env_constructors"
             )
         self.vector: Envs = _make_vector(factories, options, start_method, serially=start_serially)
         try:
@@ -130,10 +132,10 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
     # Stepping --------------------------------------------------------------------------------------------
 
     def reset(self) -> Any:
-        """Reset all envs, spare envs included, and wait for those with a slot; env ``i`` gets slot ``i`` again.
+        """Reset all envs, including spare envs, and wait for those with a slot. Env ``i`` gets slot ``i`` again.
 
         Returns:
-            The ``TimeStep``, of ``batch_size`` rows.
+            The ``TimeStep``, with ``batch_size`` rows.
 
         Raises:
             RuntimeError: An env failed; the cause is its own exception, or the `ActorError` of its process.
@@ -142,24 +144,24 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
         return self._current_time_step
 
     def step(self, action: Any) -> Any:
-        """Step all slots; the very first call resets instead.
+        """Step all slots; the first call resets instead.
 
         Args:
-            action: Nest of tensors or arrays like ``action_spec()`` with ``batch_size`` rows.
+            action: Nest of tensors or arrays with the structure of ``action_spec()`` and ``batch_size`` rows.
 
         Returns:
-            The ``TimeStep``, of ``batch_size`` rows; ``env_id`` is the row.
+            The ``TimeStep``, with ``batch_size`` rows; ``env_id`` is the row.
 
         Raises:
-            RuntimeError: An env failed; the cause is its own exception or the `ActorError` of its process. After a
-                process was lost and replaced, `reset` must be called.
-            SpaceMismatchError: Structure, number, shape or dtype differ from the action spec; a ValueError.
+            RuntimeError: An env failed; the cause is its own exception, or the `ActorError` of its process. After a
+                process was restarted, `reset` must be called.
+            SpaceMismatchError: The structure, number, shape, or dtype of the actions does not match the action spec.
         """
         self._current_time_step = self.reset() if self._current_time_step is None else self._step(action)
         return self._current_time_step
 
     def current_time_step(self) -> Any:
-        """Return the last time step, or None before the first."""
+        """Return the last time step; None before the first reset."""
         return self._current_time_step
 
     def _reset(self) -> Any:
@@ -200,22 +202,22 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
 
     @property
     def batched(self) -> bool:
-        """Always True, since values always have one row per slot."""
+        """Always True, since values have one row per slot."""
         return True
 
     @property
     def batch_size(self) -> int:
-        """The number of rows, the slots times the ``batch_size`` of each env."""
+        """The number of rows: the number of slots times the ``batch_size`` of each env."""
         return self._records.batch_size
 
     @property
     def num_spare_envs_for_reload(self) -> int:
-        """Number of envs without a slot at any time."""
+        """The number of envs that have no slot."""
         return self._num_spare_envs_for_reload
 
     @property
     def metadata(self) -> Any:
-        """Metadata of env 0."""
+        """The metadata of env 0."""
         return self.envs[0].metadata
 
     def render(self, mode: str = "rgb_array") -> Any:
@@ -223,25 +225,25 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
         return self.envs[0].render(mode)
 
     def call_envs_with_same_args(self, func_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of all envs but the spare envs in parallel; return one value per env.
+        """Call a method of all envs except spare envs in parallel; return one value per env.
 
         Raises:
             Exception: The exception of the first env that failed.
-            RuntimeError: The process of an env was lost.
+            RuntimeError: The process of an env crashed.
         """
         return _fulfilled([env.call(func_name, *args, **kwargs) for env in self.envs])
 
     def seed(self, seeds: Sequence[int | None]) -> list[Any]:
-        """Seed all envs, spare envs last, through their own ``seed``, now and again right before the next `reset`.
+        """Seed all envs, with spare envs last: call their ``seed`` now, and again just before the next `reset`.
 
-        The second time makes that reset a seeded one: ``on_failure="replay"`` replays from it, and seeds of later
-        processes are derived from its seed.
+        The second call makes that reset a seeded one. ``on_failure="replay"`` replays from it, and restarted processes
+        get seeds that derive from it.
 
         Returns:
             The results of the envs' ``seed``.
 
         Raises:
-            ValueError: The number of seeds is not the number of envs.
+            ValueError: There is not one seed per env.
             Exception: The exception of the first env that failed.
         """
         wanted = seeds_for(seeds, list(range(self.vector.num_envs)))
@@ -252,13 +254,13 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
     def sync_progress(self) -> None:
         """Send the caller's progress to ALF's schedulers in all workers, and call each env's ``sync_progress``.
 
-        Return at once; an env that is resetting gets the progress afterwards.
+        This method does not wait. An env that is resetting receives the progress afterwards.
         """
         for env in self._each:
             env.sync_progress()
 
     def close(self) -> None:
-        """Close the envs and end their processes within the close deadline; also done at exit."""
+        """Close the envs and end their processes, within the close deadline. This also happens when Python exits."""
         self.vector.close()
 
     def __enter__(self) -> ActorParallelEnvironment:
@@ -281,28 +283,28 @@ def _make_vector(factories: list[Any], options: VectorOptions, start_method: str
             deadlines=Deadlines(start=None),
             restart=RestartPolicy(max_restarts=0 if raises else 10),
             backend=ProcessBackend(method, max_starting=1 if serially else None),
-            copy=False,  # each array is copied out of the records
+            copy=False,  # `Records` copies each array
         )
     except ActorError as error:
         raise interrupted(error) from error
 
 
 def _check_own_resets(batch_size: int, spares: int, *, seed_episodes: bool) -> None:
-    """Refuse what envs cannot have that reset themselves.
+    """Raise if options are used that do not work for envs that reset themselves.
 
     Raises:
-        RuntimeError: There are spare envs, or seeds for episodes.
+        RuntimeError: There are spare envs, or ``seed_episodes`` is True.
     """
     for name, value in (("num_spare_envs_for_reload", spares), ("seed_episodes", seed_episodes)):
         if value:
             raise RuntimeError(
-                f"{name} is {value} and the envs' batch_size {batch_size}: leave {name} out, since such envs reset "
-                "themselves"
+                f"{name} is {value} and the batch_size of each env is {batch_size}: omit {name}, since envs with a "
+                "batch_size above 1 reset themselves"
             )
 
 
 def _with_caps(given: EnvVars, threads: int | None) -> EnvVars:
-    """Return the environment variables of the workers, with the number of threads of NumPy's libraries."""
+    """Return the environment variables of the workers, including those that limit the threads of NumPy's libraries."""
     caps = {} if threads is None else dict.fromkeys(THREAD_CAPS, str(threads))
     if given is None or isinstance(given, Mapping):
         return {**caps, **(given or {})} or None

@@ -1,10 +1,10 @@
-"""Fewer places than envs: an env that resets waits in a queue, and the one that is ready longest takes its place.
+"""Step fewer envs than there are: while an env resets, a spare env that is already reset takes its place.
 
-    an episode ends ──▶ its env resets at once, at the back of the queue ──▶ ... ──▶ the front
-    the next step   ──▶ the place takes the env at the front, whose reset is its result
+    an episode ends ──▶ its env begins to reset, and joins the end of the queue ──▶ ... ──▶ the front
+    the next step   ──▶ the env at the front takes the place, and its reset is the result
 
-So resets that take far longer than steps hold nobody up, as long as there are enough envs. Without spare envs each
-place gets its own env back, whose reset has had the time between two steps.
+Slow resets therefore do not delay steps, as long as there are enough spare envs. Without spare envs, each place gets
+its own env back, which has reset between the two steps. `envactors.vector` runs the envs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from envactors.vector.inputs import seeds_for
 class Rotation:
     """Steps some envs of a vector while the others reset.
 
-    Which env has which place depends on nothing but when episodes end: a run can be repeated. An env whose process was
-    lost under ``on_failure="renew"`` goes to the back of the queue too, so that its new process holds nobody up.
+    Only the lengths of episodes determine which env has which place, so a run is reproducible. With
+    ``on_failure="renew"``, an env whose process crashed also joins the end of the queue, so that restarting it delays
+    no step.
 
     Args:
-        envs: All envs, with ``autoreset="next_step"``. While a rotation steps them, nobody else does; calls and
-            attributes are free.
-        places: How many of them step at a time: at first the first ones.
+        envs: All envs, with ``autoreset="next_step"``. Only the rotation may step or reset them; other calls and
+            attributes are allowed.
+        places: How many envs step at a time. The first ``places`` envs begin.
 
     Attributes:
-        env_ids: Which env is at each place; one whose episode has ended stays until the next step.
+        env_ids: The env at each place. An env whose episode has ended keeps its place until the next step.
 
     Raises:
-        VectorInputError: Another autoreset, or a number of places that makes no sense.
+        VectorInputError: ``autoreset`` is not ``"next_step"``, or ``places`` is out of range.
     """
 
     def __init__(self, envs: VectorEnv, places: int) -> None:
@@ -47,32 +48,34 @@ class Rotation:
         self._access = VectorAccess(envs)
         if self._access.autoreset != "next_step":
             raise VectorInputError(
-                f"autoreset is {self._access.autoreset!r}: expected 'next_step', whose resets are steps"
+                f"autoreset is {self._access.autoreset!r}: expected 'next_step', with which the step after the end of "
+                "an episode resets the env"
             )
         self.env_ids: list[int] = list(range(_check_places(places, envs.num_envs)))
-        # The envs that have no place, the one that is ready longest first.
+        # The envs without a place, in the order in which they began to reset.
         self._queue: deque[int] = deque()
-        # The places whose episodes have ended.
+        # The places whose episodes ended in the last step.
         self._ended: list[int] = []
 
     def reset(self, seed: int | Sequence[int | None] | None = None) -> tuple[Any, list[dict[str, Any]]]:
-        """Reset all envs and wait for the first ones, which take the places; the others follow in order.
+        """Reset all envs and wait for the first ones, which take the places. The others join the queue in order.
 
-        Resets that are under way are waited for.
+        If resets are pending, wait for them first.
 
         Args:
-            seed: As for `VectorEnv.reset` of all envs, those in the queue too.
+            seed: As for `VectorEnv.reset`, for all envs including those in the queue.
 
         Returns:
-            ``(obs, infos)``, a row per place.
+            ``(obs, infos)``, with one row per place.
 
         Raises:
-            VectorStepError: An env that has a place failed; of one in the queue it is raised when its turn comes.
+            VectorStepError: An env with a place failed. The failure of an env in the queue is raised when that env
+                takes a place.
         """
         access, everyone = self._access, list(range(self._envs.num_envs))
         busy, seeds = access.busy(), seeds_for(seed, everyone)
         if busy:
-            with contextlib.suppress(VectorStepError):  # it is reset again, whatever became of it
+            with contextlib.suppress(VectorStepError):  # the envs are reset again, so their failures do not matter
                 access.gather(busy, None, "reset")
         places = len(self.env_ids)
         access.start_reset(everyone, seeds, [None] * len(everyone))
@@ -86,15 +89,15 @@ class Rotation:
         """Step the envs at all places and wait for them; the action of a place whose episode has ended is ignored.
 
         Args:
-            actions: As for `VectorEnv.step`, a row per place.
+            actions: As for `VectorEnv.step`, with one row per place.
 
         Returns:
-            ``(obs, rewards, terminated, truncated, infos)``, a row per place. The row of a place that has taken an
-            env from the queue is that env's reset, with reward 0.
+            ``(obs, rewards, terminated, truncated, infos)``, with one row per place. If an env from the queue took a
+            place, its row is the result of the reset, with reward 0.
 
         Raises:
-            VectorStepError: An env failed. A death is followed by `reset`; an exception need not be.
-            VectorInputError: Wrong actions, or an env that needs a reset first.
+            VectorStepError: An env failed. After a crash, `reset` must be called; after an exception this is optional.
+            VectorInputError: The actions are invalid, or an env needs a reset first.
         """
         result = self._rotate(actions) if self._ended or self._queue else self._envs.step(actions)
         self._ended = []
@@ -109,7 +112,7 @@ class Rotation:
         for place, env_id in zip(ended, self._queue, strict=False):
             env_ids[place] = env_id
         self._start(actions, [place for place in range(len(env_ids)) if place not in ended], env_ids)
-        # Only now is nothing refused any more.
+        # All checks have passed, so the places can change.
         self.env_ids, self._ended = env_ids, []
         for _ in ended:
             self._queue.popleft()
@@ -121,11 +124,11 @@ class Rotation:
 
 
 def _check_places(places: object, count: int) -> int:
-    """Return a number of envs that step at a time.
+    """Return a valid number of places.
 
     Raises:
-        VectorInputError: No int from 1 to the number of envs.
+        VectorInputError: ``places`` is not an int from 1 to the number of envs.
     """
     if not is_int(places) or places > count:
-        raise VectorInputError(f"places is {places!r} for {count} envs: expected an int from 1 to that")
+        raise VectorInputError(f"places is {places!r} for {count} envs: expected an int from 1 to {count}")
     return places

@@ -1,6 +1,6 @@
-"""Conversion between ALF's values (nests of tensors) and those that travel (arrays in records).
+"""Convert between ALF's values, which are nests of tensors, and the records that workers send.
 
-Uses the classes of ALF and torch if they are installed.
+The module uses the classes of ALF and torch if they are installed. Workers do not import it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ try:
     import alf
     from alf.data_structures import TimeStep as AlfTimeStep
     from alf.environments.alf_environment import AlfEnvironment
-except ImportError:  # or another package of that name
+except ImportError:  # ALF is not installed, or another package has its name
     alf, AlfTimeStep, AlfEnvironment = None, TimeStep, object
 
 
@@ -35,7 +35,7 @@ class Records:
         slots: Number of slots.
 
     Attributes:
-        batch_size: Number of rows of a batch.
+        batch_size: The number of rows of a batch.
     """
 
     def __init__(self, described: Described, slots: int) -> None:
@@ -44,9 +44,9 @@ class Records:
         self._action_leaves, self._outer = described.action_leaves(), described.outer
         leaves = described.leaves()
         self._record = record_of(leaves)
-        self._names = [str(number) for number in range(len(leaves))]
+        self._names = [str(index) for index in range(len(leaves))]
         self._makers = [packer(nest) for nest in described.fields().values()]
-        # Position of ``env_id`` among the arrays of a time step.
+        # The position of ``env_id`` among the arrays of a time step.
         self._env_id_at = sum(not leaf.name.startswith(("untransformed", "env_info")) for leaf in leaves)
         self._env_ids = np.arange(self.batch_size, dtype=np.int32)
 
@@ -54,18 +54,18 @@ class Records:
         """Convert a nest of actions to arrays with the slots along axis 0.
 
         Raises:
-            SpaceMismatchError: The structure differs from the spec, or the number of rows is wrong.
+            SpaceMismatchError: The actions do not have the structure of the spec, or one row per slot.
         """
         if not self._nests_actions:
             return self._action("action", action)
         return tuple(self._action(leaf.name, leaf.of(action)) for leaf in self._action_leaves)
 
     def time_step(self, records: npt.NDArray[np.uint8], ended: npt.NDArray[np.bool_] | None) -> Any:
-        """Make a time step.
+        """Convert records to a time step.
 
         Args:
-            records: One per slot.
-            ended: True per slot whose episode was ended by the facade, not by the env; None: nowhere.
+            records: One record per slot.
+            ended: Whether the facade, rather than the env, ended the episode of each slot; None if there is none.
         """
         fields = np.frombuffer(records, self._record)
         arrays = [fields[name].copy() for name in self._names]
@@ -80,7 +80,7 @@ class Records:
         result = self._packed(arrays)
         if alf is not None and alf.get_default_device() != "cpu":
             there = self._packed([array.to(alf.get_default_device()) for array in arrays])
-            vars(there)["_cpu"] = result  # the attribute that ALF reads
+            vars(there)["_cpu"] = result  # ALF reads this attribute
             return there
         return result
 

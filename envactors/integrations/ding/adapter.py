@@ -1,4 +1,7 @@
-"""Adapter around a DI-engine env in its worker; imports no framework."""
+"""The adapter around a DI-engine env in its worker. It imports no framework.
+
+`envactors.integrations.ding.values` decodes the values that it sends.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from envactors.mailbox.specs import ArraySpec, conform, leaves, spec_of_space, u
 
 
 class RawTimestep(NamedTuple):
-    """Replaces the info of a timestep that does not fit the spaces, and carries it as a whole.
+    """Replaces the info of a timestep that does not fit the spaces, and contains the whole timestep.
 
     Attributes:
-        timestep: Timestep as the env returned it.
+        timestep: The timestep as the env returned it.
     """
 
     timestep: Any
@@ -31,8 +34,8 @@ class ResetInfo(NamedTuple):
     """Info of a reset.
 
     Attributes:
-        misfit: The observation as the only element if it does not fit the space; else empty.
-        complaint: Traceback of a ``seed`` that failed, or None.
+        misfit: A tuple with the observation if it does not fit the space; else empty.
+        complaint: The traceback of a ``seed`` that failed, or None.
         seed: The seed, or None.
     """
 
@@ -42,7 +45,7 @@ class ResetInfo(NamedTuple):
 
 
 def is_abnormal(info: Any) -> bool:
-    """Return whether the info marks a timestep as abnormal; with several agents, one of the first two infos.
+    """Return whether the info, or with several agents one of the first two infos, marks a timestep as abnormal.
 
     Raises:
         TypeError: The info is neither a mapping nor a sequence of mappings.
@@ -55,31 +58,31 @@ def is_abnormal(info: Any) -> bool:
 
 
 class _Space:
-    """Minimal space: a shape and a dtype. Without a shape, values are pickled."""
+    """A minimal space: a shape and a dtype. Without a shape, values are pickled."""
 
     def __init__(self, shape: tuple[int, ...] | None = None) -> None:
         self.shape = shape
         self.dtype = np.dtype(np.float64)
 
     def sample(self) -> None:
-        """Exist, since specs recognise a space by this method."""
+        """Do nothing. This method exists because specs recognize a space by it."""
 
 
-# A number after the reward encodes its type: an index of these types, or `AS_IN_SPACE` for an array of the reward
-# space.
+# A number after the reward encodes its type: an index of these types, or `AS_IN_SPACE` for an array that fits the
+# reward space.
 REWARD_KINDS = (float, int, bool)
 AS_IN_SPACE = len(REWARD_KINDS)
-_EXACT = 2**53  # float64 holds all integers up to this
+_EXACT = 2**53  # float64 represents all integers up to this one exactly
 
 _SPACES = ("observation_space", "action_space", "reward_space")
 
 
 class DingEnvAdapter(EnvAdapter):
-    """Env with the semantics of DI-engine: ``reset(**param) -> obs``, ``step(action) -> (obs, reward, done, info)``.
+    """An env with the semantics of DI-engine: ``reset(**param) -> obs``, ``step(action) -> (obs, reward, done, info)``.
 
     Args:
-        factory: Makes the env.
-        shared: True to send values that fit the env's spaces as arrays; others are pickled.
+        factory: Creates the env.
+        shared: True to send values that fit the env's spaces as arrays; all others are pickled.
         reset_inplace: True if the step that ends an episode also resets.
         replay_path: Directory for the env's replays, or None.
     """
@@ -107,9 +110,10 @@ class DingEnvAdapter(EnvAdapter):
         self._blank = unflatten(self._spec, iter(blanks))
 
     def _spaces(self) -> dict[str, Any]:
-        """Return the env's spaces, None for each that is missing.
+        """Return the env's spaces, with None for each missing one.
 
-        Some envs of DI-engine know their spaces only after a reset, so they are reset first, as DI-engine does.
+        Some envs of DI-engine know their spaces only after a reset, so this method resets them first, as DI-engine
+        does.
         """
         env = self._env
         with contextlib.suppress(Exception):
@@ -130,7 +134,7 @@ class DingEnvAdapter(EnvAdapter):
             obs = self._env.reset(**(options.get("param") or {}))
         except BaseException:
             with contextlib.suppress(Exception):
-                self._env.close()  # as DI-engine does: the env is not used after a failed reset
+                self._env.close()  # DI-engine does the same, since nobody uses an env after a failed reset
             raise
         try:
             return conform(self._spec, obs, "the observation"), ResetInfo((), complaint, seed)
@@ -152,11 +156,11 @@ class DingEnvAdapter(EnvAdapter):
                     return conform(self._spec, obs, "the observation"), self._reward, done, False, info
                 except SpaceMismatchError:
                     pass
-            timestep = tuple(timestep)  # the caller need not know its class
+            timestep = tuple(timestep)  # the caller may be unable to import its class
         return self._blank, self._reward, False, False, RawTimestep(timestep)
 
     def _write(self, reward: Any) -> bool:
-        """Encode a reward as numbers and its type; return False if that would not restore it exactly."""
+        """Encode a reward as numbers and its type; return False if that would not preserve it exactly."""
         numbers, spec, kind = self._numbers, self._reward_spec, type(reward)
         single = len(numbers) == 2
         if single and kind in REWARD_KINDS and (kind is not int or abs(reward) <= _EXACT):
@@ -177,7 +181,7 @@ class DingEnvAdapter(EnvAdapter):
         return self._reward_spec if self._shared else None
 
     def envactors_spaces(self) -> tuple[Any, ...]:
-        """Return the observation, action and reward space of the env."""
+        """Return the observation, action, and reward space of the env."""
         return tuple(self._spaces().values())
 
     def envactors_inspect(self, name: str) -> tuple[bool, Any]:
@@ -201,7 +205,7 @@ class DingEnvAdapter(EnvAdapter):
 
 
 def _reward_spec(space: Any) -> ArraySpec:
-    """Return the spec of array rewards if float64 can hold them, else the spec of a single number."""
+    """Return the spec of array rewards if float64 represents them exactly, else the spec of a single number."""
     spec = None if space is None else spec_of_space(space)
     if isinstance(spec, ArraySpec) and np.can_cast(spec.dtype, np.float64) and spec.dtype not in (np.int64, np.uint64):
         return spec

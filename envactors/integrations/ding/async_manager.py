@@ -1,9 +1,10 @@
-"""`AsyncActorEnvManager`, DI-engine's ``AsyncSubprocessEnvManager`` over actors.
+"""`AsyncActorEnvManager`: DI-engine's ``AsyncSubprocessEnvManager`` on actors.
 
-    step    a full-batch step of the facade, or send and recv for some envs ──▶ timesteps, by env id
-    reset   one future per env, collected by the next call ──▶ RUN, or the next try
+    step    a step of all envs, or send and recv for some envs ──▶ timesteps, by env id
+    reset   one future per env, collected by the next call ──▶ state RUN, or the next attempt
 
-The mechanisms are those of `envactors.vector.facade.VectorEnv` with ``autoreset="disabled"``.
+`envactors.vector.facade.VectorEnv` runs the envs, with ``autoreset="disabled"``. The states of envs and the attempts of
+resets live in `envactors.integrations.ding.states` and `envactors.integrations.ding.resets`.
 """
 
 from __future__ import annotations
@@ -33,39 +34,39 @@ _log = logging.getLogger("envactors")
 
 @register("async_actor")
 class AsyncActorEnvManager(Envs):
-    """Steps some envs at a time, each in an actor of its own, with the interface of ``AsyncSubprocessEnvManager``.
+    """Steps some envs at a time, one per actor, with the interface of ``AsyncSubprocessEnvManager``.
 
     Args:
         env_fn: One callable per env; called only in the workers.
         cfg: Mapping of entries that differ from `default_config`; unknown entries are ignored.
-        **options: The same entries as keyword arguments; unknown ones are refused.
+        **options: The same entries as keyword arguments; unknown ones raise an error.
 
-    Entries, with times in seconds: ``episode_num`` (per env), ``max_retry`` (largest number of tries of a reset),
-    ``retry_type`` (``"reset"`` tries again in the same process, ``"renew"`` in a new one), ``retry_waiting_time``,
+    Entries, with times in seconds: ``episode_num`` (episodes per env), ``max_retry`` (how often a reset is attempted),
+    ``retry_type`` (``"reset"`` retries in the same process, ``"renew"`` in a new one), ``retry_waiting_time``,
     ``auto_reset``, ``reset_inplace`` (the step that ends an episode also resets), ``step_timeout`` and
-    ``reset_timeout`` (deadlines, enforced by killing the process), ``connect_timeout`` (deadline of each try of a
+    ``reset_timeout`` (deadlines, after which the process is killed), ``connect_timeout`` (deadline of each attempt to
     reset, and of the start of a process if it is more than 60), ``wait_num`` and ``step_wait_timeout`` (when a step
-    returns), ``shared_memory`` (True: values that fit the spaces travel through it), ``copy_on_get`` (False:
-    observations are views, valid until the env's next step), ``context`` (``"loky"``, ``"spawn"``, ``"forkserver"`` or
-    ``"fork"``).
+    returns), ``shared_memory`` (True to transfer values that fit the spaces through shared memory), ``copy_on_get``
+    (False to return observations as views, valid until the env's next step), and ``context`` (``"loky"``, ``"spawn"``,
+    ``"forkserver"``, or ``"fork"``).
 
-    Further entries are those of `envactors.VectorOptions` that have a place in DI-engine: ``on_failure`` (``"raise"``:
-    a failed step raises and closes the manager; ``"renew"``: it gives an abnormal timestep with the exception as
-    ``info["failure"]``, and the env's next reset runs in a new process), ``restart`` (limits of restarts under
-    ``"renew"``), ``seed_episodes`` (`episode_seeds` has the seeds; not with ``reset_inplace``), ``max_running``,
+    The other entries are those of `envactors.VectorOptions` that apply to DI-engine: ``on_failure`` (with ``"raise"``,
+    a failed step raises and closes the manager; with ``"renew"``, it returns an abnormal timestep with the exception as
+    ``info["failure"]``, and the next reset of the env runs in a new process), ``restart`` (restart limits for
+    ``"renew"``), ``seed_episodes`` (`episode_seeds` contains the seeds; not with ``reset_inplace``), ``max_running``,
     ``recycle``, ``standbys``, ``snapshot``, ``env_vars``, and ``backend`` (instead of a ``context``).
 
     Raises:
-        AssertionError: An entry is invalid. All refused calls raise this type.
+        AssertionError: An entry is invalid. Invalid calls of methods raise this type too.
         TypeError: An option is unknown.
-        VectorInputError: An option has no place in DI-engine.
+        VectorInputError: An option does not apply to DI-engine.
     """
 
     config: dict[str, Any] = CONFIG
 
     @classmethod
     def default_config(cls) -> Any:
-        """Return a copy of the default configuration: an ``EasyDict`` if it is installed, else a similar dict."""
+        """Return a copy of the default configuration, an ``EasyDict`` if it is installed, else a similar dict."""
         return config_dict({**cls.config, "cfg_type": f"{cls.__name__}Dict"})
 
     def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -112,23 +113,23 @@ class AsyncActorEnvManager(Envs):
 
     @property
     def ready_obs(self) -> Any:
-        """Observations of the ready envs by env id. Waits until an env is in state RUN or no reset is pending.
+        """Observations of the ready envs, by env id. Waits until an env is in state RUN or no reset is pending.
 
         Raises:
-            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
+            RuntimeError: A reset failed ``max_retry`` times; the last error is ``__cause__``.
         """
         return self._ready_now()
 
     def _ready_now(self) -> dict[int, Any]:
         self._check_closed()
-        if self._resets.under_way:
-            self._await(lambda: not self._resets.under_way or EnvState.RUN in self._states.by_id.values())
+        if self._resets.pending:
+            self._await(lambda: not self._resets.pending or EnvState.RUN in self._states.by_id.values())
             self._settle()
         return self._states.shown
 
     @property
     def episode_seeds(self) -> dict[int, int | None]:
-        """Seed of each env's last reset, by env id; None for a reset without one."""
+        """The seed of each env's last reset, by env id; None for a reset without a seed."""
         self._check_closed()
         self._settle()
         return dict(self._resets.seeds)
@@ -167,16 +168,17 @@ class AsyncActorEnvManager(Envs):
 
         Raises:
             AssertionError: The manager is not closed, or there is not one entry per env.
-            RuntimeError: An env could not be created, or its reset has failed ``max_retry`` times.
+            RuntimeError: An env could not be created, or its reset failed ``max_retry`` times.
             SpaceMismatchError: The envs' spaces differ, and ``shared_memory`` is True.
         """
-        require(self._closed, "the env manager is launched already: close it first")
+        require(self._closed, "the env manager has already been launched: call close() first")
         require(
             reset_param is None or len(reset_param) == self._env_num,
-            f"launch with {len(reset_param or ())} entries for {self._env_num} envs: expected one per env",
+            f"reset_param has {len(reset_param or ())} entries for {self._env_num} envs: expected one per env",
         )
         renews = self._on_failure == "renew"
-        # Without "renew", a lost process closes the manager, or `_resets` replaces it.
+        # Without "renew", a process that crashes in a step closes the manager. If it crashes in a reset, `_resets`
+        # restarts it.
         self._start(self._cfg["restart"] if renews else RestartPolicy(self._max_retry - 1))
         self._reward_spec = self._vector.call("envactors_reward_spec", env_ids=[0])[0]
         self._resets = Resets(self._vector, self._max_retry, self._retry_waiting_time, revives=not renews)
@@ -193,12 +195,12 @@ class AsyncActorEnvManager(Envs):
         """Set the seeds for the next `reset` or `launch`.
 
         Args:
-            seed: One seed per env, in order or by env id; an int gives env ``i`` the seed ``seed + i``.
+            seed: One seed per env, as a list or by env id; an int gives env ``i`` the seed ``seed + i``.
             dynamic_seed: Passed to each env's ``seed``, unless it is None.
 
         Raises:
-            AssertionError: The list has another length.
-            TypeError: ``seed`` has another type.
+            AssertionError: The list does not have one seed per env.
+            TypeError: ``seed`` is not an int, a list, or a dict.
         """
         if isinstance(seed, numbers.Integral):
             seed = [int(seed) + env_id for env_id in range(self._env_num)]
@@ -219,12 +221,12 @@ class AsyncActorEnvManager(Envs):
         """Reset envs in parallel and discard their pending steps.
 
         Args:
-            reset_param: Arguments of each env's ``reset``, by env id, also used for automatic resets; None for an env
-                means no arguments. None: all envs with their last arguments.
+            reset_param: Arguments of each env's ``reset``, by env id, also for later automatic resets; None for an env
+                means no arguments. None resets all envs with their last arguments.
 
         Raises:
             AssertionError: The manager is closed, or an env id is unknown.
-            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
+            RuntimeError: A reset failed ``max_retry`` times; the last error is ``__cause__``.
         """
         self._check_closed()
         reset_param = (
@@ -234,15 +236,15 @@ class AsyncActorEnvManager(Envs):
         for env_id, param in reset_param.items():
             require(
                 param is None or isinstance(param, dict),
-                f"the reset_param of env {env_id} is {param!r}: a dict or None",
+                f"the reset_param of env {env_id} is {param!r}: expected a dict or None",
             )
         self._reset_param.update(reset_param)
-        self._await(lambda: not self._resets.under_way & reset_param.keys())
+        self._await(lambda: not self._resets.pending & reset_param.keys())
         self._drop(self._states.waiting.intersection(reset_param))
         for env_id in reset_param:
             self._begin_reset(env_id, self._env_seed[env_id])
             self._env_seed[env_id] = None
-        self._await(lambda: not self._resets.under_way & reset_param.keys())
+        self._await(lambda: not self._resets.pending & reset_param.keys())
 
     def _drop(self, env_ids: set[int]) -> None:
         """Wait for pending steps and discard their results."""
@@ -250,7 +252,7 @@ class AsyncActorEnvManager(Envs):
             try:
                 self._access.gather(list(env_ids), None, "reset")
             except VectorStepError as error:
-                _log.info("a step failed that a reset has overtaken: %s", error)
+                _log.info("discarded a step that failed before a reset: %s", error)
             self._states.waiting -= env_ids
 
     def _begin_reset(self, env_id: int, seed: int | None = None) -> None:
@@ -264,8 +266,8 @@ class AsyncActorEnvManager(Envs):
         return {"param": self._reset_param[env_id], "dynamic_seed": self._env_dynamic_seed}
 
     def _settle(self) -> None:
-        """Collect finished resets and start the tries that are due."""
-        if self._closed or not self._resets.under_way:
+        """Collect finished resets and start the attempts that are due."""
+        if self._closed or not self._resets.pending:
             return
         try:
             begun = self._resets.settle(self._reset_options, self._retry_type == "renew")
@@ -278,7 +280,7 @@ class AsyncActorEnvManager(Envs):
         self.close()
         cause = error.__cause__
         return RuntimeError(
-            f"the reset of env {error.env_id} has failed as often as it may (max_retry is {self._max_retry}), the last "
+            f"the reset of env {error.env_id} failed {self._max_retry} times (max_retry={self._max_retry}), the last "
             f"time with {type(cause).__name__}: {cause}"
         )
 
@@ -292,11 +294,11 @@ class AsyncActorEnvManager(Envs):
     # Stepping --------------------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[int, Any]) -> Any:
-        """Step envs and return when enough of them have answered.
+        """Step envs and return as soon as enough of them have answered.
 
-        Enough means: at least ``min(wait_num, len(actions))`` envs have answered and ``step_wait_timeout`` has passed
-        (None: all have answered), and at least one of the results is not done; or no step is pending any more. Envs of
-        earlier steps count too. Without actions, wait for one of those.
+        The method returns once at least ``min(wait_num, len(actions))`` envs have answered, ``step_wait_timeout`` has
+        passed (with None, once all have answered), and at least one result is not done. It also returns if no step is
+        pending any more. Envs of earlier steps count too; without actions, the method waits for one of those.
 
         Args:
             actions: Actions by env id.
@@ -307,7 +309,7 @@ class AsyncActorEnvManager(Envs):
         Raises:
             AssertionError: The manager is closed, or an env is not in state RUN or has a pending step.
             Exception: The exception of an env, or the `ActorError` that ended its step; the manager is closed.
-            RuntimeError: A reset has failed ``max_retry`` times; the last error is ``__cause__``.
+            RuntimeError: A reset failed ``max_retry`` times; the last error is ``__cause__``.
         """
         return self._step(actions)
 
@@ -324,10 +326,10 @@ class AsyncActorEnvManager(Envs):
         timesteps: dict[int, Any] = {}
         while waiting:
             wanted = min(enough, len(waiting))
-            came = self._receive(None, self._step_wait_timeout)
-            while len(came) < wanted:
-                came |= self._receive(wanted - len(came), None)
-            timesteps |= came
+            received = self._receive(None, self._step_wait_timeout)
+            while len(received) < wanted:
+                received |= self._receive(wanted - len(received), None)
+            timesteps |= received
             if not all(timestep.done for timestep in timesteps.values()):
                 break
         return timesteps
@@ -368,7 +370,7 @@ class AsyncActorEnvManager(Envs):
         )
 
     def _timesteps_of_failures(self, error: VectorStepError) -> dict[int, Any]:
-        """Make abnormal timesteps of failures, or closes and raise the first."""
+        """Return abnormal timesteps for failures, or close the manager and raise the first failure."""
         timesteps = self._timesteps_of_batch(error.batch)
         for env_id, failure in error.failures.items():
             info: dict[str, Any] = {"abnormal": True}
@@ -386,7 +388,7 @@ class AsyncActorEnvManager(Envs):
         return timesteps
 
     def _make_timesteps(self, ids: Sequence[int], obs: Any, rewards: Any, done: Any, infos: list[Any]) -> list[Any]:
-        """Make timesteps, and take them into account."""
+        """Create timesteps, update the states of their envs, and start automatic resets."""
         if not isinstance(obs, (np.ndarray, list)):
             obs = split_batch(self._vector.observation_spec, obs, len(ids), "observations")
         rows = list(obs)

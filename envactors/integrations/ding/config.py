@@ -1,4 +1,4 @@
-"""The configuration of the DI-engine drop-ins: its entries, their defaults, and which options have no place there."""
+"""The configuration of the DI-engine drop-ins: entries, defaults, and the options that do not apply to DI-engine."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ CONFIG: dict[str, Any] = {
 }
 
 _REFUSED = {
-    "envs_per_actor": "DI-engine resets and replaces each env's process by itself",
+    "envs_per_actor": "DI-engine resets and restarts each env separately",
     "autoreset": "DI-engine's name for it is auto_reset",
-    "max_journal": "on_failure='replay' has no place in DI-engine, whose envs need not be seeded before an episode",
+    "max_journal": "DI-engine does not support on_failure='replay', since its envs may begin an episode without a seed",
     "deadlines": "DI-engine's names for them are step_timeout, reset_timeout and connect_timeout",
     "copy": "DI-engine's name for it is copy_on_get",
-    "checkpoint_every": "a checkpoint needs on_failure='replay', which has no place in DI-engine",
+    "checkpoint_every": "a checkpoint needs on_failure='replay', which DI-engine does not support",
 }
 
 
 def check_entries(whose: str, given: Mapping[str, Any]) -> None:
-    """Refuse entries that do not exist, or have no place in DI-engine.
+    """Raise unless every entry exists and applies to DI-engine.
 
     Args:
         whose: Class of the manager, for the error.
@@ -56,7 +56,7 @@ def check_entries(whose: str, given: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: An entry does not exist.
-        VectorInputError: An option has no place in DI-engine.
+        VectorInputError: An option does not apply to DI-engine.
     """
     check_names(whose, [name for name in given if name not in CONFIG], CONFIG)
     for name in given.keys() & _REFUSED.keys():
@@ -64,16 +64,17 @@ def check_entries(whose: str, given: Mapping[str, Any]) -> None:
 
 
 def check_values(cfg: Mapping[str, Any]) -> None:
-    """Refuse values that the managers cannot have.
+    """Raise if the value of an entry is invalid.
 
     Raises:
-        AssertionError: Naming the entry, as in DI-engine.
+        AssertionError: A value is invalid; DI-engine raises this type too.
     """
     for name, allowed in (("retry_type", ("reset", "renew")), ("on_failure", ("raise", "renew"))):
         require(cfg[name] in allowed, f"{name} is {cfg[name]!r}: expected one of {allowed}")
     if cfg["reset_inplace"]:
-        require(cfg["auto_reset"], "reset_inplace=True with auto_reset=False: expected auto_reset=True beside it")
+        require(cfg["auto_reset"], "reset_inplace=True with auto_reset=False: expected auto_reset=True")
         require(
             not cfg["seed_episodes"],
-            "seed_episodes=True with reset_inplace=True: leave one of them out, since such envs reset themselves",
+            "seed_episodes=True with reset_inplace=True: omit one of them, since envs that reset themselves take no "
+            "seeds",
         )

@@ -1,4 +1,7 @@
-"""Base of the DI-engine drop-ins: processes of the envs, and access to their attributes and methods."""
+"""The base class of the DI-engine drop-ins: it starts the envs, and reads their attributes and calls their methods.
+
+Steps and resets live in `envactors.integrations.ding.async_manager`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _PASSED_ON = ("seed_episodes", "max_running", "recycle", "standbys", "snapshot")
 
 
 class Reference:
-    """Proxy of an env: attributes are read, and methods called, in its worker."""
+    """A proxy of an env that reads attributes and calls methods in its worker."""
 
     def __init__(self, handle: Callable[[], ActorHandle]) -> None:
         self._handle = handle
@@ -44,11 +47,11 @@ class Reference:
 
 
 class Envs(BaseEnvManager):
-    """Base class with the envs of a manager.
+    """The envs of a manager; a base class.
 
     Args:
         env_fn: One callable per env; called only in the workers.
-        cfg: Complete configuration of the manager.
+        cfg: The complete configuration of the manager.
     """
 
     def __init__(self, env_fn: Sequence[Factory], cfg: Mapping[str, Any]) -> None:
@@ -56,7 +59,7 @@ class Envs(BaseEnvManager):
         self._cfg = cfg
         self._env_fn = as_factories(env_fn, "env_fn")
         self._env_num = len(self._env_fn)
-        require(self._env_num > 0, "no env_fn: expected one callable an env, and at least one")
+        require(self._env_num > 0, "env_fn is empty: expected at least one callable")
         self._env_replay_path: Sequence[str | None] = [None] * self._env_num
         self._reset_inplace = cfg["reset_inplace"]
         self._step_timeout = cfg["step_timeout"]
@@ -72,12 +75,12 @@ class Envs(BaseEnvManager):
 
     @property
     def env_num(self) -> int:
-        """Number of envs."""
+        """The number of envs."""
         return self._env_num
 
     @property
     def actors(self) -> list[ActorHandle]:
-        """Handle of each process."""
+        """The handle of each process."""
         self._check_closed()
         return self._vector.actors
 
@@ -94,17 +97,17 @@ class Envs(BaseEnvManager):
 
     @property
     def observation_space(self) -> Any:
-        """Observation space of env 0, read from its worker; None if it has none."""
+        """The observation space of env 0, read from its worker; None if the env has none."""
         return self._known_spaces()[0]
 
     @property
     def action_space(self) -> Any:
-        """Action space of env 0, read from its worker; None if it has none."""
+        """The action space of env 0, read from its worker; None if the env has none."""
         return self._known_spaces()[1]
 
     @property
     def reward_space(self) -> Any:
-        """Reward space of env 0, read from its worker; None if it has none."""
+        """The reward space of env 0, read from its worker; None if the env has none."""
         return self._known_spaces()[2]
 
     def _known_spaces(self) -> tuple[Any, ...]:
@@ -114,14 +117,14 @@ class Envs(BaseEnvManager):
         return self._spaces
 
     def _seed_actions(self, seed: int | None) -> None:
-        """Seed the action space, now or once it is known."""
+        """Seed the action space, now or as soon as it is known."""
         self._action_seed = seed
         if self._spaces is not None and seed is not None and hasattr(self._spaces[1], "seed"):
             self._spaces[1].seed(seed)
 
     @property
     def env_ref(self) -> Any:
-        """Proxy of env 0. Before the launch it starts an env in an actor of its own."""
+        """A proxy of env 0. Before the launch, it starts a separate actor with such an env."""
         return Reference(self._first_env)
 
     @property
@@ -144,7 +147,7 @@ class Envs(BaseEnvManager):
 
     @property
     def method_name_list(self) -> list[str]:
-        """Methods of the envs that can be called through the manager."""
+        """The methods of the envs that can be called through the manager."""
         return [
             "reset",
             "step",
@@ -157,11 +160,11 @@ class Envs(BaseEnvManager):
         ]
 
     def __getattr__(self, key: str) -> Any:
-        """Read an attribute of all envs; for a method in `method_name_list` return a function that calls it in all.
+        """Read an attribute of all envs. For a method in `method_name_list`, return a function that calls it in all.
 
         Raises:
             AttributeError: An env lacks the attribute.
-            RuntimeError: It is a method that is not in `method_name_list`.
+            RuntimeError: The attribute is a method that is not in `method_name_list`.
             AssertionError: The manager is closed.
         """
         if key.startswith("__") or key in ("_closed", "_vector", "_access"):
@@ -171,7 +174,7 @@ class Envs(BaseEnvManager):
         if not found[0][0]:
             return [value for _, value in found]
         if key not in self.method_name_list:
-            raise RuntimeError(f"{key} is a method of the envs, and not in method_name_list: add it there to call it")
+            raise RuntimeError(f"cannot call {key}, a method of the envs: add it to method_name_list first")
         return functools.partial(self._ask, range(self._env_num), "envactors_invoke", key)
 
     def reward_shaping(self, env_id: int, transitions: list[dict[str, Any]]) -> Any:
@@ -186,7 +189,7 @@ class Envs(BaseEnvManager):
         return self._vector.call(method, *args, env_ids=env_ids, **kwargs)
 
     def enable_save_replay(self, replay_path: list[str] | str) -> None:
-        """Save replays from the next launch on; one path for all envs, or one per env."""
+        """Save replays after the next launch, to one path for all envs or to one path per env."""
         paths = [replay_path] * self._env_num if isinstance(replay_path, str) else list(replay_path)
         require(len(paths) == self._env_num, f"{len(paths)} paths for {self._env_num} envs: expected one per env")
         self._env_replay_path = paths
@@ -194,10 +197,10 @@ class Envs(BaseEnvManager):
     # Starting and ending ---------------------------------------------------------------------------------
 
     def _start(self, restart: RestartPolicy) -> None:
-        """Start the envs' processes. The caller then sets ``_closed``.
+        """Start the processes of the envs. The caller then sets ``_closed``.
 
         Args:
-            restart: Limits of the replacement of lost processes.
+            restart: Limits for restarting processes.
 
         Raises:
             RuntimeError: An env could not be created.
@@ -221,12 +224,16 @@ class Envs(BaseEnvManager):
                 env_vars=self._env_vars(),
             )
         except ActorError as error:
-            raise RuntimeError(f"an env could not be made: {error}") from error
+            raise RuntimeError(f"cannot create an env: {error}") from error
         self._access = VectorAccess(self._vector)
         self._access.let_envs_judge()
 
     def _factories(self) -> list[Factory]:
-        """Return the factory of each env; envs of one factory and replay path have the same one, as standbys need."""
+        """Return the factory of each env.
+
+        Envs with the same factory and replay path get the same object, since standbys can only replace workers with
+        the same factory.
+        """
         made: dict[Any, Factory] = {}
         shared = bool(self._cfg["shared_memory"])
         return [
@@ -236,10 +243,10 @@ class Envs(BaseEnvManager):
 
     def _env_vars(self) -> EnvVars:
         given = self._cfg["env_vars"]
-        return dict(given) if isinstance(given, Mapping) else given  # an EasyDict is no plain one
+        return dict(given) if isinstance(given, Mapping) else given  # an EasyDict is not a plain dict
 
     def _start_deadline(self) -> float | None:
-        """Return the start deadline: at least 60 s, since importing torch can take longer than ``connect_timeout``."""
+        """Return the start deadline: at least 60 s, since importing torch may take longer than ``connect_timeout``."""
         return None if self._connect_timeout is None else max(self._connect_timeout, 60.0)
 
     def _backend(self) -> str | Backend:
@@ -250,7 +257,7 @@ class Envs(BaseEnvManager):
         return ProcessBackend(start_method=context, preload=PRELOAD if context == "forkserver" else ())
 
     def close(self) -> None:
-        """Close the envs and end their processes; may be repeated, and followed by `launch`."""
+        """Close the envs and end their processes. Calling it again does nothing, and `launch` starts new envs."""
         self._close_scout()
         if not self._closed:
             self._closed = True

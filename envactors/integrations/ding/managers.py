@@ -1,4 +1,7 @@
-"""`SyncActorEnvManager` and `ActorEnvManagerV2`: managers that wait for all envs of a step."""
+"""`SyncActorEnvManager` and `ActorEnvManagerV2`: managers that wait for all envs of a step.
+
+Everything else is inherited from `envactors.integrations.ding.async_manager`.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +55,12 @@ class SyncActorEnvManager(AsyncActorEnvManager):
 class ActorEnvManagerV2(SyncActorEnvManager):
     """Takes and returns nested arrays, with the interface of ``SubprocessEnvManagerV2``.
 
-    They are treetensor's if it is installed, else dicts of arrays with attribute access.
+    The arrays are those of treetensor if it is installed, else dicts of arrays with attribute access.
     """
 
     @property
     def ready_obs(self) -> Any:
-        """Observations of the ready envs, stacked per leaf in the order of `ready_obs_id`.
+        """The observations of the ready envs, stacked per leaf in the order of `ready_obs_id`.
 
         Waits and raises like `AsyncActorEnvManager.ready_obs`.
         """
@@ -71,8 +74,8 @@ class ActorEnvManagerV2(SyncActorEnvManager):
             actions: One action per env, in the order of `ready_obs_id`: a list, or arrays with the envs along axis 0.
 
         Returns:
-            Per env ``obs``, ``reward``, ``done``, ``info`` and ``env_id``. Keys of an info become identifiers, and
-            strings in it are left out.
+            For each env, ``obs``, ``reward``, ``done``, ``info``, and ``env_id``. Keys of an info become identifiers,
+            and strings in it are omitted.
 
         Raises:
             Exception: As in `AsyncActorEnvManager.step`.

@@ -1,4 +1,7 @@
-"""Pending resets of DI-engine's envs, each with a limited number of tries."""
+"""Pending resets of DI-engine's envs, each with a limited number of attempts.
+
+The states that follow from them live in `envactors.integrations.ding.states`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _log = logging.getLogger("envactors")
 
 
 class TriesSpentError(Exception):
-    """A reset has failed as often as it may; ``__cause__`` is the last error.
+    """A reset has no attempts left; ``__cause__`` is the last error.
 
     Args:
         env_id: Index of the env.
@@ -38,9 +41,9 @@ class _Resetting:
 
     Attributes:
         seed: Seed, or None.
-        failed: Number of failed tries.
-        future: The running try; None between two tries.
-        due: Start of the next try if none runs (`time.monotonic`).
+        failed: Number of failed attempts.
+        future: The future of the current attempt; None between two attempts.
+        due: When the next attempt starts, if none is running (`time.monotonic`).
     """
 
     seed: int | None
@@ -54,9 +57,9 @@ class Resets:
 
     Args:
         actors: Vector env with one env per actor.
-        max_retry: Largest number of tries of a reset.
-        pause: Time between two tries, in seconds.
-        revives: True to renew an actor even if it has used up its restarts.
+        max_retry: How often a reset is attempted.
+        pause: Time between two attempts, in seconds.
+        revives: True to renew an actor even if it has no restarts left.
 
     Attributes:
         seeds: The seed of the last reset of each env, by env id; None without one.
@@ -68,13 +71,13 @@ class Resets:
         self._max_retry = max_retry
         self._pause = pause
         self._revives = revives
-        self._under_way: dict[int, _Resetting] = {}
+        self._pending: dict[int, _Resetting] = {}
         self.seeds: dict[int, int | None] = {}
 
     @property
-    def under_way(self) -> KeysView[int]:
+    def pending(self) -> KeysView[int]:
         """Ids of the envs with a pending reset."""
-        return self._under_way.keys()
+        return self._pending.keys()
 
     def begin(self, env_id: int, seed: int | None, options: dict[str, Any]) -> None:
         """Start a reset.
@@ -87,21 +90,21 @@ class Resets:
         Raises:
             TriesSpentError: The options cannot be pickled.
         """
-        self._under_way[env_id] = resetting = _Resetting(seed)
+        self._pending[env_id] = resetting = _Resetting(seed)
         self._try(env_id, resetting, options)
 
     def settle(self, options: Callable[[int], dict[str, Any]], renews: bool) -> dict[int, Any]:
-        """Return the observations of finished resets by env id, and start the tries that are due.
+        """Return the observations of finished resets by env id, and start the attempts that are due.
 
         Args:
             options: Returns the options for an env.
-            renews: True if the next try after a failure runs in a new process.
+            renews: True to run the next attempt after a failure in a new process.
 
         Raises:
-            TriesSpentError: A reset has failed as often as it may.
+            TriesSpentError: A reset has no attempts left.
         """
         begun = {}
-        for env_id, resetting in list(self._under_way.items()):
+        for env_id, resetting in list(self._pending.items()):
             future = resetting.future
             if future is None:
                 if time.monotonic() >= resetting.due:
@@ -109,7 +112,7 @@ class Resets:
             elif future.done():
                 error = future.exception()
                 if error is None:
-                    del self._under_way[env_id]
+                    del self._pending[env_id]
                     begun[env_id] = _first_observation(env_id, future)
                     info: Any = future.result().info  # a ResetInfo
                     self.seeds[env_id] = info.seed
@@ -118,9 +121,9 @@ class Resets:
         return begun
 
     def wait(self) -> None:
-        """Wait until a try has ended or is due."""
-        running = [one.future for one in self._under_way.values() if one.future is not None]
-        dues = [one.due for one in self._under_way.values() if one.future is None]
+        """Wait until an attempt has ended or is due."""
+        running = [one.future for one in self._pending.values() if one.future is not None]
+        dues = [one.due for one in self._pending.values() if one.future is None]
         pause = max(min(dues) - time.monotonic(), 0.0) if dues else None
         if running:
             wait_for(running, pause, FIRST_COMPLETED)
@@ -156,7 +159,7 @@ def _first_observation(env_id: int, future: EnvFuture) -> Any:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether an error means that the env's process was lost."""
+    """Return whether an error means that the process of the env is gone."""
     return isinstance(error, ActorError) and not isinstance(error, SerializationError)
 
 

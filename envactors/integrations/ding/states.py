@@ -1,4 +1,4 @@
-"""States of DI-engine's envs and their transitions."""
+"""The states of DI-engine's envs and their transitions. The managers step and reset the envs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from envactors.integrations.ding.adapter import is_abnormal
 from envactors.integrations.ding.values import EnvState
 
-# A global, since a lookup in the enum class takes many times as long, once per env and step.
+# A global variable, since looking up the member in the enum class, once per env and step, would be many times slower.
 _RUN = EnvState.RUN
 
 
@@ -19,12 +19,12 @@ class States:
         env_num: Number of envs.
         episode_num: Number of episodes per env.
         auto_reset: True to reset an env at the end of an episode.
-        reset_inplace: True if the worker already does that.
+        reset_inplace: True if the step that ends an episode has already reset the env in the worker.
 
     Attributes:
-        by_id: State of each env.
-        ready_obs: Last observation of each env; empty before the launch.
-        episodes: Finished episodes of each env since the launch.
+        by_id: The state of each env.
+        ready_obs: The last observation of each env; empty before the launch.
+        episodes: How many episodes each env has finished since the launch.
         waiting: Ids of the envs with a pending step.
     """
 
@@ -49,7 +49,7 @@ class States:
 
     @property
     def shown(self) -> dict[int, Any]:
-        """Last observations of the ready envs, by env id."""
+        """The last observations of the ready envs, by env id."""
         if not self.waiting and list(self.by_id.values()).count(_RUN) == len(self.by_id):
             return self.ready_obs.copy()
         return {env_id: self.ready_obs[env_id] for env_id in self.ready}
@@ -72,7 +72,7 @@ class States:
         self.by_id[env_id] = _RUN
 
     def record_rows(self, env_ids: Iterable[int], rows: Iterable[Any]) -> None:
-        """Record the observations of envs that have made an ordinary step."""
+        """Record the observations of steps that ended no episode."""
         self.waiting.difference_update(env_ids)
         self.ready_obs.update(zip(env_ids, rows, strict=True))
 
@@ -101,7 +101,7 @@ class States:
         return False
 
     def check(self, env_ids: Collection[int]) -> None:
-        """Refuse envs that cannot step now.
+        """Raise if one of these envs cannot step now.
 
         Raises:
             AssertionError: An env is not in state RUN or has a pending step.
@@ -114,23 +114,23 @@ class States:
             return
         self.check_ids(env_ids)
         named = {env_id: states[env_id].name for env_id in env_ids}
-        under_way = sorted(waiting.intersection(env_ids))
+        pending = sorted(waiting.intersection(env_ids))
         raise AssertionError(
-            f"step of envs whose states are {named}, and those under way {under_way}: expected all in RUN, and none "
-            "under way"
+            f"cannot step envs in the states {named}, of which {pending} have a pending step: expected envs in the "
+            "state RUN without a pending step"
         )
 
     def check_ids(self, env_ids: Iterable[int]) -> None:
-        """Refuse unknown env ids.
+        """Raise if an env id is unknown.
 
         Raises:
             AssertionError: An id is unknown.
         """
         unknown = [env_id for env_id in env_ids if env_id not in self.by_id]
-        require(not unknown, f"there are no envs {unknown}: expected ids from 0 to {len(self.by_id) - 1}")
+        require(not unknown, f"unknown env ids {unknown}: expected ids from 0 to {len(self.by_id) - 1}")
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Raise AssertionError unless ``condition``, as DI-engine does, also under ``python -O``."""
+    """Raise AssertionError unless ``condition`` is true, as DI-engine does, even under ``python -O``."""
     if not condition:
         raise AssertionError(otherwise)

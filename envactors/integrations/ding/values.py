@@ -1,4 +1,7 @@
-"""Values and base classes of DI-engine's env managers: its own if it is installed, else stand-ins."""
+"""The value and base classes of DI-engine's env managers, or replacements if DI-engine is not installed.
+
+This module also decodes the values that workers send; `envactors.integrations.ding.adapter` encodes them.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,20 @@ from envactors.mailbox.specs import ArraySpec
 _T = TypeVar("_T", bound=type)
 
 _spec = importlib.util.find_spec("ding")
-# A plain folder of that name is found too, but has no origin.
+# A folder with the name "ding" is found too, but has no origin.
 if not TYPE_CHECKING and _spec is not None and _spec.origin is not None:
     from ding.envs import BaseEnvTimestep
     from ding.envs.env_manager.base_env_manager import BaseEnvManager, EnvState
     from ding.utils import ENV_MANAGER_REGISTRY
 
     register = ENV_MANAGER_REGISTRY.register
-    # Its imports take seconds in each worker, so the fork server does them once.
+    # Importing DI-engine takes seconds in each worker, so the fork server imports it once.
     PRELOAD: Sequence[str] = ("ding.envs",)
 else:
     PRELOAD = ()
 
     class BaseEnvManager:
-        """Stand-in for the base class of managers."""
+        """Replacement for the base class of managers."""
 
     class BaseEnvTimestep(NamedTuple):
         """Result of a step."""
@@ -41,7 +44,7 @@ else:
         info: Any
 
     class EnvState(enum.IntEnum):
-        """State of an env, with the names and numbers of DI-engine."""
+        """The state of an env, with the names and values of DI-engine."""
 
         VOID = 0
         INIT = 1
@@ -52,7 +55,7 @@ else:
         NEED_RESET = 6
 
     def register(_name: str) -> Callable[[_T], _T]:
-        """Return a decorator that does nothing, since there is no registry."""
+        """Return a decorator that does nothing, since only DI-engine has a registry."""
         return lambda manager: manager
 
 
@@ -63,7 +66,7 @@ except ImportError:
 
 
 class AttrDict(dict[str, Any]):
-    """Dict with attribute access, also to the dicts in it."""
+    """A dict whose items, and those of nested dicts, are also attributes."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__({key: AttrDict(value) if isinstance(value, dict) else value for key, value in values.items()})
@@ -104,14 +107,14 @@ def _read_rewards(spec: ArraySpec, numbers: npt.NDArray[np.float64]) -> list[Any
 def read_timesteps(
     reward_spec: ArraySpec, rows: Sequence[Any], rewards: Any, done: Sequence[bool], infos: Sequence[Any]
 ) -> list[Any]:
-    """Return the timesteps of results; one with more than four fields keeps the env's own class.
+    """Return the timesteps of results. A timestep with more than four fields keeps the class that the env uses.
 
     Args:
         reward_spec: Spec of rewards that are `AS_IN_SPACE`.
         rows: One observation per env.
-        rewards: One reward per env, encoded as numbers or as it is.
+        rewards: One reward per env, or an array of encoded rewards.
         done: One flag per env.
-        infos: One info per env, or a `RawTimestep` in its place.
+        infos: One info or `RawTimestep` per env.
     """
     if isinstance(rewards, np.ndarray):
         rewards = _read_rewards(reward_spec, rewards)
