@@ -31,7 +31,7 @@ SLOW = {
     # Starting afresh: what is the same for all start methods is tested with fork servers, and once with loky.
     r"test_output\.py::test_every_line_comes\w+\[(loky|spawn)\]": "forkserver, fork",
     r"test_scripts\.py::test_workers_have_no_terminal\w+\[loky\]": "forkserver, fork",
-    r"test_backends\.py::test_(a_death_is_noticed|the_number_of_threads)\w+\[(numbers0-)?loky\]": "forkserver",
+    r"test_backends\.py::test_(a_crash_is_noticed|the_number_of_threads)\w+\[(numbers0-)?loky\]": "forkserver",
     r"test_backends\.py::test_a_caller_whose_own_layout_is_fixed\w+\[False\]": "True",
     r"test_memory\.py::test_the_kernel_prefers\w+\[(spawn|fork)\]": "loky, forkserver",
     r"test_helper_supervision\.py::test_processes_that_hide\w+\[loky\]": "forkserver",

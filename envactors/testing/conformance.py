@@ -97,7 +97,7 @@ class BackendConformance:
             assert future.result(_SOON) == [1, 2]
             assert actor.echo(value).result(_SOON) is not value
 
-    def test_an_exception_arrives_and_the_actor_goes_on(self) -> None:
+    def test_an_exception_arrives_and_the_actor_continues(self) -> None:
         with self.spawn(FaultyEnv) as actor:
             actor.reset().result(_SOON)
             actor.arm("raise").result(_SOON)
@@ -106,7 +106,7 @@ class BackendConformance:
             assert isinstance(error.__cause__, ea.RemoteTraceback)
             assert actor.step(2).result(_SOON)[0][2] == 2
 
-    def test_what_does_not_pickle_fails_its_own_call(self) -> None:
+    def test_values_that_do_not_pickle_fail_only_their_call(self) -> None:
         with self.spawn(FaultyEnv) as actor:
             actor.arm("unpicklable").result(_SOON)
             assert isinstance(actor.step(1).exception(_SOON), ea.SerializationError)
@@ -125,7 +125,7 @@ class BackendConformance:
             with self.spawn(name) as actor:
                 assert isinstance(actor.echo(1).exception(_SOON), ea.ActorStartError)
 
-    def test_a_factory_by_value_runs_or_is_refused(self) -> None:
+    def test_a_factory_by_value_runs_or_is_rejected(self) -> None:
         class Env(EchoEnv):
             def triple(self, value: int) -> int:
                 return 3 * value
@@ -204,7 +204,7 @@ class BackendConformance:
             assert not truncated.any()
             ended = terminated
 
-    def test_a_renewed_env_goes_on(self) -> None:
+    def test_a_renewed_env_continues(self) -> None:
         restart = ea.RestartPolicy(max_restarts=20, backoff=0.0)
         with self.make_envs(3, on_failure="renew", restart=restart) as envs:
             envs.reset(seed=1)
@@ -267,7 +267,7 @@ class BackendConformance:
                 assert pickle.loads(pickle.dumps(error)).pid == error.pid
                 assert actor.step(2).result(_SOON)[0][1] == 1
 
-    def test_what_cannot_be_killed_says_so(self) -> None:
+    def test_a_backend_that_cannot_kill_warns_about_deadlines(self) -> None:
         if self._kills():
             return
         import warnings

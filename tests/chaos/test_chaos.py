@@ -88,7 +88,7 @@ class TwiceLost(LargeEcho):
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_a_reset_that_was_lost_twice_has_another_seed_if_its_failure_is_told(told):
+def test_a_reset_that_was_lost_twice_has_another_seed_if_its_failure_is_reported(told):
     builder = ReportBuilder(1, 0, "renew")
     with ea.VectorEnv([TwiceLost], on_failure="renew", backend=FORK_SERVER) as envs:
         oracle = types.SimpleNamespace(expected_results=ReferenceEnvs([LargeEcho]).run_requests)
@@ -174,7 +174,7 @@ def fault_table():
         FaultKind.BUS_WRITING,
     ],
 )
-def test_death_comes_in_the_middle_of_writing(fault_table, kind):
+def test_a_fault_can_crash_a_worker_in_the_middle_of_writing(fault_table, kind):
     torn = False
     with ea.VectorEnv(
         [lambda path=fault_table.path: FaultInjectingEnv(LargeEcho, path, 1, 0)],
@@ -227,7 +227,7 @@ def test_memory_ends_within_any_array(obs):
     assert done.returncode == -signal.SIGBUS
 
 
-def test_an_order_is_carried_out_once_whatever_becomes_of_the_process(fault_table):
+def test_an_armed_fault_occurs_once_even_if_the_process_exits(fault_table):
     fault_table.arm(0, Place.STEP, ArmedFault(FaultKind.EXIT))
     with ea.spawn(
         lambda path=fault_table.path: FaultInjectingEnv(EchoEnv, path, 1, 0), restart=ea.RestartPolicy()
@@ -431,7 +431,7 @@ def test_it_sees_a_failure_that_is_not_replayed():
     assert not report.ok
 
 
-def test_what_cannot_be_compared_is_not():
+def test_envs_that_are_not_deterministic_are_not_compared():
     class Env(EchoEnv):
         def step(self, action):
             obs, *rest = super().step(action)

@@ -187,7 +187,7 @@ def test_spare_envs_must_agree_too(make):
         make([AlfEnv, functools.partial(AlfEnv, action=5)], num_spare_envs_for_reload=1)
 
 
-def test_envs_of_tensors_are_refused(make):
+def test_envs_of_tensors_are_rejected(make):
     with pytest.raises(ValueError, match="array-based"):
         make([functools.partial(AlfEnv, is_tensor_based=True)] * 2)
 
@@ -438,7 +438,7 @@ def test_batched_is_always_true(make):
     assert make([AlfEnv]).batched is True
 
 
-def test_spare_envs_are_refused_with_batched_envs(make):
+def test_spare_envs_are_rejected_with_batched_envs(make):
     with pytest.raises(RuntimeError, match="num_spare_envs_for_reload is 1 and the batch_size of each env is 3"):
         make([Many] * 2, num_spare_envs_for_reload=1)
 
@@ -466,7 +466,7 @@ def test_promises_and_steps_do_not_mix(make):
     assert promise() == 5
 
 
-def test_a_promise_raises_what_the_env_raised(make):
+def test_a_promise_raises_the_exception_of_the_env(make):
     env = make([AlfEnv] * 2)
     promise = env.envs[1].call("add")
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
@@ -489,7 +489,7 @@ def test_attribute_access(make):
         _ = env.envs[0]._private
 
 
-def test_an_env_alone(make):
+def test_a_single_env_steps_and_resets(make):
     env = make([AlfEnv] * 2)
     one = env.envs[1]
     assert one.reset().observation.tolist() == [1, 1, 0, 0]
@@ -527,7 +527,7 @@ def test_sync_progress(make, tmp_path):
     assert [handle.get("synced").result() for handle in env.actors] == [2, 1, 1]
 
 
-def test_progress_that_cannot_be_taken_in_is_told(make, caplog):
+def test_progress_that_an_env_cannot_set_is_logged(make, caplog):
     class Stubborn(AlfEnv):
         def sync_progress(self):
             raise Complaint("no progress")
@@ -628,7 +628,7 @@ def test_a_promise_of_a_lost_worker_is_a_runtime_error(make, tmp_path):
     assert isinstance(caught.value.__cause__, ea.ActorDiedError)
 
 
-def test_an_exception_in_a_step_is_a_runtime_error_and_the_env_goes_on(make):
+def test_an_exception_in_a_step_is_a_runtime_error_and_the_env_continues(make):
     env = make([AlfEnv] * 2)
     env.reset()
     env.envs[1].call("want", "raise")()
@@ -676,7 +676,7 @@ def test_a_spare_env_takes_the_slot_of_one_that_was_lost(make):
     assert rows(env.step(zeros(env))) == [(2, 1, 2), (0, 1, 0)]
 
 
-def test_a_replayed_env_goes_on_as_if_nothing_had_happened(make):
+def test_a_replayed_env_continues_as_if_nothing_had_happened(make):
     def run(kill):
         env = make([functools.partial(AlfEnv, length=5)] * 2, on_failure="replay")
         env.seed([3, 4])
@@ -695,7 +695,7 @@ def test_a_replayed_env_goes_on_as_if_nothing_had_happened(make):
 
 
 @pytest.mark.fresh_processes
-def test_a_killed_caller_leaves_nothing(tmp_path):
+def test_a_killed_caller_leaves_no_resources_behind(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -935,7 +935,7 @@ def test_numbers_of_all_dtypes_arrive_as_they_are(make):
 
 
 @pytest.mark.parametrize("odd", [0.5, 1 << 40, "one", np.zeros(1, np.int32)])
-def test_a_number_that_does_not_fit_is_told(make, odd):
+def test_a_number_that_does_not_fit_is_reported(make, odd):
     class Odd(AlfEnv):
         def show(self, *args):
             return super().show(*args)._replace(env_info={"n": odd})

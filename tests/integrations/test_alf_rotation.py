@@ -84,7 +84,7 @@ def test_an_exception_leaves_the_rotation_as_it_was(make):
 
 
 @pytest.mark.parametrize("places", [1, 2, 3])
-def test_a_lost_env_queues_too(make, places):
+def test_an_env_that_crashed_joins_the_queue_too(make, places):
     rotation = make([99] * 3, places, on_failure="renew")
     rotation.reset()
     rotation.step([1] * places)
@@ -96,7 +96,7 @@ def test_a_lost_env_queues_too(make, places):
     assert shown(obs)[0] == (places % 3, 0)
 
 
-def test_after_a_death_that_was_raised_a_reset_goes_on(make):
+def test_after_a_crash_that_was_raised_a_reset_continues(make):
     rotation = make([99] * 3, 2)
     rotation.reset()
     os.kill(rotation._envs[1].pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_after_a_death_that_was_raised_a_reset_goes_on(make):
     assert shown(rotation.step([1, 1])[0]) == [(0, 1), (1, 1)]
 
 
-def test_a_spare_that_dies_is_told_of_when_its_turn_comes(make):
+def test_a_spare_env_that_crashed_is_reported_when_it_takes_a_place(make):
     rotation = make([2, 99, 99], 2)
     rotation.reset()
     rotation._envs[2].call("echo", "its reset is done").result()
@@ -122,7 +122,7 @@ def test_a_spare_that_dies_is_told_of_when_its_turn_comes(make):
     assert isinstance(caught.value.failures[2], ea.ActorDiedError)
 
 
-def test_it_can_all_be_seen_as_arrays(make):
+def test_the_rotation_returns_arrays_with_one_row_per_place(make):
     rotation = make([4] * 5, 2, copy=False)
     rotation.reset()
     for _ in range(20):

@@ -344,7 +344,7 @@ def test_step_wait_timeout_none_waits_for_all(make, tmp_path):
     timer.join()
 
 
-def test_a_step_goes_on_while_all_that_came_are_done(make, tmp_path):
+def test_a_step_continues_while_all_received_results_are_done(make, tmp_path):
     manager = make(AsyncActorEnvManager, env_fn=[*envs(1, length=1), *envs(2, length=9)[1:]], wait_num=1)
     timer = threading.Timer(0.3, (tmp_path / "go").touch)
     timer.start()
@@ -595,7 +595,7 @@ def test_on_failure_renew_ends_with_the_restarts(make):
     assert manager.closed
 
 
-def test_a_killed_caller_leaves_nothing():
+def test_a_killed_caller_leaves_no_resources_behind():
     script = f"""
         import functools, os, signal, sys, warnings
         warnings.simplefilter("ignore")

@@ -28,7 +28,7 @@ def dropin(module):
 
 
 @pytest.mark.parametrize("module", DROPINS)
-def test_a_single_factory_or_a_string_is_refused_with_an_example(module):
+def test_a_single_factory_or_a_string_raises_with_an_example(module):
     kind, argument = dropin(module)
     for given, example in ((Echo, "[make]"), ("CartPole-v1", r"[lambda: gymnasium.make('CartPole-v1')]")):
         with pytest.raises(TypeError) as caught:

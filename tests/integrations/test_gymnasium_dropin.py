@@ -105,12 +105,12 @@ def test_the_constructors_parameters_are_async_vector_envs():
             assert mine.default == its.default
 
 
-def test_a_custom_worker_is_refused_with_the_reason():
+def test_a_custom_worker_function_raises_with_the_reason():
     with pytest.raises(ValueError, match=r"pipes and the queue of Gymnasium's own.*Move its code into a"):
         ActorVectorEnv([Probe], worker=lambda *_: None)
 
 
-def test_arguments_that_make_no_sense_are_refused():
+def test_invalid_arguments_raise():
     for error, kwargs in [
         ("cannot find context for 'threads'", {"context": "threads"}),
         ("expected only one", {"context": "spawn", "backend": "thread"}),
@@ -250,7 +250,7 @@ def test_all_spaces_work_without_a_choice_and_give_what_gymnasium_gives(space):
     reference.close()
 
 
-def test_a_custom_space_in_shared_memory_is_refused_where_it_was_asked_for():
+def test_shared_memory_true_rejects_a_custom_space():
     for space in (Custom(), spaces.Tuple([BOX, Custom()])):
         with pytest.raises(ValueError, match="omit shared_memory") as caught:
             ActorVectorEnv([functools.partial(Shows, space)] * 2, shared_memory=True)
@@ -357,7 +357,7 @@ def test_attributes_that_wrappers_hide_are_found():
     envs.close()
 
 
-def test_call_of_reset_step_and_close_is_refused_and_set_attr_of_the_wrong_length():
+def test_call_rejects_reset_step_and_close_and_set_attr_rejects_wrong_lengths():
     envs = ActorVectorEnv([Probe] * 2)
     for name in ("reset", "step", "close"):
         with pytest.raises(ValueError, match=f"Trying to call function `{name}` with `call`"):
@@ -368,7 +368,7 @@ def test_call_of_reset_step_and_close_is_refused_and_set_attr_of_the_wrong_lengt
     envs.close()
 
 
-def test_wrong_numbers_of_seeds_and_actions_are_refused():
+def test_wrong_numbers_of_seeds_and_actions_are_rejected():
     envs = ActorVectorEnv([Probe] * 2)
     with pytest.raises(ValueError, match="length must match num_envs=2 but got length=3"):
         envs.reset(seed=[1, 2, 3])
@@ -409,7 +409,7 @@ def test_actions_that_do_not_fit_reach_the_envs_as_they_are():
 # State -------------------------------------------------------------------------------------------------------
 
 
-def test_calls_out_of_order():
+def test_waiting_without_a_call_and_calling_twice_raise():
     envs = ActorVectorEnv([Probe] * 2)
     for what in ("reset", "step", "call"):
         with pytest.raises(NoAsyncCallError, match=f"Calling `{what}_wait` without any prior call to `{what}_async`"):
@@ -442,7 +442,7 @@ def test_a_vector_that_is_dropped_ends_its_processes():
     del envs  # the leak check waits for the processes
 
 
-def test_close_ends_what_hangs(gate):
+def test_close_kills_a_worker_that_hangs(gate):
     envs = ActorVectorEnv([functools.partial(Probe, gate=gate)] * 2)
     envs.reset()
     envs.step_async(acts(88, 0))
@@ -502,7 +502,7 @@ def test_timeouts_of_reset_and_call(gate):
     envs.close()
 
 
-def test_a_failure_of_a_step_that_had_timed_out_is_logged_and_nobodys(gate):
+def test_a_failure_of_a_step_that_timed_out_is_only_logged(gate):
     envs = ActorVectorEnv([functools.partial(Probe, gate=gate)] * 2)
     envs.reset()
     envs.step_async(acts(88, 66))
@@ -548,7 +548,7 @@ def _sorted(infos):
     return [{key: infos[key] for key in sorted(infos)}, None if final is None else list(final)]
 
 
-def test_reset_masks_that_make_no_sense_are_refused():
+def test_invalid_reset_masks_raise():
     envs = ActorVectorEnv([Probe] * 2, autoreset_mode=AutoresetMode.DISABLED)
     for mask, error, text in [
         ([True, False], TypeError, "must be a numpy array"),
@@ -579,7 +579,7 @@ def test_copies_are_the_callers_and_views_are_not_copied():
 # Errors ------------------------------------------------------------------------------------------------------
 
 
-def test_an_envs_exception_is_raised_as_itself_and_the_envs_go_on():
+def test_an_envs_exception_is_raised_unchanged_and_the_envs_continue():
     envs = ActorVectorEnv([Probe] * 3)
     envs.reset()
     with pytest.warns(UserWarning, match="ERROR") as logged, pytest.raises(LookupError) as caught:
@@ -609,7 +609,7 @@ def test_envs_may_step_before_a_reset_and_after_the_end():
     envs.close()
 
 
-def test_what_a_factory_raises_is_raised_as_itself():
+def test_the_exception_of_a_factory_is_raised_unchanged():
     with pytest.raises(gymnasium.error.NameNotFound, match="NoSuchEnv") as caught:
         ActorVectorEnv([functools.partial(gymnasium.make, "NoSuchEnv-v0")], restart=ea.RestartPolicy(max_restarts=0))
     assert isinstance(caught.value.__cause__, ea.RemoteTraceback)
@@ -617,7 +617,7 @@ def test_what_a_factory_raises_is_raised_as_itself():
         ActorVectorEnv([functools.partial(Path("/nowhere").read_text)], restart=ea.RestartPolicy(1, backoff=0.01))
 
 
-def test_a_dead_worker_is_an_error_that_says_so_and_a_reset_goes_on():
+def test_a_crashed_worker_raises_and_a_reset_continues():
     envs = ActorVectorEnv([Probe] * 2, restart=ea.RestartPolicy(backoff=0.01))
     envs.reset()
     with pytest.warns(UserWarning, match="ERROR"), pytest.raises(ea.ActorDiedError) as caught:
@@ -644,7 +644,7 @@ def test_on_failure_and_standbys(envs_per_actor):
     envs.close()
 
 
-def test_a_deadline_ends_what_hangs(gate):
+def test_a_deadline_kills_a_worker_that_hangs(gate):
     envs = ActorVectorEnv([functools.partial(Probe, gate=gate)] * 2, deadlines=ea.Deadlines(step=0.2))
     envs.reset()
     with pytest.warns(UserWarning, match="ERROR"), pytest.raises(ea.ActorTimeoutError):

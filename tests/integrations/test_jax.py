@@ -229,7 +229,7 @@ class Spaceless:
         return np.zeros(3, np.float32), 0.0, False, False, {}
 
 
-def test_envs_whose_values_have_no_shape_are_refused(make):
+def test_envs_whose_values_have_no_shape_are_rejected(make):
     with pytest.raises(ea.SpaceMismatchError, match="without a fixed shape"):
         callbacks(make([Wordy], backend="inline"))
     envs = make([Spaceless], backend="inline")

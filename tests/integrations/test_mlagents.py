@@ -289,7 +289,7 @@ def test_result_is_an_environment_step_paired_with_the_action_that_caused_it(mak
     assert sum(map(check_pairs, steps)) > 20
 
 
-def test_reset_takes_in_what_is_under_way(make, arm, tmp_path):
+def test_reset_waits_for_pending_steps(make, arm, tmp_path):
     manager = make(2)
     manager.reset()
     arm(1, "step", "wait")
@@ -386,7 +386,7 @@ def test_timers_of_the_workers_are_merged(make):
     assert policies["count"] == len(manager.policies[RUNNER].asked)
 
 
-def test_timers_of_a_worker_that_dies_later_are_merged(make):
+def test_timers_of_a_worker_that_crashes_later_are_merged(make):
     manager = make(1)
     manager.reset()
     for _ in range(3):
@@ -434,7 +434,7 @@ def test_restarts_reset_all_envs_and_send_the_parameters_again(make, arm, caplog
     assert is_gone(pids[1])
 
 
-def test_restarts_after_a_death_while_idle(make):
+def test_restarts_after_a_crash_while_idle(make):
     manager = make(2)
     manager.reset({"gravity": 9.75})
     run(manager, 2)
@@ -558,7 +558,7 @@ def test_an_env_whose_factory_raises_is_not_started_again(make, arm):
     assert manager.env_workers[0].actor.incarnation == 0
 
 
-def test_restarts_are_not_for_other_exceptions_and_the_env_goes_on(make, arm):
+def test_restarts_are_not_for_other_exceptions_and_the_env_continues(make, arm):
     manager = make(2)
     manager.reset()
     run(manager, 2)
@@ -663,7 +663,7 @@ def test_a_killed_caller_leaves_no_workers():
     wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
-def test_a_factory_that_cannot_be_pickled_is_refused_at_once():
+def test_a_factory_that_cannot_be_pickled_is_rejected_at_once():
     lock = threading.Lock()
     with pytest.raises(ea.SerializationError, match="the factory of actor 'worker-0' cannot be pickled"):
         ActorEnvManager(lambda worker_id, channels: lock, ENGINE, 2)

@@ -192,7 +192,7 @@ def test_an_instance_that_is_only_inspected_starts_nothing():
     assert actors.shared._pool is None
 
 
-def test_a_factory_that_is_no_callable_is_refused():
+def test_a_factory_that_is_not_a_callable_is_rejected():
     with pytest.raises(TypeError, match="expected the class of an environment"):
         on_actors("Robot", 1)
 

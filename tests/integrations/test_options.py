@@ -348,7 +348,7 @@ EFFECTS = {name: globals()[name] for name in OPTIONS}
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("library", DRIVERS)
-def test_an_option_has_an_effect_or_is_refused_with_the_reason(library, name, make, tmp_path):
+def test_an_option_has_an_effect_or_is_rejected_with_the_reason(library, name, make, tmp_path):
     kind = DRIVERS[library]
     if name in kind.own:
         return  # it means what it means in the library

@@ -281,7 +281,7 @@ def test_actions_per_copy_or_per_agent(make):
         assert equal(ours.step(each), theirs.step(actions))
 
 
-def test_actions_that_do_not_fit_are_refused_and_nothing_is_sent(make):
+def test_actions_that_do_not_fit_are_rejected_and_nothing_is_sent(make):
     envs = make()
     envs.reset(seed=0)
     good = actions_of(envs, 1)[0]
@@ -305,7 +305,7 @@ def test_actions_that_do_not_fit_are_refused_and_nothing_is_sent(make):
     assert envs.get_attr("count") == [1, 1]
 
 
-def test_copies_of_other_agents_or_spaces_are_refused():
+def test_copies_of_other_agents_or_spaces_are_rejected():
     class Fewer(Party):
         possible_agents = AGENTS[:2]
 
@@ -324,7 +324,7 @@ def test_copies_of_other_agents_or_spaces_are_refused():
         ActorParallelEnv([Party, Renamed])
 
 
-def test_what_is_no_parallel_env_is_refused():
+def test_an_env_that_is_not_a_parallel_env_is_rejected():
     from pettingzoo.utils.conversions import parallel_to_aec
 
     class Unnamed(Party):
@@ -625,7 +625,7 @@ def test_a_copy_that_is_lost_under_same_step(make):
     assert all("final_obs" not in info for info in infos[0].values())
 
 
-def test_a_copy_that_dies_between_two_episodes_says_so(make):
+def test_a_copy_that_crashes_between_two_episodes_is_reported(make):
     envs = make(on_failure="renew")
     envs.reset(seed=0)
     numbers = iter(actions_of(envs, 20))
@@ -665,7 +665,7 @@ def test_failures_that_raise_have_the_other_copies_results(make):
     envs.step(actions)
 
 
-def test_a_copy_raises_its_envs_exception_as_itself(make):
+def test_a_copy_raises_its_envs_exception_unchanged(make):
     envs = make()
     copy = envs.copies[1]
     copy.reset(seed=0)
@@ -678,7 +678,7 @@ def test_a_copy_raises_its_envs_exception_as_itself(make):
     assert copy.reset(seed=0)[0]["ant"].shape == (3,)
 
 
-def test_a_reset_that_fails_is_repeated_and_says_so(make, tmp_path):
+def test_a_reset_that_fails_is_retried_and_reported(make, tmp_path):
     fuse = tmp_path / "fuse"
 
     class Fragile(Party):

@@ -103,12 +103,12 @@ def test_a_creator_can_be_pickled():
     )
 
 
-def test_another_vectorize_mode_is_refused():
+def test_another_vectorize_mode_is_rejected():
     with pytest.raises(ea.VectorInputError, match="gym_env_vectorize_mode='vector_entry_point'"):
         on_actors("CartPole-v1")({})
 
 
-def test_what_is_no_env_is_refused():
+def test_what_is_no_env_is_rejected():
     with pytest.raises(TypeError, match="expected the id of a Gymnasium env or an env creator"):
         on_actors(3)
     with pytest.raises(ea.VectorInputError, match="autoreset='same_step'"):

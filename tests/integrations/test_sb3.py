@@ -210,7 +210,7 @@ def test_seeds_and_options_are_used_once_at_the_next_reset(make):
     assert all(info["seed"] is not None for info in envs.reset_infos)
 
 
-def test_close_takes_in_a_step_that_is_under_way(tmp_path):
+def test_close_waits_for_a_pending_step(tmp_path):
     envs = ActorVecEnv(tellers(2))
     envs.reset()
     go, gone, closed = tmp_path / "go", tmp_path / "gone", tmp_path / "closed"
@@ -229,7 +229,7 @@ def test_close_takes_in_a_step_that_is_under_way(tmp_path):
         envs.step_async([1, 1])
 
 
-def test_a_reset_takes_in_a_step_that_is_under_way(make):
+def test_a_reset_waits_for_a_pending_step(make):
     envs = make(tellers(2))
     envs.reset()
     envs.set_attr("wants", "raise", indices=0)
@@ -317,7 +317,7 @@ def test_dict_and_tuple_observations_are_stacked_per_leaf(make, name):
         assert_same(one, other)
 
 
-def test_an_exception_reaches_the_caller_as_itself_and_the_others_go_on(make):
+def test_an_exception_reaches_the_caller_unchanged_and_the_others_continue(make):
     envs = make(tellers())
     envs.reset()
     pids = [envs.vector[i].pid for i in range(3)]
@@ -330,7 +330,7 @@ def test_an_exception_reaches_the_caller_as_itself_and_the_others_go_on(make):
     assert [envs.vector[i].pid for i in range(3)] == pids
 
 
-def test_a_lost_worker_is_an_error_and_a_reset_goes_on(make):
+def test_a_crashed_worker_raises_and_the_next_reset_continues(make):
     envs = make(tellers())
     envs.reset()
     envs.set_attr("wants", "die", indices=1)
@@ -382,7 +382,7 @@ def test_the_factories_never_run_here(make):
     assert make([factory]).observation_space.shape == (3,)
 
 
-def test_a_constructor_that_fails_leaves_nothing(make):
+def test_a_constructor_that_fails_leaves_no_process_behind(make):
     with pytest.raises(AssertionError, match="render_mode"):
         make([Teller, functools.partial(Teller, render_mode="rgb_array")])
 

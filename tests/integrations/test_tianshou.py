@@ -140,7 +140,7 @@ def test_wait_gives_all_that_are_ready_in_their_order(make):
     assert ActorEnvWorker.wait([], 1) == []
 
 
-def test_an_exception_reaches_the_caller_as_itself_and_the_others_go_on(make):
+def test_an_exception_reaches_the_caller_unchanged_and_the_others_continue(make):
     envs = make(tellers())
     envs.reset()
     envs.set_env_attr("wants", "raise", 1)
@@ -169,7 +169,7 @@ def test_one_that_fails_while_some_are_waited_for_loses_no_other_result(make):
 
 
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_lost_worker_needs_a_reset_and_the_others_go_on(make, idle):
+def test_a_crashed_worker_needs_a_reset_and_the_others_continue(make, idle):
     envs = make(tellers(2), restart=ea.RestartPolicy(max_restarts=1, backoff=0.0))
     envs.reset()
     if idle:
@@ -194,7 +194,7 @@ def test_deadlines(make):
         envs.step([1, 1])
 
 
-def test_close_takes_in_a_step_that_is_under_way(make, tmp_path):
+def test_close_waits_for_a_pending_step(make, tmp_path):
     envs = make(tellers(1), wait_num=1, timeout=0.01)
     envs.reset()
     go, gone, closed = (tmp_path / name for name in ("go", "gone", "closed"))

@@ -186,12 +186,12 @@ def test_tuples_are_composites(make):
     ],
     ids=["text", "nested text", "binary", "discrete", "graph", "spec"],
 )
-def test_spaces_that_torchrl_has_not_are_refused(space, what):
+def test_spaces_without_a_torchrl_spec_are_rejected(space, what):
     with pytest.raises(ea.SpaceMismatchError, match=what):
         ActorEnv([functools.partial(Mixed, space)] * 2)
 
 
-def test_an_action_with_the_key_of_an_observation_is_refused():
+def test_an_action_and_an_observation_with_the_same_key_are_rejected():
     with pytest.raises(ea.SpaceMismatchError, match="'a'"):
         ActorEnv([functools.partial(Mirror, spaces.Dict(a=spaces.Discrete(2)))])
 
@@ -328,7 +328,7 @@ def ask(env, i, wants):
     env.actors[i].set("wants", wants).result()
 
 
-def test_an_exception_reaches_the_caller_as_itself_and_the_others_go_on(make):
+def test_an_exception_reaches_the_caller_unchanged_and_the_others_continue(make):
     env = make(tellers())
     env.reset()
     ask(env, 1, "raise")
@@ -339,7 +339,7 @@ def test_an_exception_reaches_the_caller_as_itself_and_the_others_go_on(make):
     assert env.step(acting(env, 2))["next", "observation"].tolist() == [[0, 2, 2], [1, 1, 2], [2, 2, 2]]
 
 
-def test_a_lost_worker_is_an_error_and_a_reset_goes_on(make):
+def test_a_crashed_worker_raises_and_the_next_reset_continues(make):
     env = make(tellers())
     env.reset()
     ask(env, 1, "die")
@@ -352,7 +352,7 @@ def test_a_lost_worker_is_an_error_and_a_reset_goes_on(make):
     assert env.step(acting(env, 2))["next", "observation"].tolist() == [[0, 1, 2], [1, 1, 2], [2, 1, 2]]
 
 
-def test_a_renewed_envs_episode_is_truncated_and_the_rollout_goes_on(make):
+def test_a_renewed_envs_episode_is_truncated_and_the_rollout_continues(make):
     env = make(tellers(), on_failure="renew")
     now = env.reset()
     _, now = env.step_and_maybe_reset(now.update(acting(env, 1)))
@@ -409,7 +409,7 @@ def test_episodes_with_seeds_of_their_own(make):
     assert [info["episode_seed"] for info in env.reset_infos] == [episode_seed(root, 1) for root in roots]
 
 
-def test_what_is_stepped_too_early_or_too_late_is_refused(make):
+def test_a_step_before_a_reset_or_after_the_end_raises(make):
     env = make(tellers(2, length=1))
     with pytest.raises(ea.VectorInputError, match="needs a reset"):
         env.step(acting(env, 1))
@@ -454,7 +454,7 @@ def test_workers_import_no_torch(make):
     assert env.actors[0].has_loaded("torch").result() is False
 
 
-def test_a_constructor_that_fails_leaves_nothing():
+def test_a_constructor_that_fails_leaves_no_process_behind():
     with pytest.raises(ea.SpaceMismatchError):
         ActorEnv([cartpole, Teller])
 

@@ -342,7 +342,7 @@ def test_current_actor():
         assert handle.context().result(SOON) == ea.ActorContext("me", 0, 1)
 
 
-def test_an_exception_arrives_whole_and_the_actor_goes_on(actor):
+def test_an_exception_arrives_whole_and_the_actor_continues(actor):
     with pytest.raises(TwoArguments) as caught:
         actor.fail(TwoArguments, 7, "details").result(SOON)
     assert (caught.value.code, caught.value.detail) == (7, "details")
@@ -376,7 +376,7 @@ def test_an_exception_of_a_local_class_is_caught_by_that_class(actor):
         pytest.param(lambda a: a.call("get_bomb"), id="a result that does not unpickle"),
     ],
 )
-def test_what_cannot_travel_fails_its_own_call_only(call):
+def test_values_that_cannot_be_pickled_fail_only_their_call(call):
     class Env(Counter):
         def get_lock(self):
             return threading.Lock()
@@ -466,7 +466,7 @@ class Interleaved(dict):
 @pytest.mark.parametrize("place", ["_claim", "_made"])
 @pytest.mark.parametrize("first", ["settle", "add_done_callback", "settle, after a callback was added"])
 @pytest.mark.parametrize("error", [None, KeyError("k")], ids=["result", "error"])
-def test_a_future_that_ends_while_somebody_begins_to_look_tells_of_it(actor, place, when, first, error):
+def test_a_future_that_ends_while_a_waiter_registers_notifies_it(actor, place, when, first, error):
     """Whichever thread comes first, and wherever the other one comes in between."""
     future, seen, called = ActorFuture(actor._supervisor, None), [], threading.Semaphore(0)
 
@@ -548,7 +548,7 @@ def test_an_env_that_forks_answers_once(actor):
         assert [handle.add().result(SOON) for _ in range(3)] == [1, 2, 3]
 
 
-def test_an_unpicklable_factory_is_refused_before_anything_starts():
+def test_an_unpicklable_factory_is_rejected_before_anything_starts():
     lock = threading.Lock()
     with pytest.raises(ea.SerializationError, match="factory"):
         ea.spawn(lambda: lock)
@@ -562,12 +562,12 @@ def test_an_unpicklable_factory_is_refused_before_anything_starts():
         ({"factory": Counter, "env_vars": {"A": 1}}, TypeError),
     ],
 )
-def test_bad_input_to_spawn_is_refused(arguments, error):
+def test_bad_input_to_spawn_is_rejected(arguments, error):
     with pytest.raises(error, match="expected"):
         ea.spawn(**arguments)
 
 
-def test_bad_options_are_refused(actor):
+def test_invalid_call_options_raise(actor):
     for bad in ({"deadline": -1}, {"deadline": "1"}, {"retries": -1}, {"retries": 1.5}):
         with pytest.raises(ValueError, match="expected"):
             actor.options(**bad)
@@ -693,7 +693,7 @@ def test_waiting_threads_do_not_burn_the_processor(actor):
     assert time.process_time() - before < 0.2
 
 
-def test_an_actor_whose_death_was_raised_where_its_handle_is_known_is_freed():
+def test_an_actor_whose_crash_was_raised_where_its_handle_is_known_is_freed():
     def lose():
         with ea.spawn(Counter, restart=ea.RestartPolicy(backoff=0.01)) as actor:
             with pytest.raises(ea.ActorDiedError):

@@ -40,7 +40,7 @@ def test_uneven_actors_step_and_renew(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "many", None])
-def test_anything_else_is_refused(value):
+def test_other_values_of_envs_per_actor_are_rejected(value):
     with pytest.raises(ea.VectorInputError, match=r"envs_per_actor is .*: expected an int >= 1, or 'auto'"):
         ea.VectorEnv([EchoEnv], envs_per_actor=value)
 

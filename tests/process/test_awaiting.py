@@ -105,7 +105,7 @@ def test_a_waiting_loop_runs_other_tasks_and_other_actors(actor, tmp_path):
     run(main())
 
 
-def test_an_await_outside_an_event_loop_says_so(actor):
+def test_an_await_outside_an_event_loop_raises_a_clear_error(actor):
     future = actor.echo(1)
     with pytest.raises(RuntimeError, match="no running event loop"):
         awaited(future).send(None)
@@ -189,7 +189,7 @@ def test_as_completed_async_ends_after_its_timeout_and_the_calls_continue(actor,
     run(main())
 
 
-def test_as_completed_async_refuses_a_timeout_that_is_no_number():
+def test_as_completed_async_rejects_a_timeout_that_is_not_a_number():
     for timeout in ("1", math.nan, True):
         with pytest.raises(ValueError, match=r"^as_completed_async\(timeout=...\) is .*expected a number of seconds"):
             ea.as_completed_async([], timeout)

@@ -60,7 +60,7 @@ def test_names_stand_for_backends():
         ea.ProcessBackend(start_method="magic")
 
 
-def test_in_line_a_call_has_run_when_its_future_is_there():
+def test_inline_a_call_has_run_when_its_future_is_there():
     with ea.spawn(Counter, backend="inline") as actor:
         assert actor.add(2).done()
         assert actor.pid == os.getpid()
@@ -68,7 +68,7 @@ def test_in_line_a_call_has_run_when_its_future_is_there():
         assert all(call.done() for call in calls)
 
 
-def test_in_line_env_code_runs_in_the_callers_thread():
+def test_inline_env_code_runs_in_the_callers_thread():
     class Env(Counter):
         def thread(self):
             return threading.get_ident()
@@ -79,7 +79,7 @@ def test_in_line_env_code_runs_in_the_callers_thread():
         assert actor.thread().result(SOON) != threading.get_ident()
 
 
-def test_in_line_a_step_can_be_interrupted():
+def test_inline_a_step_can_be_interrupted():
     class Hangs(EchoEnv):
         def step(self, action):
             os.kill(os.getpid(), signal.SIGINT)
@@ -95,7 +95,7 @@ def test_in_line_a_step_can_be_interrupted():
         assert time.monotonic() - begun < SOON
 
 
-def test_in_line_calls_from_many_threads_run_one_at_a_time():
+def test_inline_calls_from_many_threads_run_one_at_a_time():
     with ea.spawn(Counter, backend="inline") as actor:
         threads = [threading.Thread(target=lambda: [actor.add().result(SOON) for _ in range(50)]) for _ in range(4)]
         for thread in threads:
@@ -106,7 +106,7 @@ def test_in_line_calls_from_many_threads_run_one_at_a_time():
 
 
 @pytest.mark.parametrize("backend", ["thread", "inline"])
-def test_what_cannot_be_killed_refuses(backend):
+def test_backends_that_cannot_kill_reject_env_vars_abort_and_kill(backend):
     with pytest.raises(ValueError, match="no environment of its own"):
         ea.spawn(Counter, backend=backend, env_vars={"A": "b"})
     if backend == "thread":
@@ -236,7 +236,7 @@ def test_scripts_without_a_guard_under_every_start_method(method):
 
 
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
-def test_a_death_is_noticed_while_siblings_hold_copies_of_descriptors(method):
+def test_a_crash_is_noticed_while_siblings_hold_copies_of_descriptors(method):
     backend = ea.ProcessBackend(start_method=method)
     restart = ea.RestartPolicy(backoff=0.0)
     with ea.spawn(Counter, backend=backend, restart=restart) as one, ea.spawn(Counter, backend=backend) as sibling:
@@ -352,7 +352,7 @@ def test_a_caller_whose_own_layout_is_fixed_passes_that_on(randomize):
 
 
 @pytest.mark.parametrize("wrong", [0, 1, None, "no"])
-def test_a_layout_that_is_no_bool_is_refused(wrong):
+def test_a_layout_that_is_not_a_bool_is_rejected(wrong):
     with pytest.raises(TypeError, match=f"randomize_layout is {wrong!r}: expected True or False"):
         ea.ProcessBackend(randomize_layout=wrong)
 
@@ -413,7 +413,7 @@ def test_a_pool_keeps_every_actor_busy_and_calls_can_be_cancelled(tmp_path):
         assert list(pool.map("echo", range(6))) == list(range(6))
 
 
-def test_bad_pools_are_refused():
+def test_a_pool_rejects_invalid_sizes_and_options():
     for n in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="expected an int >= 1"):
             ea.ActorPool(Counter, n)
@@ -431,7 +431,7 @@ def test_equal_results_in_every_backend():
     assert all(np.array_equal(outcomes[0], other) for other in outcomes[1:])
 
 
-def test_in_line_threads_that_work_at_the_same_time_keep_each_other_from_nothing():
+def test_inline_calls_that_overlap_in_several_threads_do_not_block_each_other():
     """A thread that came later and left later put back the other's mark, and that one never worked again."""
     entered, go = threading.Event(), threading.Event()
 

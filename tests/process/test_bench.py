@@ -287,7 +287,7 @@ def path_restored(monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_work_is_refused_before_anything_starts(arguments, text, capsys):
+def test_invalid_bench_arguments_exit_before_anything_starts(arguments, text, capsys):
     assert text in refused(capsys, *arguments)
 
 
@@ -328,7 +328,7 @@ def test_missing_extras_are_named(missing, env, text, capsys, monkeypatch):
     assert refused(capsys, env).startswith(text)
 
 
-def test_nobody_is_imported_before_it_takes_part():
+def test_a_peer_is_imported_only_when_it_takes_part():
     peers = ["gymnasium", *(baseline.module for baseline in BASELINES if baseline.module not in (None, "loky"))]
     modules = "sys, envactors.cli.bench.registry, envactors.testing.workloads"
     code = f"import {modules}; print({{*{peers}}} & {{*sys.modules}})"
@@ -533,7 +533,7 @@ def test_the_fastest_of_the_others_is_named():
     assert sentence == "The fastest of the others is pipe: the default makes 1.2 times its steps."
 
 
-def test_without_a_loop_nothing_is_said():
+def test_a_comparison_without_the_plain_loop_gives_no_advice():
     assert in_words([one for one in compared(envactors=2.0) if one.name != "loop"], 2, 0.1) == []
 
 
@@ -553,7 +553,7 @@ def test_ratios_have_two_digits_that_count(ratio, text):
     assert ratio_text(ratio) == text
 
 
-def test_a_busy_machine_is_told_of():
+def test_bench_warns_about_a_busy_machine():
     words = in_words(compared(envactors=2.5), 2, 7.0)
     assert len(words) == 2
     assert "load average was 7.0" in words[1]

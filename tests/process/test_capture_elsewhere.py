@@ -42,7 +42,7 @@ class Player:
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Ant-v5"])
-def test_another_process_goes_on_bit_for_bit(name):
+def test_another_process_continues_bit_for_bit(name):
     if name == "Ant-v5":
         pytest.importorskip("mujoco")
 

@@ -136,7 +136,7 @@ def test_what_does_not_stop_the_env_is_found_beside_the_settings(check, env, kin
     assert record["line"].startswith("envs = ea.VectorEnv(")
 
 
-def test_json_on_stdout_is_all_that_is_printed(check, capsys):
+def test_with_json_on_stdout_nothing_else_is_printed(check, capsys):
     assert main(["check", f"{TROUBLED}:UnpicklableEnv", "--seconds", "1", "--json", "-"]) == 1
     assert kinds(json.loads(capsys.readouterr().out)) == ["unpicklable state"]
 
@@ -162,14 +162,14 @@ def looks(**held):
     return Looks(2, 100.0, {name.replace("_", " "): values for name, values in held.items()}, [])
 
 
-def test_what_grows_at_first_only_is_no_leak():
+def test_memory_that_grows_only_at_first_is_not_a_leak():
     settled = [50_000_000 + 10_000_000 * min(look, 3) for look in range(12)]
     up_and_down = [50_000_000 + 3_000_000 * (look % 2) for look in range(12)]
     for memory in (settled, up_and_down):
         assert judge_looks(looks(bytes_of_memory=memory, threads=[3] * 12)) == ([], {})
 
 
-def test_a_leak_is_told_per_episode_and_limits_the_steps_of_a_process():
+def test_a_leak_is_reported_per_episode_and_limits_the_steps_of_a_process():
     (leak,), lost = judge_looks(looks(file_descriptors=[10 + 4 * look for look in range(12)]))
     assert leak.message == "The process holds 28 more file descriptors after 14 episodes."
     assert lost == {"file descriptors": 4 / 100}

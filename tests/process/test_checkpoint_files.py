@@ -61,7 +61,7 @@ def test_a_checkpoint_is_written_through_links(envs, tmp_path):
     assert names_in(tmp_path / "elsewhere") == ["envs"]
 
 
-def test_what_a_killed_process_has_left_is_removed_by_the_next_checkpoint(envs, tmp_path):
+def test_the_next_checkpoint_removes_files_that_a_killed_process_left(envs, tmp_path):
     path = tmp_path / "envs"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL

@@ -165,7 +165,7 @@ def test_a_file_is_whole_or_none(tmp_path):
         write_file(tmp_path / "missing" / "file", b"")
 
 
-def test_what_cannot_be_written_or_resumed_is_refused(tmp_path):
+def test_invalid_checkpoint_calls_raise(tmp_path):
     path = tmp_path / "envs"
     with (
         make(on_failure="renew") as envs,

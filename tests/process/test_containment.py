@@ -67,7 +67,7 @@ def test_a_log_filter_that_raises_changes_nothing_but_the_log(caplog):
         wait_until(lambda: "a filter that is wrong" in caplog.text)
 
 
-def test_a_log_filter_that_blocks_delays_nobody(caplog):
+def test_a_log_filter_that_blocks_does_not_delay_other_actors(caplog):
     caplog.set_level(logging.INFO, "envactors")
     goes_on = threading.Event()
     with filtered(ABOUT_ACTORS, lambda _record: goes_on.wait()):

@@ -117,7 +117,7 @@ def test_it_records_what_it_does(begun, traced):
     assert sum(event["name"] == "renewal" for event in events) == restarts
 
 
-def test_a_trace_that_cannot_be_written_is_told_at_once(tmp_path, capsys):
+def test_a_trace_that_cannot_be_written_is_reported_at_once(tmp_path, capsys):
     status = main(["demo", "--trace", str(tmp_path / "nowhere" / "run.json")])
     printed = capsys.readouterr()
     assert (status, printed.out) == (2, "")

@@ -53,7 +53,7 @@ with ea.ActorPool(Env, 200) as pool:
     assert done.stderr == ""
 
 
-def test_where_the_hard_limit_is_too_low_the_start_is_refused_at_once():
+def test_where_the_hard_limit_is_too_low_the_start_is_rejected_at_once():
     done = run_script(
         ENV
         + """

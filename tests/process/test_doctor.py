@@ -12,7 +12,7 @@ from envactors.cli import main
 from envactors.cli.doctor import examine, warn
 
 
-def test_it_says_what_there_is(capsys, tmp_path):
+def test_doctor_reports_versions_cores_and_start_methods(capsys, tmp_path):
     assert main(["doctor", "--json", str(tmp_path / "found.json")]) == 0
     shown = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())

@@ -230,7 +230,7 @@ def test_an_env_that_was_never_seeded_counts_from_a_random_seed():
     assert len(roots) == 4
 
 
-def test_without_it_nothing_is_added():
+def test_without_seed_episodes_infos_contain_no_seed():
     with ea.VectorEnv([Drift]) as envs:
         assert envs.reset(seed=1)[1] == [{"given": 1}]
         infos = [envs.step([0])[4] for _ in range(10)]
@@ -239,7 +239,7 @@ def test_without_it_nothing_is_added():
 
 
 @pytest.mark.parametrize("option", [None, 1, "yes"])
-def test_it_is_a_flag(option):
+def test_seed_episodes_rejects_values_that_are_not_bools(option):
     with pytest.raises(ValueError, match="seed_episodes"):
         ea.VectorEnv([Drift], seed_episodes=option)
 

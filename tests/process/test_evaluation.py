@@ -176,7 +176,7 @@ def test_a_policy_that_raises():
         assert len(envs.evaluate(2).returns) == 2
 
 
-def test_what_is_refused():
+def test_invalid_rollout_arguments_raise():
     with ea.VectorEnv([Walk] * 2) as envs:
         with pytest.raises(ea.VectorInputError, match="evaluate needs a policy: call set_policy first"):
             envs.evaluate(1)

@@ -38,7 +38,7 @@ def timed(function):
         ("die", (signal.SIGTERM,), None, signal.SIGTERM),
     ],
 )
-def test_a_death_in_a_call_fails_it_within_a_second(method, args, exitcode, signum):
+def test_a_crash_in_a_call_fails_it_within_a_second(method, args, exitcode, signum):
     with ea.spawn(Counter, name="mortal", restart=MANY) as actor, ea.spawn(Counter) as sibling:
         sibling.add().result(SOON)
         actor.complain("first words", "last words").result(SOON)
@@ -115,7 +115,7 @@ def test_a_start_that_works_at_the_second_try(tmp_path):
         assert actor.incarnation == 1
 
 
-def test_a_death_while_idle_is_noticed_and_fails_no_call():
+def test_a_crash_while_idle_is_noticed_and_fails_no_call():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add(5).result(SOON)
         os.kill(actor.pid, signal.SIGKILL)
@@ -127,7 +127,7 @@ def test_a_death_while_idle_is_noticed_and_fails_no_call():
             assert actor.incarnation == expected
 
 
-def test_a_call_that_comes_before_a_death_is_noticed_runs_on_the_new_incarnation():
+def test_a_call_made_before_a_crash_is_noticed_runs_on_the_new_incarnation():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add(5).result(SOON)
         with actor._supervisor.core.lock:  # until the call is sent, nobody takes in the death
@@ -139,7 +139,7 @@ def test_a_call_that_comes_before_a_death_is_noticed_runs_on_the_new_incarnation
         assert actor.incarnation == 1
 
 
-def test_without_restarts_a_death_while_idle_is_the_error_of_later_calls():
+def test_without_restarts_a_crash_while_idle_is_the_error_of_later_calls():
     with ea.spawn(Counter, restart=NEVER) as actor:
         actor.add().result(SOON)
         os.kill(actor.pid, signal.SIGKILL)
@@ -279,7 +279,7 @@ def test_a_deadline_with_retries_runs_the_call_again(tmp_path):
         assert actor.options(deadline=0.5, retries=1).slow_once().result(SOON) == "quick"
 
 
-def test_late_replies_reach_nobody():
+def test_late_replies_are_dropped():
     """Calls that end just about when their deadline does: each result is its own call's, or an error."""
 
     class Env(Counter):
@@ -323,7 +323,7 @@ def test_a_reply_that_matches_nothing_is_dropped_and_counted():
         assert actor.stats().stale == 3
 
 
-def test_garbage_on_the_channel_is_a_death_and_not_a_result():
+def test_garbage_on_the_channel_is_a_crash_and_not_a_result():
     class Env(Counter):
         def babble(self):
             import gc
@@ -356,7 +356,7 @@ def test_a_stray_byte_on_the_channel_is_noticed_with_the_next_reply():
         assert actor.add().result(SOON) == 1
 
 
-def test_deadlines_beyond_all_measure_disturb_nobody():
+def test_huge_deadlines_have_no_effect():
     endless = ea.Deadlines(start=1e12, call=1e12, close=1e12)
     with ea.spawn(Counter, deadlines=endless) as patient, ea.spawn(Counter, restart=MANY) as other:
         assert patient.add().result(1e12) == 1
@@ -366,7 +366,7 @@ def test_deadlines_beyond_all_measure_disturb_nobody():
         assert future.result(1e12) == 0.5
 
 
-def test_what_a_worker_had_started_goes_with_it():
+def test_child_processes_of_a_worker_end_with_it():
     class Env(Counter):
         def start_child(self):
             return subprocess.Popen(["sleep", "60"]).pid
@@ -403,7 +403,7 @@ def test_a_worker_that_loses_its_descriptors_is_replaced():
         assert actor.add().result(SOON) == 1
 
 
-def test_a_grandchild_that_holds_the_descriptors_hides_no_death():
+def test_a_grandchild_that_holds_the_descriptors_hides_no_crash():
     class Env(Counter):
         def fork_and_die(self):
             if os.fork() == 0:

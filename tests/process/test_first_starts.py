@@ -72,7 +72,7 @@ def test_a_factory_that_raises_at_the_first_start_is_called_once(backend, tmp_pa
         assert calls_of(path) == 1
 
 
-def test_a_vector_of_factories_that_raise_says_so_at_once(tmp_path):
+def test_a_vector_whose_factories_raise_fails_immediately(tmp_path):
     policy = ea.RestartPolicy(max_restarts=3, backoff=30.0)
     begin = time.monotonic()
     with pytest.raises(ea.ActorStartError) as caught:

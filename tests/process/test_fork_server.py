@@ -69,7 +69,7 @@ def test_actors_of_equal_settings_share_a_server_which_ends_with_the_last_of_the
     wait_until(lambda: is_gone(server.pid))
 
 
-def test_a_server_imports_what_it_is_told_to():
+def test_a_fork_server_imports_the_preloaded_modules():
     with spawn(backend=backend(preload=("colorsys", "no_such_module"))) as actor:
         assert actor.has("colorsys").result(SOON)
         assert not actor.has("no_such_module").result(SOON)
@@ -142,7 +142,7 @@ def test_a_caller_whose_directory_was_removed_starts_workers(tmp_path, monkeypat
         assert actor.has("numpy").result(SOON)
 
 
-def test_a_preload_that_leaves_threads_running_is_refused_by_name_and_at_once(tmp_path, monkeypatch):
+def test_a_preload_that_leaves_threads_running_is_rejected_by_name_and_at_once(tmp_path, monkeypatch):
     code = "import threading\nthreading.Thread(target=threading.Event().wait, name='busy-bee', daemon=True).start()\n"
     (tmp_path / "restless.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -153,7 +153,7 @@ def test_a_preload_that_leaves_threads_running_is_refused_by_name_and_at_once(tm
         assert actor.stats().restarts == 0
 
 
-def test_a_preload_whose_threads_end_is_none_the_worse(tmp_path, monkeypatch):
+def test_a_preload_whose_threads_end_is_accepted(tmp_path, monkeypatch):
     code = "import threading\nthread = threading.Timer(0.05, print)\nthread.start()\n"
     (tmp_path / "hasty.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -207,7 +207,7 @@ LOSSES = {"killed": psutil.Process.kill, "stopped": psutil.Process.suspend}
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_a_server_that_is_lost_in_the_middle_of_a_start_costs_no_actor_anything(how, monkeypatch):
+def test_a_server_that_crashes_during_a_start_affects_no_actor(how, monkeypatch):
     monkeypatch.setattr(fork_server, "_FORK_PATIENCE", 0.5)
     with spawn() as actor, spawn() as going_on:
         server, pid = server_of(actor), going_on.pid

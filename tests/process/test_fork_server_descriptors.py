@@ -41,7 +41,7 @@ def few_descriptors():
 
 @pytest.mark.skipif(PORTABLE, reason="there are no fork servers")
 @pytest.mark.parametrize("left", range(6))
-def test_a_fork_server_without_descriptors_says_so_and_leaves_none_behind(few_descriptors, left):
+def test_a_fork_server_without_descriptors_reports_it_and_leaks_none(few_descriptors, left):
     """What prevents its start is one error, and nothing is written about it later, when it is collected."""
     leave, give_back = few_descriptors
     leave(left)

@@ -119,7 +119,7 @@ class TestWherever:
         wait_until(lambda: messages(caplog) == ["the last words"])
 
 
-def test_what_is_below_the_callers_level_is_not_sent(caplog):
+def test_log_records_below_the_callers_level_are_not_sent(caplog):
     caplog.set_level(logging.ERROR, NAME)
     logging.getLogger("some.other").setLevel(logging.DEBUG)
     try:
@@ -134,7 +134,7 @@ def test_what_is_below_the_callers_level_is_not_sent(caplog):
         logging.getLogger("some.other").setLevel(logging.NOTSET)
 
 
-def test_what_a_signal_handler_logs_comes_too(caplog):
+def test_logs_of_signal_handlers_arrive(caplog):
     with ea.spawn(Logger) as actor:
         actor.log_in_a_signal_handler().result(SOON)
         wait_until(lambda: len(messages(caplog)) == 100)
@@ -150,7 +150,7 @@ def test_a_child_of_the_env_prints(caplog, capfd):
     assert messages(caplog) == []
 
 
-def test_in_threads_and_in_line_it_is_the_callers_logging(caplog):
+def test_threads_and_inline_envs_use_the_callers_logging(caplog):
     for backend in ("thread", "inline"):
         with ea.spawn(Logger, backend=backend) as actor:
             actor.log(logging.WARNING, backend).result(SOON)
@@ -176,7 +176,7 @@ def test_steps_log_while_they_run(caplog):
     assert {record.actor for record in records} == {"envs-0-1", "envs-2-3"}
 
 
-def test_starts_losses_and_renewals_are_told(caplog):
+def test_starts_losses_and_renewals_are_reported(caplog):
     caplog.set_level(logging.INFO, "envactors")
     policy = ea.RestartPolicy(max_restarts=1, backoff=0.0)
     with ea.spawn(Logger, name="told", restart=policy) as actor:

@@ -44,7 +44,7 @@ def test_an_unknown_id_is_the_error_of_gymnasium():
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
-def test_another_number_of_envs_is_refused(count):
+def test_make_vec_rejects_an_invalid_number_of_envs(count):
     with pytest.raises(ea.VectorInputError, match=rf"num_envs is {count}: expected an int >= 1"):
         ea.make_vec(EchoEnv, count)
 

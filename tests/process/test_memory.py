@@ -109,7 +109,7 @@ def run_within(procs, code):
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
 
 
-def test_more_memory_than_the_container_has_is_refused_before_it_is_touched():
+def test_more_memory_than_the_container_has_is_rejected_before_it_is_touched():
     code = """
     import numpy as np
     import envactors as ea

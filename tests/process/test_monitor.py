@@ -94,7 +94,7 @@ def program(code, *arguments, **environment):
 # What it answers -------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_says_how_actors_and_vectors_stand(path):
+def test_a_snapshot_of_the_monitor_describes_actors_and_vectors(path):
     with ea.monitor(path), ea.spawn(Counter, name="lonely") as lonely, ea.VectorEnv([EchoEnv] * 3) as envs:
         lonely.add(1).result(SOON)
         envs.reset(seed=0)
@@ -149,7 +149,7 @@ def test_stacks_and_output_of_the_actors_that_are_meant(path, tmp_path):
         running.result(SOON)
 
 
-def test_of_many_actors_none_is_left_out(path, monkeypatch):
+def test_top_lists_every_one_of_many_actors(path, monkeypatch):
     # Two at a time, all of which are stopped: the last ones are waited for only briefly.
     monkeypatch.setattr(server, "_MOST_ASKED", 2)
     with ea.monitor(path), ea.VectorEnv([EchoEnv] * 5) as envs:
@@ -215,7 +215,7 @@ def test_another_user_gets_nothing_where_the_file_lets_it_connect(directory, pat
         assert ask(path, SNAPSHOT)["pid"] == os.getpid()
 
 
-def test_a_directory_that_others_may_read_is_refused(runtime):
+def test_a_directory_that_others_may_read_is_rejected(runtime):
     runtime.mkdir(mode=0o755)
     runtime.chmod(0o755)
     with pytest.raises(PermissionError, match="not a directory of this user alone"):
@@ -242,7 +242,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-def test_nonsense_holds_up_nothing(path, request_):
+def test_garbage_from_a_client_blocks_nothing(path, request_):
     with ea.monitor(path) as monitor, ea.VectorEnv([EchoEnv] * 2) as envs:
         envs.reset(seed=0)
         with connect(path) as bad, connect(path) as bad_too:
@@ -265,7 +265,7 @@ def test_nonsense_holds_up_nothing(path, request_):
             assert read_all(bad_too) == b"" or b"timeout" in request_
 
 
-def test_a_client_that_does_not_read_holds_up_nothing(path, monkeypatch):
+def test_a_client_that_does_not_read_blocks_nothing(path, monkeypatch):
     monkeypatch.setattr(server, "_answer", lambda *_: {"long": "x" * (1 << 24)})
     with ea.monitor(path) as monitor, ea.VectorEnv([EchoEnv] * 2) as envs:
         envs.reset(seed=0)
@@ -281,7 +281,7 @@ def test_a_client_that_does_not_read_holds_up_nothing(path, monkeypatch):
             assert time.monotonic() - begun < promised(1.0)
 
 
-def test_a_client_that_says_nothing_is_left_after_a_while(path, monkeypatch):
+def test_a_silent_client_is_disconnected_after_a_timeout(path, monkeypatch):
     monkeypatch.setattr(server, "_PATIENCE", 0.1)
     with ea.monitor(path), connect(path) as silent:
         assert read_all(silent) == b""
@@ -431,7 +431,7 @@ def test_what_has_taken_the_sockets_place_stays(path):
     assert path.read_text() == "another's"
 
 
-def test_a_relative_path_is_removed_in_another_directory_too(directory, path, monkeypatch):
+def test_a_relative_path_is_removed_after_a_change_of_directory(directory, path, monkeypatch):
     monkeypatch.chdir(directory)
     with ea.monitor("m.sock"):
         monkeypatch.chdir("/")
@@ -439,7 +439,7 @@ def test_a_relative_path_is_removed_in_another_directory_too(directory, path, mo
     assert not path.exists()
 
 
-def test_a_path_too_long_for_a_socket_is_refused(directory):
+def test_a_path_too_long_for_a_socket_is_rejected(directory):
     with pytest.raises(ValueError, match="too long"):
         ea.monitor(directory / ("x" * 200))
 

@@ -90,7 +90,7 @@ def program(code, *arguments, **environment):
             process.kill()
 
 
-def test_every_program_with_actors_answers_unless_it_is_told_not_to(runtime):
+def test_every_program_with_actors_answers_unless_monitoring_is_off(runtime):
     with (
         program(MONITORED, "process") as (_, one),  # whose workers are no programs
         program(MONITORED, "thread", ENVACTORS_MONITOR="1") as (_, two),
@@ -206,7 +206,7 @@ def nowhere(directory):
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_program_works_where_there_is_no_place_for_the_socket(nowhere, place):
+def test_a_program_works_without_a_directory_for_the_socket(nowhere, place):
     environment = {**os.environ, **[*nowhere.values()][place]}
     environment.pop("ENVACTORS_MONITOR", None)
     silent = run_script(NO_PLACE, env={**environment, "LEVEL": "WARNING"})

@@ -103,7 +103,7 @@ raise SystemExit(process.exitcode)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_caller_that_ignores_sigchld_is_told_no_wrong_exit_code():
+def test_a_caller_that_ignores_sigchld_gets_no_wrong_exit_code():
     code = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -260,7 +260,7 @@ def test_code_crosses_in_neither_direction(spawn):
         assert actor.echo(1).result(SOON) == 1
 
 
-def test_a_snapshot_function_by_value_is_refused_too(server):
+def test_a_snapshot_function_by_value_is_rejected_too(server):
     snapshot = ea.SnapshotPolicy(lambda env: env.steps, lambda env, steps: setattr(env, "steps", steps))
     with pytest.raises(ea.SerializationError, match="snapshot functions of actor 'env-0'"):
         ea.VectorEnv([MAKE], backend=server, env_vars=PATH, snapshot=snapshot)
@@ -318,7 +318,7 @@ def test_what_is_lost_is_replayed_and_replaced_by_standbys(server):
         assert envs.actors[0].incarnation >= 2
 
 
-def test_deadlines_stacks_and_output_are_as_ever(spawn):
+def test_deadlines_stacks_and_output_work_in_another_interpreter(spawn):
     with spawn(restart=MANY) as actor:
         sleeping, late = actor.sleep(), actor.options(deadline=0.2).sleep()
         wait_until(lambda: "in sleep" in actor.stacks(SOON))
@@ -331,7 +331,7 @@ def test_deadlines_stacks_and_output_are_as_ever(spawn):
         assert (error.exitcode, error.stderr_tail) == (3, "leaving")
 
 
-def test_what_env_code_logs_arrives(spawn, caplog):
+def test_log_records_of_env_code_arrive(spawn, caplog):
     arrived = threading.Event()
     handler = logging.Handler()
     handler.emit = lambda record: arrived.set()
@@ -389,14 +389,14 @@ def test_the_caller_does_not_import_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["CartPole-v1", "module", "module:", ":make", "a:b:c", "a.:b", "ale_py:ALE/Pong-v5", ""]
 )
-def test_other_strings_are_refused_at_once(name):
+def test_factory_strings_without_a_colon_raise_immediately(name):
     with pytest.raises(ValueError, match=r"the factory of actor 'me' is .*: expected a callable .*'module:callable'"):
         ea.spawn(name, name="me")
     with pytest.raises(ValueError, match="'module:callable'"):
         adapted(StableBaselinesEnvAdapter, name)
 
 
-def test_what_drop_ins_wrap_may_be_a_name(spawn):
+def test_drop_ins_accept_factories_by_name(spawn):
     with spawn(adapted(StableBaselinesEnvAdapter, MAKE)) as actor:
         assert actor.envactors_has("steps").result(SOON)
 
@@ -434,13 +434,13 @@ def refusal(python, env_vars=None, method=METHOD):
 
 
 @pytest.mark.parametrize("method", ["spawn"] if PORTABLE else ["forkserver", "spawn"])
-def test_no_interpreter_at_all(tmp_path, method):
+def test_a_missing_interpreter_is_rejected(tmp_path, method):
     assert "no-python' cannot be run (No such file or directory): expected a Python interpreter" in refusal(
         tmp_path / "no-python", method=method
     )
 
 
-def test_what_is_no_interpreter(tmp_path):
+def test_a_file_that_is_not_an_interpreter_is_rejected(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("")
     assert "cannot be run (Permission denied)" in refusal(plain)
@@ -469,7 +469,7 @@ def test_an_interpreter_with_old_packages(bare, tmp_path, packages, text):
 
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 6), (3, 7), (3, 9)])
-def test_an_interpreter_that_is_too_old(version):
+def test_an_interpreter_that_is_too_old_is_rejected(version):
     if version not in pythons():
         pytest.skip("it is not found")
     assert f"it is Python {version[0]}.{version[1]}: expected 3.10 or newer" in refusal(pythons()[version])
@@ -489,7 +489,7 @@ def test_an_interpreter_of_another_kind(older, tmp_path, mistake, text):
     assert text in refusal(older, {"PYTHONPATH": str(tmp_path)})
 
 
-def test_an_interpreter_is_asked_again_after_a_refusal(bare, tmp_path):
+def test_an_interpreter_is_checked_again_after_a_rejection(bare, tmp_path):
     assert "its numpy is 1.2" in refusal(bare, {"PYTHONPATH": str(tmp_path), **_write(tmp_path, "1.2")})
     assert "cannot import cloudpickle" in refusal(bare, {"PYTHONPATH": str(tmp_path), **_write(tmp_path, "1.26.0")})
 

@@ -117,7 +117,7 @@ def stuck_stdout():
             stream.go.set()
 
 
-def test_a_stream_that_takes_nothing_holds_up_no_worker():
+def test_a_stream_that_blocks_does_not_block_workers():
     class Env(Counter):
         def flood(self, megabytes):
             for _ in range(megabytes):
@@ -136,7 +136,7 @@ def test_a_stream_that_takes_nothing_holds_up_no_worker():
     assert 1000 < passed_on < 4000, "what waits is bounded"
 
 
-def test_a_worker_that_never_stops_printing_keeps_nobody_from_anything():
+def test_a_worker_that_never_stops_printing_blocks_nothing():
     class Env(Counter):
         def babble(self, fd):
             while True:
@@ -152,7 +152,7 @@ def test_a_worker_that_never_stops_printing_keeps_nobody_from_anything():
         assert actor.add().result(SOON) == 1
 
 
-def test_a_child_that_never_stops_printing_hides_no_death():
+def test_a_child_that_never_stops_printing_hides_no_crash():
     class Env(Counter):
         def leave_a_babbler(self):
             if os.fork() == 0:

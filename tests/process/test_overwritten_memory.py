@@ -52,7 +52,7 @@ def step_and_catch(envs, actions):
         (POSTED, -1),
     ],
 )
-def test_what_cannot_be_true_on_a_control_page_kills_the_worker_with_an_error_that_says_so(cell, value):
+def test_an_invalid_control_page_kills_the_worker_with_an_error(cell, value):
     with ea.VectorEnv([Vandal] * 2, backend=FORK_SERVER, restart=ALWAYS, deadlines=ea.Deadlines(step=0.2)) as envs:
         envs.reset(seed=0)
         envs[0].prepare(write_cell, cell, value, then="hang").result(SOON)
@@ -141,7 +141,7 @@ def fuzz(seeds, packed):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
-def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_go_on(packed):
+def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_continue(packed):
     fuzz(range(4), packed)
 
 
@@ -149,5 +149,5 @@ def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_go_on(packed):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
 @pytest.mark.parametrize("first", [100, 200])
-def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_go_on_for_long(packed, first):
+def test_whatever_bytes_a_worker_leaves_in_shared_memory_others_continue_for_long(packed, first):
     fuzz(range(first, first + 60), packed)

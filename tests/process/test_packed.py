@@ -38,7 +38,7 @@ class Verbose(EchoEnv):
 
 
 @pytest.mark.parametrize(("fault", "status"), [("crash", (None, 9)), ("segfault", (None, 11)), ("exit", (3, None))])
-def test_a_death_in_a_step_is_told_within_a_second(fault, status):
+def test_a_crash_in_a_step_is_reported_within_a_second(fault, status):
     with packed(4, restart=FAST) as envs:
         envs.reset(seed=0)
         envs[1].arm(fault).result(SOON)
@@ -57,7 +57,7 @@ def test_a_death_in_a_step_is_told_within_a_second(fault, status):
         assert envs.step([1] * 4)[0][:, 1].tolist() == [1, 1, 1, 2]
 
 
-def test_a_death_in_a_factory():
+def test_a_crash_in_a_factory():
     def broken():
         os.kill(os.getpid(), signal.SIGKILL)
 

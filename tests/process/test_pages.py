@@ -132,7 +132,7 @@ def test_calls_behind_steps_of_several_actors_with_one_bell_all_come(one_bell):
                 future.result(SOON)
 
 
-def test_a_worker_that_is_lost_takes_no_bell_with_it(one_bell):
+def test_a_crashed_worker_does_not_take_a_doorbell_with_it(one_bell):
     with ea.VectorEnv([EchoEnv] * 3, on_failure="renew", restart=ea.RestartPolicy(backoff=0.0)) as envs:
         envs.reset(seed=0)
         for turn in range(3):

@@ -66,7 +66,7 @@ def forked_copy():
 # 1, 2: a worker dies or hangs ----------------------------------------------------------------------------
 
 
-def test_a_death_is_told_within_a_second_however_processes_start(backend):
+def test_a_crash_is_reported_within_a_second_however_processes_start(backend):
     """In a call, and while idle; siblings, and a fork of the caller, hold copies of descriptors."""
     with (
         ea.spawn(Mortal, name="mortal", restart=MANY, backend=backend) as actor,
@@ -97,7 +97,7 @@ def test_a_death_is_told_within_a_second_however_processes_start(backend):
     assert min(took) < promised(1.0), took  # the others may have waited for a core that somebody else had
 
 
-def test_a_death_in_the_factory_is_told_within_a_second_however_processes_start(backend, tmp_path):
+def test_a_crash_in_the_factory_is_reported_within_a_second_however_processes_start(backend, tmp_path):
     def broken(how):
         (tmp_path / how).write_text(repr(time.monotonic()))
         Mortal().end(how)
@@ -214,7 +214,7 @@ def test_no_process_is_started_before_the_one_that_it_replaces_is_dead(tmp_path)
 # 12: wrong input -----------------------------------------------------------------------------------------
 
 
-def test_actions_of_another_shape_or_dtype_are_refused_in_one_line():
+def test_actions_of_another_shape_or_dtype_are_rejected_in_one_line():
     with ea.VectorEnv([EchoEnv] * 2) as envs:
         envs.reset(seed=0)
         for actions, said in (
@@ -297,7 +297,7 @@ def test_close_may_come_from_anywhere(when, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_callers_helper_processes_end_with_it_and_nothing_is_said_to_leak(method):
+def test_helper_processes_end_with_the_caller_without_leak_warnings(method):
     code = """
         import json, sys
         import psutil

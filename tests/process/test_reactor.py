@@ -14,7 +14,7 @@ from envactors.actor.reactor import Reactor
 from envactors.system.polling import Doorbell
 
 
-def test_a_late_reply_is_not_taken_for_a_death():
+def test_a_late_reply_is_not_taken_for_a_crash():
     """One descriptor's number goes from a channel to a sentinel while the channel's event is on its way.
 
     So a live process was taken for dead, and left running without its actor.

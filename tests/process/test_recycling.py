@@ -130,7 +130,7 @@ def test_by_send_and_by_futures_as_well():
         assert [step.incarnation for step in steps] == [2, 2]
 
 
-def test_replay_goes_on_from_where_the_new_process_began():
+def test_replay_continues_from_where_the_new_process_began():
     def run(kills):
         with ea.VectorEnv(
             [Leaky],
@@ -158,6 +158,6 @@ def test_limits_are_checked(options):
 
 
 @pytest.mark.parametrize("options", [{"envs_per_actor": 2}, {"backend": "thread"}])
-def test_where_it_is_not_possible_it_is_refused(options):
+def test_recycle_raises_where_it_is_not_supported(options):
     with pytest.raises(ValueError, match="recycle"):
         ea.VectorEnv([functools.partial(Leaky)] * 2, recycle=ea.RecyclePolicy(max_steps=1), **options)

@@ -143,7 +143,7 @@ def test_a_failure_in_an_autoreset(autoreset, fault):
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
-def test_a_death_while_idle_is_reported_by_the_next_step_whose_action_is_not_executed(autoreset):
+def test_a_crash_while_idle_is_reported_by_the_next_step_whose_action_is_not_executed(autoreset):
     for noticed in (True, False):
         with make(autoreset=autoreset) as envs:
             envs.reset(seed=0)
@@ -161,7 +161,7 @@ def test_a_death_while_idle_is_reported_by_the_next_step_whose_action_is_not_exe
             assert envs.step([7] * 3)[0][1, :3].tolist() == [1, 1, 7]
 
 
-def test_a_death_between_sending_and_receiving():
+def test_a_crash_between_sending_and_receiving():
     with make() as envs:
         envs.reset(seed=0)
         envs.send([1] * 3)
@@ -249,7 +249,7 @@ def test_a_future_whose_env_fails_while_the_vector_closes():
         assert isinstance(future.exception(SOON), (ea.ActorClosedError, RuntimeError))
 
 
-def test_failures_come_at_once_while_the_others_go_on():
+def test_failures_come_at_once_while_the_others_continue():
     class SlowToBuild(FaultyEnv):
         def __init__(self, index, mark):
             if index == 1 and os.path.exists(mark):  # noqa: PTH110
@@ -283,7 +283,7 @@ def test_failures_come_at_once_while_the_others_go_on():
 
 
 @pytest.mark.parametrize("fault", ["crash", "hang_in_c", "raise"])
-def test_with_three_envs_an_actor_the_innocent_are_named_as_such(fault):
+def test_with_three_envs_per_actor_errors_name_the_env_that_failed(fault):
     for on_failure in ("renew", "raise"):
         with make(4, envs_per_actor=3, on_failure=on_failure) as envs:
             envs.reset(seed=0)
@@ -397,7 +397,7 @@ def test_seeds_of_renewed_envs_are_distinct_and_reproducible():
     assert runs[0] == [derived(100 + i, k) for k in (1, 2, 3) for i in (0, 1)]
 
 
-def test_a_denied_restart_is_no_restart():
+def test_a_denied_restart_does_not_count_as_a_restart():
     """The supervisor counts the loss that was refused: after a renewal it bars a restart the window has room for."""
 
     class Env:

@@ -247,7 +247,7 @@ class Clock(Walk):
         return np.full(3, time.monotonic()), *rest
 
 
-def test_other_observations_than_before_are_told_as_with_renew():
+def test_different_observations_in_a_replay_are_reported_like_renew():
     with Replaying([Clock] * 2) as envs:
         envs.reset(seed=0)
         last = envs.step([0, 0])[0]
@@ -309,7 +309,7 @@ class DiesInReset(EchoEnv):
         return super().reset(seed=seed, options=options)
 
 
-def test_inputs_of_a_reset_with_a_large_seed_are_told():
+def test_inputs_of_a_reset_with_a_large_seed_are_reported():
     with Replaying([DiesInReset]) as envs:
         _, infos = envs.reset(seed=1 << 64, timeout=SOON)
         assert infos[0]["failure"].inputs == [("reset", 1 << 64, None)]
@@ -408,7 +408,7 @@ def test_attributes_are_set_again_where_nothing_else_can_be_brought_back():
         assert envs.get_attr("length") == [7]
 
 
-def test_a_fresh_process_that_was_asked_for_is_fresh():
+def test_a_session_with_fresh_process_gets_a_new_process():
     with Replaying([Walk]) as envs:
         envs.set_attr("scale", 4.0)
         envs.reset(seed=0)
@@ -461,7 +461,7 @@ class Poisoned(Walk):
 
 
 @pytest.mark.parametrize("end", ["exit", "raise"])
-def test_what_fails_twice_is_not_tried_a_third_time(tmp_path, end):
+def test_inputs_that_crash_two_processes_are_not_replayed_again(tmp_path, end):
     log = tmp_path / "log"
     with Replaying([functools.partial(Poisoned, str(log), end), Walk]) as envs:
         envs.reset(seed=6, options={"offset": 2})
@@ -510,7 +510,7 @@ def test_what_fails_twice_is_not_tried_a_third_time(tmp_path, end):
     assert subprocess.run([sys.executable, "-c", code, *args], check=False).returncode == 9
 
 
-def test_two_deaths_at_different_points_are_not_the_same_inputs(tmp_path):
+def test_two_crashes_at_different_points_do_not_count_as_the_same_inputs(tmp_path):
     def run(with_faults):
         with Replaying([functools.partial(Walk, str(tmp_path / "0"))]) as envs:
             seen = [envs.reset(seed=5)[0].tolist()]
@@ -644,7 +644,7 @@ def test_deaths_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses
         assert envs.stats().actors[0].restarts == 1 + losses
 
 
-def test_one_death_in_a_step_and_others_during_its_replay_are_not_two_in_the_step(tmp_path):
+def test_one_crash_in_a_step_and_others_during_its_replay_are_not_two_in_the_step(tmp_path):
     with Replaying([functools.partial(Gates, tmp_path)]) as envs, ea.VectorEnv([Walk]) as others:
         envs.reset(seed=5)
         others.reset(seed=5)

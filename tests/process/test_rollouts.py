@@ -161,7 +161,7 @@ def test_steps_and_rollouts_alternate():
     np.testing.assert_array_equal(second.last_obs, last)
 
 
-def test_a_rollout_says_where_episodes_begin_and_what_is_no_step():
+def test_a_rollout_marks_the_starts_of_episodes_and_invalid_steps():
     with ea.VectorEnv([Walk] * 2, envs_per_actor=2) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_noisy_policy)
@@ -316,7 +316,7 @@ def test_closing_ends_rollouts_in_flight(tmp_path):
         assert isinstance(future.exception(SOON), ea.VectorStepError)
 
 
-def test_what_is_refused():
+def test_invalid_rollout_arguments_raise():
     with ea.VectorEnv([Walk]) as envs:
         with pytest.raises(ea.VectorInputError, match="call set_policy first"):
             envs.rollout(1)
@@ -372,7 +372,7 @@ ERRORS = {"die": ea.ActorDiedError, "raise": RuntimeError, "hang": ea.ActorTimeo
 
 @FAULTS
 @pytest.mark.parametrize("envs_per_actor", [1, 3])
-def test_a_failure_that_is_raised_has_what_had_ended(tmp_path, fault, envs_per_actor):
+def test_a_raised_failure_contains_the_steps_before_it(tmp_path, fault, envs_per_actor):
     with with_fault(tmp_path, fault, "raise", envs_per_actor=envs_per_actor) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_policy)
@@ -484,7 +484,7 @@ def make_faulty_policy(orders, fault):
 
 
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
-def test_what_a_policy_raises_is_raised(tmp_path, on_failure):
+def test_the_exception_of_a_policy_is_raised(tmp_path, on_failure):
     with ea.VectorEnv([Walk] * 2, on_failure=on_failure) as envs:
         envs.reset(seed=1)
         envs.set_policy(make_faulty_policy(tmp_path / "orders", "raise"))
@@ -586,7 +586,7 @@ def test_an_info_that_cannot_be_pickled_is_tried_once_more(tmp_path, place, envs
 
 
 @pytest.mark.parametrize("on_failure", ["renew", "replay"])
-def test_what_a_worker_does_behind_its_deadline_does_not_count(monkeypatch, tmp_path, on_failure):
+def test_results_after_the_deadline_do_not_count(monkeypatch, tmp_path, on_failure):
     kill = ProcessWorker.kill
 
     def kill_late(worker):
@@ -616,7 +616,7 @@ def test_what_a_worker_does_behind_its_deadline_does_not_count(monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("fault", [None, "raise"])
-def test_a_process_that_dies_behind_its_reply_has_made_the_steps(monkeypatch, tmp_path, fault):
+def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_path, fault):
     """The next one may be brought back before anybody has looked at the reply."""
     on_end, killed = ActorPart.on_end, []
 

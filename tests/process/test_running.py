@@ -230,7 +230,7 @@ def test_never_more_run_than_allowed_while_processes_die(log, on_failure, autore
     assert log.most(kills) == 2
 
 
-def test_a_process_that_dies_while_its_step_waits(log):
+def test_a_process_that_crashes_while_its_step_waits(log):
     with log.make(4, max_running=1, on_failure="renew") as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WAITS, WORKS, WORKS, WORKS])
@@ -390,7 +390,7 @@ def test_waiting_envs_start_while_nobody_receives(log):
             envs.recv(timeout=SOON)
 
 
-def test_a_timeout_of_step_ends_the_waiting_alone(log):
+def test_a_timeout_of_step_does_not_end_the_step(log):
     with log.make(4, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
         with pytest.raises(ea.VectorTimeoutError):
@@ -505,7 +505,7 @@ def test_a_renewal_needs_no_permit(log):
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 2.0, "2"])
-def test_what_is_no_number_of_envs_is_refused(log, wrong):
+def test_an_invalid_max_running_raises(log, wrong):
     with pytest.raises(ea.VectorEnvError, match=r"max_running is .*: expected an int >= 1"):
         log.make(2, max_running=wrong)
 
@@ -522,7 +522,7 @@ def test_what_is_no_number_of_envs_is_refused(log, wrong):
         ({"max_running": 1, "backend": "inline"}, False),
     ],
 )
-def test_a_limit_that_limits_nothing_is_none(log, options, limited):
+def test_max_running_limits_actors_only_if_it_is_below_their_number(log, options, limited):
     with log.make(4, **options) as envs:
         permits = [actor._supervisor.core.permits for actor in envs.actors]
         assert [one is not None for one in permits] == [limited] * len(permits)

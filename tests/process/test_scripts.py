@@ -243,7 +243,7 @@ def test_a_caller_that_was_stopped_itself_blames_no_worker():
     assert (done.stdout, done.stderr) == ("awake\n", "")
 
 
-def test_what_workers_print_at_the_very_end_is_passed_on():
+def test_output_that_workers_print_before_they_exit_is_forwarded():
     done = run_script(
         """
         import envactors as ea

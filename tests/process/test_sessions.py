@@ -250,7 +250,7 @@ def test_closing_the_pool_ends_sessions_and_those_that_wait(helper_processes):
         ({"backend": "thread"}, "expected a backend that can kill a hung env"),
     ],
 )
-def test_invalid_options_are_refused(options, message):
+def test_invalid_session_pool_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         ea.SessionPool(Desk, **{"size": 1, **options})
 
@@ -502,7 +502,7 @@ def test_cancelling_the_consumer_of_arun_ends_its_sessions(helper_processes):
         assert pool.stats().outcomes["cancelled"] == 4
 
 
-def test_invalid_episodes_and_retries_are_refused_at_once(pool):
+def test_invalid_episodes_and_retries_are_rejected_at_once(pool):
     with pytest.raises(TypeError, match="expected a function or coroutine function"):
         pool.run("episode", [])
     with pytest.raises(ValueError, match="expected an int >= 0"):

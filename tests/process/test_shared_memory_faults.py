@@ -93,7 +93,7 @@ def test_thousands_of_writers_that_are_killed_leave_nothing_torn(seed):
     kill_writers(1000, seed)
 
 
-def test_faults_while_nobody_waits_are_told_with_the_result():
+def test_faults_while_nobody_waits_are_reported_with_the_result():
     with ea.VectorEnv(
         [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(3)], on_failure="renew", restart=ALWAYS
     ) as envs:
@@ -123,7 +123,7 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
 
 @pytest.mark.parametrize("moment", ["as actions are written", "as it is posted"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
-def test_a_death_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment):
+def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment):
     """That one's result stands in the slab, and was handed out, when its process is found dead."""
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], on_failure=on_failure, restart=ALWAYS) as envs:
         envs.reset(seed=0)
@@ -347,7 +347,7 @@ def _raise_unless(home):
         raise RuntimeError("boom on arrival")
 
 
-def test_what_cannot_be_unpickled_fails_its_own_env():
+def test_a_result_that_cannot_be_unpickled_fails_only_its_env():
     class Odd(EchoEnv):
         def step(self, action):
             obs, reward, terminated, truncated, _ = super().step(action)

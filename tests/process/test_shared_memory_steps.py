@@ -89,7 +89,7 @@ def test_results_are_the_same_as_in_one_process(kind, autoreset):
         assert record(SPACES[kind], action, autoreset, envs_per_actor, FORK_SERVER) == expected
 
 
-def test_what_was_returned_never_changes():
+def test_returned_arrays_never_change():
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(3)]) as envs:
         returned = [envs.reset(seed=0)[0], *(envs.step([turn] * 3) for turn in range(6))]
         copies = [frozen(one) for one in returned]
@@ -130,7 +130,7 @@ def test_rewards_of_several_numbers():
         assert {one.dtype for one in rewards} == {np.dtype(np.float64)}
 
 
-def test_what_a_user_writes_into_an_info_is_nobody_elses():
+def test_writing_to_an_info_does_not_change_other_infos():
     with ea.VectorEnv(
         [lambda i=i: FaultyEnv(EchoEnv(i)) for i in range(2)], on_failure="renew", autoreset="same_step"
     ) as envs:
@@ -286,7 +286,7 @@ def test_an_env_steps_again_before_its_last_step_is_over(tmp_path, sets, on_fail
             assert envs.step([5, 6, 7])[0][:, 1:3].tolist() == [[2, 5], [3, 6], [2, 7]]
 
 
-def test_no_env_is_stepped_for_what_was_asked_while_another_was_at_it():
+def test_requests_sent_during_a_step_do_not_step_other_envs():
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(4)], envs_per_actor=2) as envs:
         envs.reset(seed=0)
         made = np.zeros(4, int)
@@ -362,7 +362,7 @@ class GatedReset(EchoEnv):
         return super().reset(seed=seed, options=options)
 
 
-def test_an_env_whose_first_reset_is_under_way_owes_a_result(tmp_path):
+def test_an_env_is_pending_during_its_first_reset(tmp_path):
     gate = tmp_path / "gate"
     with ea.VectorEnv([functools.partial(GatedReset, gate)]) as envs:
         with pytest.raises(ea.VectorTimeoutError):

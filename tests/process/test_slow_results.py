@@ -129,7 +129,7 @@ def test_a_step_in_another_thread_that_takes_long_to_read_delays_no_deadline(ste
         assert seen[0]["slow"] == "slow"
 
 
-def test_a_result_that_nobody_waits_for_reaches_those_who_are_told():
+def test_a_result_that_nobody_waits_for_reaches_the_callbacks():
     class Brief(Slow):
         def __reduce__(self):
             return wake_up, (0.01,)

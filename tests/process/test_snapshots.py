@@ -130,7 +130,7 @@ def test_a_state_whose_process_ends_while_it_is_saved_is_saved_by_the_next(tmp_p
         assert [(one.whole, one.length) for one in journals(envs.actors[0])] == [(True, 1)]
 
 
-def test_a_state_that_cannot_be_saved_is_logged_and_costs_no_step(caplog):
+def test_a_state_that_cannot_be_saved_is_logged_and_fails_no_step(caplog):
     snapshot = ea.SnapshotPolicy(lambda env: 1 / 0, put_state, every=10)
     with make(2, on_failure="replay", snapshot=snapshot) as envs:
         envs.reset(seed=0)
@@ -157,7 +157,7 @@ def test_an_env_that_could_not_be_restored_needs_a_reset():
         envs.step([0, 0])
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_snapshot_calls_raise():
     with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
         envs.reset(seed=0)
         with pytest.raises(ea.VectorEnvError, match="was made without snapshot: expected VectorEnv"):

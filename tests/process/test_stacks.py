@@ -29,7 +29,7 @@ def backend(request, far):
     return request.param if request.param == "process" else far
 
 
-def test_the_call_under_way_is_in_them_and_goes_on(backend, tmp_path):
+def test_stacks_show_the_running_call_which_continues(backend, tmp_path):
     with ea.spawn(Counter, backend=backend) as actor:
         running = actor.touch_then_wait(str(tmp_path / "begun"), str(tmp_path / "go on"))
         wait_for_path(tmp_path / "begun")
@@ -95,7 +95,7 @@ def test_those_of_threads_and_of_the_caller_itself(tmp_path):
         assert actor.stacks() == "it runs nothing\n"
 
 
-def test_a_deadline_reports_those_of_its_moment_alone():
+def test_a_deadline_reports_the_stacks_of_that_moment_only():
     with ea.spawn(Counter, deadlines=ea.Deadlines(call=0.3), restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         assert "most recent call first" in actor.stacks(SOON)

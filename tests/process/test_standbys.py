@@ -73,7 +73,7 @@ def test_a_lost_process_is_replaced_by_the_standby(fault):
         wait_until(lambda: (envs[2].pid, envs[2].state) == (None, ea.ActorState.RENEWING))
 
 
-def test_with_raise_a_reset_goes_on_in_the_standby():
+def test_with_raise_a_reset_continues_in_the_standby():
     with make(on_failure="raise", restart=SLOW) as envs:
         pid = standbys(envs)[0].pid
         envs.reset(seed=0)
@@ -86,7 +86,7 @@ def test_with_raise_a_reset_goes_on_in_the_standby():
         assert envs.step([2, 2, 2])[0][:, 1].tolist() == [1, 2, 2]
 
 
-def test_a_death_while_idle_a_renewal_and_a_kill_take_it_too():
+def test_a_crash_while_idle_a_renewal_and_a_kill_use_the_standby_too():
     with make(restart=ea.RestartPolicy(max_restarts=1, backoff=0.0)) as envs:
         envs.reset(seed=0)
         for number, replace in enumerate(
@@ -309,7 +309,7 @@ def test_a_failed_start_keeps_its_backoff(tmp_path):
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["dies", "hangs"])
-def test_a_standby_that_is_lost_while_it_is_taken_is_as_good_as_none(ends):
+def test_a_standby_that_crashes_while_it_is_taken_is_skipped(ends):
     with make(2, restart=ea.RestartPolicy(max_restarts=1, backoff=0.0)) as envs:
         pid = standbys(envs)[0].pid
         envs.reset(seed=0)
@@ -359,7 +359,7 @@ def test_kills_at_any_moment_of_the_taking():
         assert envs.stats().actors[1].restarts <= envs[1].incarnation
 
 
-def test_a_standby_that_cannot_be_made_is_given_up_and_the_vector_goes_on(caplog):
+def test_a_standby_that_cannot_be_made_is_given_up_and_the_vector_continues(caplog):
     def picky():
         if ea.current_actor().index < 0:
             raise LookupError("no place for me")
@@ -438,7 +438,7 @@ class WatchesItsLock(ActorFuture):
 
 @pytest.mark.parametrize("phase", ["waits for its turn", "starts", "is ready"])
 @pytest.mark.parametrize("end", ["close", "kill"])
-def test_what_waits_for_a_standby_that_ends_is_told_without_its_lock(tmp_path, end, phase):
+def test_a_waiter_for_a_standby_that_ends_is_notified_without_its_lock(tmp_path, end, phase):
     """Its close began with a kill, one change of its state within another: what followed came under the outer one."""
     blocked = tmp_path / "blocked"
     backend = ea.ProcessBackend(max_starting=1)
@@ -486,7 +486,7 @@ def test_what_waits_for_a_standby_that_ends_is_told_without_its_lock(tmp_path, e
         ({"standbys": 1, "factories": [Placed, Counter]}, "one and the same object"),
     ],
 )
-def test_what_cannot_be_is_refused(options, what):
+def test_invalid_standby_options_raise_before_anything_starts(options, what):
     with pytest.raises(ValueError, match=what):
         ea.VectorEnv(**{"factories": [Placed] * 2, **options})
 

@@ -199,7 +199,7 @@ def test_one_line_says_where_the_time_goes():
     assert float(slowest.split()[-2]) >= 18  # ms
 
 
-def test_what_an_actor_is_doing(tmp_path):
+def test_the_stats_of_an_actor_show_what_it_is_doing(tmp_path):
     with ea.spawn(Counter, name="busy") as actor:
         actor.add(1).result(SOON)
         idle = actor.stats()
@@ -220,7 +220,7 @@ def test_what_an_actor_is_doing(tmp_path):
     assert (closed.state, closed.pid, closed.rss, closed.completed) == (ea.ActorState.CLOSED, None, 0, 3)
 
 
-def test_a_step_under_way_is_named():
+def test_a_running_step_is_named():
     with ea.VectorEnv([lambda: FaultyEnv(EchoEnv())] * 2, on_failure="renew", deadlines=ea.Deadlines(step=1.0)) as envs:
         envs.reset(seed=0)
         envs[1].arm("hang_in_c").result(SOON)

@@ -311,7 +311,7 @@ def test_without_the_calls_of_linux_the_stand_in_is_chosen(monkeypatch, missing)
     assert choice.choose() == "portable"
 
 
-def test_windows_is_refused_with_what_to_use(monkeypatch):
+def test_windows_raises_with_an_alternative(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ImportError, match="does not run on Windows itself: run it in WSL"):
         choice.choose()

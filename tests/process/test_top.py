@@ -205,7 +205,7 @@ def stop(pid):
 # Once ------------------------------------------------------------------------------------------------------
 
 
-def test_one_table_has_what_actors_are_at(standing, run, tmp_path):
+def test_the_table_lists_what_each_actor_is_doing(standing, run, tmp_path):
     standing.begin(f"step_until({str(tmp_path / 'enough')!r})")
     run("top")
     shown = run_afresh("top", "--once")
@@ -292,7 +292,7 @@ def test_several_programs(standing, run):
         assert by_pid[other.pid]["error"].startswith(f"program {other.pid} is stopped")
 
 
-def test_none_at_all(runtime, run):
+def test_top_and_stacks_report_that_no_program_has_actors(runtime, run):
     for command in ("top", "stacks"):
         assert complaint(run(command)).startswith("no program of this user has actors now, or")
         assert complaint(run(command, "999999999")) == "process 999999999 does not exist"
@@ -547,7 +547,7 @@ def test_a_pause_keeps_the_numbers(standing):
         assert top.end()[0] == 0
 
 
-def test_what_holds_up_a_program_is_shown_with_the_last_numbers(standing):
+def test_a_blocked_program_is_shown_with_its_last_values(standing):
     with terminal() as top:
         top.wait_for(lambda lines: len(names(lines)) == 2)
         stop(standing.pid)
@@ -746,7 +746,7 @@ def test_a_table_fits_its_terminal(width):
     assert heads == [head for head in (column.head for column, _ in fit_columns(rows, 300)) if head in heads]
 
 
-def test_columns_of_lesser_worth_are_left_out_first():
+def test_narrow_terminals_omit_less_important_columns_first():
     rows = [actor(0, node="node-7"), actor(1, failure="RuntimeError: very wrong " * 9), actor(2, state="busy, stopped")]
     heads = {width: {column.head for column, _ in fit_columns(rows, width)} for width in (80, 110, 140)}
     assert heads[80] == {"actor", "state", "running", "steps/s", "p50", "p99", "RSS", "restarts"}
@@ -755,7 +755,7 @@ def test_columns_of_lesser_worth_are_left_out_first():
     assert "RuntimeError: very w" in lines_of(actor_table(rows, rows, 140), 140)[3]
 
 
-def test_columns_that_say_nothing_are_left_out():
+def test_columns_without_values_are_omitted():
     heads = [column.head for column, _ in fit_columns([actor(0)], 200)]
     assert "node" not in heads
     assert "last failure" not in heads
@@ -799,7 +799,7 @@ def test_the_head_breaks_lines_between_parts():
     assert line.plain.endswith("…  sleeping")
 
 
-def test_a_report_without_actors_says_so():
+def test_a_report_without_actors_shows_that_there_are_none():
     assert lines_of(lambda console: report(picture(0), console), 140)[-1] == "no actors now"
 
 
@@ -858,7 +858,7 @@ def test_the_selection_stays_with_its_actor_and_within_the_table():
     assert isinstance(table.on_key("q"), Quit)
 
 
-def test_before_the_first_answer_it_is_said_what_is_the_case():
+def test_before_the_first_answer_the_table_shows_the_state_of_the_program():
     watch = FakeWatch(View(None, None, is_lost=False))
     table = TableScreen(watch)
     assert lines_of(table.frame, 80)[0] == "asking program 4711"

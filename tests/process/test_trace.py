@@ -178,7 +178,7 @@ def test_one_trace_at_a_time(path, tmp_path):
     assert "first" not in check(path.read_text())[0]
 
 
-def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_immediately(tmp_path):
     with pytest.raises(FileNotFoundError), ea.trace(tmp_path / "nowhere" / "run.json"):
         pass
     assert recording.recorder is None

@@ -140,7 +140,7 @@ def test_envs_that_wait_are_run_side_by_side():
         envs.reset()
 
 
-def test_it_takes_about_as_long_as_it_may_and_says_what_it_is_at():
+def test_tune_respects_its_time_limit_and_reports_progress():
     told, begun = [], time.monotonic()
     Tuner(EchoWithSpace, 2, 2.0, lambda what, share: told.append((what, share))).run()
     assert time.monotonic() - begun < promised(8)
@@ -164,7 +164,7 @@ class Elsewhere(EchoWithSpace):
         return super().step(action)
 
 
-def test_a_setting_that_fails_is_told_and_the_others_go_on():
+def test_tune_reports_a_setting_that_fails_and_tries_the_others():
     tuning = ea.tune(Elsewhere, 2, seconds=1.5)
     failed = {result.candidate.backend for result in tuning.results if result.failure is not None}
     assert failed == {"inline", "thread"}
@@ -186,7 +186,7 @@ def test_an_env_that_fails_everywhere_raises_its_error():
     ("num_envs", "seconds", "error"),
     [(0, 1.0, "num_envs is 0"), (2, 0.0, "seconds > 0"), (2, -1.0, "seconds >= 0"), ("2", 1.0, "num_envs is '2'")],
 )
-def test_bad_arguments_are_refused(num_envs, seconds, error):
+def test_tune_rejects_invalid_arguments(num_envs, seconds, error):
     with pytest.raises(ValueError, match=error):
         ea.tune(EchoWithSpace, num_envs, seconds=seconds)
 
@@ -195,7 +195,7 @@ class Mute(EchoEnv):
     action_space = None
 
 
-def test_an_env_without_an_action_space_is_refused_by_name():
+def test_an_env_without_an_action_space_is_rejected_by_name():
     with pytest.raises(ValueError, match="Mute makes a Mute without an action_space to sample from"):
         ea.tune(Mute, 2, seconds=1.0)
 

@@ -78,7 +78,7 @@ def test_options_reach_the_env(envs):
         envs.reset(options=[{}])
 
 
-def test_what_was_returned_never_changes(envs):
+def test_returned_arrays_never_change(envs):
     first = envs.step([1] * 4)[0]
     copy = first.copy()
     for _ in range(5):
@@ -104,7 +104,7 @@ def test_send_and_recv_in_order_of_completion(envs, tmp_path):
         envs.recv()
 
 
-def test_recv_takes_no_more_than_asked_and_loses_nothing(envs):
+def test_recv_returns_no_more_than_requested_and_loses_nothing(envs):
     envs.send([1, 2, 3, 4])
     seen = envs.recv(max_envs=1).env_ids.tolist()
     assert len(seen) == 1
@@ -160,7 +160,7 @@ def test_a_reset_that_waits_too_long_comes_with_reward_zero(envs):
     envs[0].set("wants", None).result(SOON)
 
 
-def test_an_env_owes_a_result_until_it_is_handed_out(envs):
+def test_an_env_is_pending_until_its_result_is_received(envs):
     envs.send([1, 2], env_ids=[0, 1])
     for refused in (
         lambda: envs.send([1], env_ids=[1]),
@@ -216,7 +216,7 @@ def test_call_get_set_render_and_handles(envs):
         (lambda e: e.recv(min_envs=3, max_envs=2), "min_envs <= max_envs"),
     ],
 )
-def test_wrong_input_is_refused_before_it_is_sent(envs, call, what):
+def test_invalid_input_raises_before_anything_is_sent(envs, call, what):
     with pytest.raises(ValueError, match=what):
         call(envs)
     assert envs.step([1] * 4)[1].tolist() == [1.0] * 4, "nothing was sent"
@@ -233,7 +233,7 @@ def test_constructor_refusals():
         make(1, env_vars=[{}, {}])
 
 
-def test_a_step_before_a_reset_and_use_after_close_are_refused():
+def test_a_step_before_a_reset_and_use_after_close_are_rejected():
     with make(2) as envs:
         with pytest.raises(ea.VectorEnvError, match=r"env 0 needs a reset first"):
             envs.step([1, 1])
@@ -248,7 +248,7 @@ def test_a_step_before_a_reset_and_use_after_close_are_refused():
 
 
 @pytest.mark.parametrize("method", ["step", "send", "submit", "reset"])
-def test_a_vector_that_is_closed_while_a_call_begins_says_so(method):
+def test_a_call_that_begins_while_the_vector_closes_raises(method):
     envs = make(2)
     envs.reset()
 
@@ -281,14 +281,14 @@ def test_a_factory_that_raises_is_the_constructors_error():
     assert caught.value.index == 1
 
 
-def test_envs_whose_values_do_not_go_together_are_refused():
+def test_envs_whose_values_do_not_go_together_are_rejected():
     gymnasium = pytest.importorskip("gymnasium")
     with pytest.raises(ea.SpaceMismatchError, match="env 1"):
         ea.VectorEnv([lambda: gymnasium.make("CartPole-v1"), lambda: gymnasium.make("Pendulum-v1")])
 
 
 @pytest.mark.parametrize("result", [None, (1, 2, 3, 4), ([0] * 5, 0.0, False, False, {})])
-def test_an_env_that_returns_something_else_is_told_so(envs, result):
+def test_an_env_that_returns_an_invalid_result_raises(envs, result):
     envs[1].set("wants", ("return", result)).result(SOON)
     with pytest.raises(ea.VectorStepError, match="expected") as caught:
         envs.step([1] * 4)
@@ -356,7 +356,7 @@ def test_a_failure_in_submit_is_its_futures(envs):
 
 
 @pytest.mark.parametrize("death", ["in a step", "by a deadline", "while idle"])
-def test_after_a_death_the_env_needs_a_reset(death):
+def test_after_a_crash_the_env_needs_a_reset(death):
     restart = ea.RestartPolicy(max_restarts=3, backoff=0.0)
     with make(3, restart=restart, deadlines=ea.Deadlines(step=0.5)) as envs:
         envs.reset(seed=50)
@@ -416,7 +416,7 @@ def test_the_specs_hold_in_every_incarnation():
         assert envs.step([0, 0])[1].tolist() == [1.0, 2.5]
 
 
-def test_a_death_in_a_reset():
+def test_a_crash_in_a_reset():
     with make(2, restart=ea.RestartPolicy(backoff=0.0), deadlines=ea.Deadlines(reset=0.5)) as envs:
         envs[1].set("wants", ("sleep in reset", 60)).result(SOON)
         with pytest.raises(ea.VectorStepError) as caught:

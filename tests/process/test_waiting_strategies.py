@@ -24,7 +24,7 @@ from envactors.vector.stepper import Stepper
 
 
 @pytest.mark.parametrize("spin", [True, False])
-def test_nothing_is_burnt_while_idle(spin):
+def test_idle_actors_use_no_cpu_time(spin):
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], backend=ea.ProcessBackend(spin=spin)) as envs:
         envs.reset(seed=0)
         for turn in range(500):

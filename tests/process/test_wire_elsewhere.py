@@ -28,7 +28,7 @@ def double(value):
 """
 
 
-def test_what_lives_in_main_travels_by_value(monkeypatch):
+def test_objects_from_main_are_pickled_by_value(monkeypatch):
     """The other half has a main module of its own, without any of this."""
     main = {"__name__": "__main__"}
     exec(MAIN, main)

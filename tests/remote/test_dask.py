@@ -114,7 +114,7 @@ def reports_of(client):
 # What works -----------------------------------------------------------------------------------------------
 
 
-def test_actors_and_vectors_run_on_the_workers_and_nothing_is_left(client):
+def test_actors_and_vectors_run_on_dask_workers_and_leave_nothing_behind(client):
     backend = DaskBackend(client)
     nodes = dask_workers(client)
     with (
@@ -156,7 +156,7 @@ def test_the_example_of_the_docs_runs_as_it_stands(tmp_path):
     assert {"{'0', '1'}", "{'1', '0'}"} & {done.stdout.rstrip()[-10:]}
 
 
-def test_a_plain_cluster_runs_too():
+def test_a_cluster_without_tls_works():
     with (
         local_cluster(security=None) as cluster,
         distributed.Client(cluster) as client,
@@ -232,7 +232,7 @@ def test_certificates_may_be_files(tmp_path):
         assert actor.add(1).result(SOON) == 1
 
 
-def test_an_actor_that_is_closed_at_once_leaves_nothing(client):
+def test_an_actor_that_is_closed_immediately_leaves_nothing_behind(client):
     with ea.spawn(Counter, backend=DaskBackend(client)):
         pass
     assert plugins(client) == []
@@ -398,7 +398,7 @@ def test_with_the_scheduler_all_nodes_are_lost_and_nothing_hangs(programs):
 # What is refused ------------------------------------------------------------------------------------------
 
 
-def test_an_agent_talks_to_nobody_else(client):
+def test_an_agent_rejects_other_callers(client):
     with ea.spawn(Counter, backend=DaskBackend(client)) as actor:
         actor.add(1).result(SOON)
         report = reports_of(client)[actor.node]
@@ -411,7 +411,7 @@ def test_an_agent_talks_to_nobody_else(client):
         assert actor.add(1).result(SOON) == 2
 
 
-def test_a_worker_without_envactors_is_refused_in_one_line_and_may_join(programs, caplog):
+def test_a_worker_without_envactors_is_rejected_in_one_line_and_may_join(programs, caplog):
     (programs.file.parent / "block.py").write_text("import sys\nsys.modules['envactors'] = None\n")
     programs.add_worker("good")
     programs.add_worker("bare", "--preload", "block.py")
@@ -480,13 +480,13 @@ def test_without_tls_agents_listen_at_loopback_only_unless_told_otherwise(capfd)
     assert "Cannot assign requested address" in capfd.readouterr().err
 
 
-def test_a_worker_without_certificates_is_refused():
+def test_a_worker_without_certificates_is_rejected():
     worker = FakeWorker()
     agent_host(worker, tls=True).start()
     assert "the Security of this Dask worker has no certificates" in worker.reports[0][1]["refused"]
 
 
-def test_clients_that_cannot_work_are_refused():
+def test_clients_that_cannot_work_are_rejected():
     with pytest.raises(TypeError, match=r"client is 3: expected a distributed\.Client, or the address of a scheduler"):
         DaskBackend(3)
     with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0"):

@@ -50,7 +50,7 @@ def test_records_of_each_lane_come_whole_and_in_order(turns):
 
 
 @pytest.mark.parametrize("change", [{"kind": RecordKind.RESULTS}, {"worker": 8}, {"call_id": 4}, {"incarnation": 1}])
-def test_a_frame_that_does_not_continue_the_record_before_it_is_refused(change):
+def test_a_frame_that_does_not_continue_the_record_before_it_is_rejected(change):
     record = Record(RecordKind.FRAME, 7, bytes(2 * CHUNK), call_id=3)
     heads = [
         records.frame_head(record, 0, 1, bytes(CHUNK), CHUNK),
@@ -60,7 +60,7 @@ def test_a_frame_that_does_not_continue_the_record_before_it_is_refused(change):
         feed(RecordReader(), b"".join(head + bytes(CHUNK) for head in heads))
 
 
-def test_a_payload_for_which_there_is_no_memory_is_dropped_and_told(monkeypatch):
+def test_a_payload_that_does_not_fit_into_memory_is_dropped_and_reported(monkeypatch):
     writer, reader = RecordWriter(), RecordReader()
     writer.add(Record(RecordKind.FRAME, 7, bytes(5 * CHUNK), call_id=3))
     writer.add(Record(RecordKind.FRAME, 8, b"next"))

@@ -59,7 +59,7 @@ def workers_of(agent):
     return [child for child in agent.children(recursive=True) if "envactors.process" in " ".join(child.cmdline())]
 
 
-def test_an_actor_runs_on_a_node_and_says_so(backend, launcher):
+def test_an_actor_reports_the_node_that_it_runs_on(backend, launcher):
     with ea.spawn(Counter, backend=backend) as actor:
         assert actor.add(3).result(SOON) == 3
         assert actor.node in ("local-0", "local-1")
@@ -82,7 +82,7 @@ def test_actors_are_spread_evenly_within_the_limit(shared):
             ea.spawn(Counter, backend=shared, deadlines=ea.Deadlines(start=0.5)).add(1).result(SOON)
 
 
-def test_a_lost_agent_is_a_lost_node_and_the_other_goes_on(hasty, launcher):
+def test_a_lost_agent_counts_as_a_lost_node_and_the_other_continues(hasty, launcher):
     policy = ea.RestartPolicy(max_restarts=3)
     with contextlib.ExitStack() as stack:
         actors = [stack.enter_context(ea.spawn(Counter, backend=hasty, restart=policy)) for _ in range(2)]
@@ -155,7 +155,7 @@ def test_closing_keeps_its_time_on_a_silent_link():
     assert time.monotonic() - begun < promised(6.0)
 
 
-def test_output_stacks_and_exit_codes_come_from_afar(shared, capfd):
+def test_output_stacks_and_exit_codes_arrive_from_other_nodes(shared, capfd):
     class Dies(Counter):
         def die(self):
             import sys
@@ -179,7 +179,7 @@ def test_output_stacks_and_exit_codes_come_from_afar(shared, capfd):
         wait_until(is_printed)  # in a thread that ends later than this actor
 
 
-def test_a_killed_worker_is_no_lost_node(shared, tmp_path):
+def test_a_killed_worker_does_not_count_as_a_lost_node(shared, tmp_path):
     with ea.spawn(Counter, backend=shared, restart=ea.RestartPolicy(max_restarts=1)) as actor:
         actor.add(1).result(SOON)
         running = actor.touch_then_wait(str(tmp_path / "begun"), str(tmp_path / "never"))
@@ -207,7 +207,7 @@ def test_far_envs_step_as_near_ones(shared, autoreset):
         np.testing.assert_equal(far, near)
 
 
-def test_far_results_come_one_by_one_and_infos_of_any_size(shared):
+def test_remote_results_arrive_one_by_one_with_infos_of_any_size(shared):
     class Wordy(EchoEnv):
         def step(self, action):
             obs, reward, terminated, truncated, info = super().step(action)
@@ -263,7 +263,7 @@ def test_no_deadline_is_left_over_from_a_step_whose_results_came_one_by_one(shar
         assert [actor.state for actor in envs.actors] == [ea.ActorState.IDLE] * 2
 
 
-def test_what_a_lost_process_was_asked_is_not_run_by_the_next_one(shared):
+def test_calls_to_a_process_that_crashed_do_not_run_in_the_next_one(shared):
     class Fragile(EchoEnv):
         def step(self, action):
             if action == 9:
@@ -295,7 +295,7 @@ def test_a_lost_node_is_replayed(launcher):
             np.testing.assert_equal(envs.step(actions), undisturbed.step(actions))
 
 
-def test_without_any_node_left_the_error_says_what_there_is():
+def test_without_any_node_the_error_describes_the_nodes():
     launcher = LocalNodes(1)
     backend = ea.RemoteBackend(launcher, lease=1.0, heartbeat=0.2)
     policy = ea.RestartPolicy(max_restarts=2)
@@ -312,7 +312,7 @@ def test_without_any_node_left_the_error_says_what_there_is():
                     actor.add(1).result(SOON)
 
 
-def test_options_that_cannot_work_are_refused():
+def test_a_remote_backend_rejects_invalid_options():
     with pytest.raises(ValueError, match=r"lease is 1\.0 with heartbeat=1\.0: expected at least two heartbeats"):
         ea.RemoteBackend(LocalNodes(), lease=1.0)
     with pytest.raises(ValueError, match="envs_per_node is 0: expected an int >= 1, or None"):

@@ -69,13 +69,13 @@ def test_both_know_the_secret():
     assert said == ["welcome"]
 
 
-def test_a_caller_without_the_secret_is_refused():
+def test_a_caller_without_the_secret_is_rejected():
     with agent() as (sock, said), pytest.raises(GreetingError, match="does not know the secret"):
         greet(sock, new_secret(), EPOCH)
     assert "welcome" not in said
 
 
-def test_a_caller_that_proves_nothing_is_refused():
+def test_a_caller_without_a_proof_is_rejected():
     with agent() as (sock, said):
         sock.sendall(hello())
         assert greeting._receive(sock)["nonce"]
@@ -103,7 +103,7 @@ def test_an_agents_proof_is_not_the_callers():
         ("python", "2.7", "and the caller's is '2.7'"),
     ],
 )
-def test_what_does_not_fit_is_named(field, value, text):
+def test_an_agent_names_the_field_of_the_greeting_that_does_not_match(field, value, text):
     with agent() as (sock, said):
         sock.sendall(hello(**{field: value}))
         with pytest.raises(GreetingError, match=text):
@@ -152,7 +152,7 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
-def test_rubbish_is_refused_and_never_unpickled(rubbish):
+def test_garbage_is_rejected_and_never_unpickled(rubbish):
     with agent() as (sock, said):
         sock.sendall(rubbish)
         sock.shutdown(socket.SHUT_WR)
@@ -167,7 +167,7 @@ def test_rubbish_is_refused_and_never_unpickled(rubbish):
 
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
-def test_a_caller_that_meets_rubbish_says_so_and_unpickles_nothing(rubbish):
+def test_a_caller_that_receives_garbage_raises_and_unpickles_nothing(rubbish):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(rubbish)
@@ -191,7 +191,7 @@ messages = st.builds(lambda rest, most: {**most, **rest}, st.dictionaries(fields
 
 
 @pytest.mark.parametrize("side", ["agent", "caller"])
-def test_whatever_a_stranger_says_there_is_one_kind_of_error(side):
+def test_any_bytes_from_a_stranger_raise_the_same_error(side):
     @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
     @given(st.lists(messages, max_size=3))
     def check(said):
@@ -205,7 +205,7 @@ def test_whatever_a_stranger_says_there_is_one_kind_of_error(side):
     check()
 
 
-def test_a_caller_that_is_told_nothing_of_the_node_gives_up():
+def test_a_caller_that_hears_nothing_from_the_node_gives_up():
     """As when the bytes are garbled before records, which have checksums, begin."""
     ours, theirs = socket.socketpair()
 
@@ -220,14 +220,14 @@ def test_a_caller_that_is_told_nothing_of_the_node_gives_up():
     thread.join(SOON)
 
 
-def test_a_peer_that_says_nothing_holds_nobody_up_for_ever(monkeypatch):
+def test_a_silent_peer_blocks_nobody_forever(monkeypatch):
     monkeypatch.setattr(greeting, "PATIENCE", 0.2)
     with agent() as (sock, said):
         assert sock.recv(1) == b""
     assert "timed out" in said[0]
 
 
-def test_a_peer_that_sends_a_byte_now_and_then_holds_nobody_up_either(monkeypatch):
+def test_a_peer_that_sends_a_byte_now_and_then_blocks_nobody_either(monkeypatch):
     monkeypatch.setattr(greeting, "PATIENCE", 0.3)
     with agent() as (sock, said):
         begun = time.monotonic()
@@ -239,7 +239,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_holds_nobody_up_either(monkeypatc
     assert "timed out" in said[0]
 
 
-def test_a_caller_that_knows_the_secret_is_refused_if_there_is_another():
+def test_a_caller_that_knows_the_secret_is_rejected_if_there_is_another():
     ours, theirs = socket.socketpair()
 
     def answer():
@@ -253,7 +253,7 @@ def test_a_caller_that_knows_the_secret_is_refused_if_there_is_another():
     thread.join(SOON)
 
 
-def test_a_stranger_at_the_agents_address_is_found_out():
+def test_a_stranger_at_the_agents_address_is_detected():
     ours, theirs = socket.socketpair()
 
     def pretend():
@@ -290,7 +290,7 @@ def call(address):
     return socket.create_connection((address.host, address.port), SOON)
 
 
-def test_an_agent_goes_on_waiting_for_the_right_caller_whoever_comes_before(capfd, tmp_path):
+def test_an_agent_keeps_waiting_for_the_right_caller(capfd, tmp_path):
     bomb = pickle.dumps(Bomb(str(tmp_path / "exploded")))
     rubbish = [*RUBBISH.values(), bomb, framed(bomb), hello() + framed(bomb)]
     with contextlib.ExitStack() as stack, waiting_agent() as (process, address):
@@ -352,7 +352,7 @@ def test_an_agent_whose_starter_ends_does_not_wait_for_a_silent_stranger(waiting
         assert process.wait(greeting.PATIENCE / 2) == 0
 
 
-def test_a_node_that_refuses_is_left_out_and_the_log_says_why_in_one_line(caplog):
+def test_a_node_that_rejects_the_caller_is_skipped_and_logged_in_one_line(caplog):
     class Changed(LocalNodes):
         def start(self, options, nodes):
             class Registry:

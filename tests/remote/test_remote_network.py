@@ -375,7 +375,7 @@ def test_replay_gives_the_trajectory_of_an_undisturbed_run():
         assert sum(actor.incarnation for actor in envs.actors) >= 3
 
 
-def test_what_a_frozen_node_had_still_to_do_is_never_done(launcher, backend, witness, tmp_path):
+def test_a_frozen_node_never_runs_its_remaining_calls(launcher, backend, witness, tmp_path):
     path, old = tmp_path / "witness", processes_of(launcher, witness.node)
     for process in old:
         process.suspend()

@@ -127,7 +127,7 @@ def test_whole_records_that_are_lost_repeated_or_swapped_are_noticed(examples):
 
 @pytest.mark.timeout(3000)
 @EXAMPLES
-def test_bytes_of_somebody_else_are_refused(examples):
+def test_arbitrary_bytes_are_rejected(examples):
     @check(examples, st.binary(min_size=HEADER_SIZE, max_size=2000))
     def _(rubbish):
         assert read(rubbish, iter([])) == ([], True)
@@ -166,7 +166,7 @@ def test_headers_that_a_stranger_has_made_take_no_more_memory_than_is_allowed(ex
         assert len(came) <= 1
 
 
-def test_a_record_that_claims_too_much_is_refused_before_memory_is_taken():
+def test_a_record_that_claims_too_much_is_rejected_before_memory_is_taken():
     reader = RecordReader(LONGEST)
     head = frame_head(Record(1), 0, 1, bytes(CHUNK), LONGEST + 1 - CHUNK)
     reader.space[: len(head)] = head

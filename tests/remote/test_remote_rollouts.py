@@ -74,7 +74,7 @@ def test_a_lost_node_is_replayed(tmp_path, hasty, launcher):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_lost_node_costs_the_steps_that_have_not_come(tmp_path, hasty, launcher):
+def test_a_lost_node_loses_only_the_steps_that_had_not_arrived(tmp_path, hasty, launcher):
     with make(tmp_path, hasty, on_failure="renew") as envs:
         found = roll(envs, tmp_path, launcher).result(SOON)
     assert [(step, env_id, type(error)) for step, env_id, error in found.failures] == [

@@ -42,7 +42,7 @@ def test_an_agent_ends_with_the_process_that_started_it():
         assert alive == []
 
 
-def test_an_agent_that_cannot_listen_says_so(capfd):
+def test_an_agent_that_cannot_listen_reports_the_reason(capfd):
     agent = start_agent(orders(host="192.0.2.1"))
     with pytest.raises(ChildProcessError, match="its agent ended with exit code 1, and its stderr says why"):
         read_port(agent)

@@ -21,13 +21,16 @@ from envactors.testing import BackendConformance, EchoEnv
 SUITES = [test_evaluation, test_packed, test_renewal, test_replay, test_rollouts, test_standbys]
 # What everybody runs.
 CHOSEN = {
-    *("test_a_death_in_a_step_is_told_within_a_second", "test_exceptions_and_what_cannot_travel_fail_their_own_call"),
+    *(
+        "test_a_crash_in_a_step_is_reported_within_a_second",
+        "test_exceptions_and_what_cannot_travel_fail_their_own_call",
+    ),
     *("test_a_failure_through_submit", "test_disabled_autoreset_waits_for_a_reset_by_hand"),
     *("test_a_run_with_kills_gives_the_same_trajectories", "test_an_env_that_was_never_seeded_is_renewed"),
-    *("test_a_failure_that_is_raised_has_what_had_ended", "test_kills_at_any_moment_change_nothing_under_replay"),
+    *("test_a_raised_failure_contains_the_steps_before_it", "test_kills_at_any_moment_change_nothing_under_replay"),
     *("test_two_rollouts_may_be_in_flight_and_nothing_else", "test_nested_spaces_and_large_infos"),
     *("test_rewards_are_added_as_a_loop_adds_them",),
-    *("test_a_standby_is_brought_to_where_the_env_was_lost", "test_with_raise_a_reset_goes_on_in_the_standby"),
+    *("test_a_standby_is_brought_to_where_the_env_was_lost", "test_with_raise_a_reset_continues_in_the_standby"),
 }
 LOCAL = {
     # It is about the order in which a machine's processes start.

@@ -72,7 +72,7 @@ def test_an_agent_serves_its_caller_whoever_else_connects(count):
 
 
 @LINUX
-def test_an_agent_without_descriptors_goes_on_and_accepts_when_there_are_some(waiting):
+def test_an_agent_without_descriptors_continues_and_accepts_when_there_are_some(waiting):
     agent, address = waiting
     with pytest.raises(GreetingError, match="does not know the secret"):
         connect(address._replace(secret=new_secret()))  # it has opened all that it needs to wait
@@ -88,7 +88,7 @@ def test_an_agent_without_descriptors_goes_on_and_accepts_when_there_are_some(wa
         link.close()
 
 
-def test_a_caller_of_another_version_is_told_both_versions(waiting, monkeypatch):
+def test_a_caller_of_another_version_learns_both_versions(waiting, monkeypatch):
     agent, address = waiting
     mine = ea.__version__
     monkeypatch.setattr(ea, "__version__", "99.8.7")

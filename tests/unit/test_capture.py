@@ -75,21 +75,21 @@ def test_get_and_set_are_functions():
     before=st.integers(0, 60),
     after=st.integers(1, 60),
 )
-def test_an_env_with_any_wrappers_goes_on_bit_for_bit(name, stack, before, after):
+def test_an_env_with_any_wrappers_continues_bit_for_bit(name, stack, before, after):
     if "frame stack" in stack and "clock" in stack:
         stack.remove("clock")  # they do not fit into one another
     check(lambda: make(name, stack), before, after)
 
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Ant-v5", "Humanoid-v5"])
-def test_mujoco_goes_on_bit_for_bit(name):
+def test_mujoco_continues_bit_for_bit(name):
     pytest.importorskip("mujoco")
     check(lambda: make(name), 55, 300)
     check(lambda: make(name, ["normal observation", "frame stack", "counting"]), 7, 60)
 
 
 @pytest.mark.parametrize("sticky", [0.0, 0.25])
-def test_ale_goes_on_bit_for_bit(sticky):
+def test_ale_continues_bit_for_bit(sticky):
     ale_py = pytest.importorskip("ale_py")
     pytest.importorskip("cv2")
     gymnasium.register_envs(ale_py)
@@ -177,7 +177,7 @@ def test_attributes_that_appeared_later_are_removed():
     assert vars(env) == {"count": 1, "gone": [3]}
 
 
-def test_what_attributes_share_they_share_afterwards():
+def test_attributes_that_share_an_object_share_it_after_restoring():
     grid, rng = np.zeros((4, 4)), np.random.default_rng(0)
     env = Custom(grid=grid, row=grid[1], column=grid[:, 2], rng=rng, same=rng, helper={"rng": rng}, me=None)
     env.me = env
@@ -294,7 +294,7 @@ class Opaque:
     ],
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_cannot_be_captured_is_named(value, reason):
+def test_the_error_names_the_attribute_that_cannot_be_captured(value, reason):
     env = wrappers.TimeLimit(Custom(fine=1, held=value()), 10)
     with pytest.raises(TypeError, match=rf"^cannot capture attribute 'held' of Custom \(\w+\): .*{reason}.*") as caught:
         SNAPSHOT.get(env)
@@ -326,7 +326,7 @@ def test_a_snapshot_fits_envs_of_its_factory_only():
         SNAPSHOT.set(Custom(action_space=gymnasium.spaces.Discrete(2)), state)
 
 
-def test_a_snapshot_of_another_model_is_refused():
+def test_a_snapshot_of_another_model_is_rejected():
     pytest.importorskip("mujoco")
     state = SNAPSHOT.get(make("Hopper-v5"))
     other = make("Walker2d-v5")

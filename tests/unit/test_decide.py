@@ -67,7 +67,7 @@ TABLE = {
 
 @pytest.mark.parametrize("case", TABLE, ids=str)
 @pytest.mark.parametrize("autoreset", AUTORESETS)
-def test_an_env_that_nothing_brings_back_fails_is_reset_or_its_last_result_stands_in(case, autoreset):
+def test_without_a_replay_an_env_fails_is_reset_or_repeats_its_last_result(case, autoreset):
     assert decide(failed(*case, autoreset)) == TABLE[case][AUTORESETS.index(autoreset)]
 
 
@@ -147,7 +147,7 @@ def test_the_next_process_runs_what_had_not_begun_unless_its_episode_is_gone():
         assert (decision.fate is Fate.REDO) is (comes_back or not one.is_bound), one
 
 
-def test_what_a_user_has_ended_does_not_run_again_unless_it_was_another_env_that_had_to_go():
+def test_a_call_that_the_user_ended_does_not_run_again_unless_another_env_failed():
     for one, decision in those_where(lambda one: one.was_aborted and not one.is_innocent):
         assert decision.fate is not Fate.REDO, one
 
@@ -172,7 +172,7 @@ def test_a_process_is_discarded_only_for_what_its_env_has_raised():
         assert decision.discards_process is (one.cause is RAISED and decision.fate is not Fate.FAIL), one
 
 
-def test_an_env_keeps_its_episode_only_if_it_runs_again_or_may_go_on_after_it_has_raised():
+def test_an_env_keeps_its_episode_only_if_it_runs_again_or_may_continue_after_it_has_raised():
     for one, decision in those_where(lambda one: one.actor_lives and not one.is_closing):
         goes_on = one.on_failure == "raise" and one.cause is RAISED and not one.was_reset
         assert decision.loses_episode is not (decision.fate is Fate.REDO or goes_on), one

@@ -120,7 +120,7 @@ def test_an_env_that_is_not_strict_needs_no_reset_after_its_episode():
 
 
 @pytest.mark.parametrize("way", ["all at once", "one by one"])
-def test_a_process_is_replaced_after_so_many_steps_of_its_own(way):
+def test_a_process_is_replaced_after_max_steps(way):
     books = Books("same_step", ea.RecyclePolicy(max_steps=4))
     never, always = np.zeros(COUNT, np.bool_), np.ones(COUNT, np.bool_)
     retired = []
@@ -134,7 +134,7 @@ def test_a_process_is_replaced_after_so_many_steps_of_its_own(way):
     assert retired == [4, 8, 12]
 
 
-def test_a_process_is_replaced_above_so_much_memory_and_only_between_episodes():
+def test_a_process_above_max_rss_is_replaced_only_between_episodes():
     books = Books("same_step", ea.RecyclePolicy(max_rss=200))
     books.episodes.record(0, over=True, reset=False)
     assert not books.envs[0].retiring
@@ -177,7 +177,7 @@ def test_each_episode_has_a_seed_of_its_own(autoreset):
     assert books.envs[1].next_seed not in {7, *seeds}
 
 
-def test_counts_of_a_file_go_on_whatever_was_counted_before():
+def test_counts_resumed_from_a_file_continue():
     books = Books("next_step", ea.RecyclePolicy(max_steps=4))
     never = np.zeros(COUNT, np.bool_)
     record(books, "all at once", never, never)

@@ -97,7 +97,7 @@ def test_every_actor_error_says_where():
         assert vars(kind()).items() >= dict.fromkeys(WHERE).items()
 
 
-def test_an_attribute_that_an_error_does_not_have_is_refused():
+def test_an_attribute_that_an_error_does_not_have_is_rejected():
     with pytest.raises(TypeError, match=r"ActorTimeoutError has no attributes \['exitcode'\]: expected \['actor'"):
         ea.ActorTimeoutError("late", exitcode=3)
 

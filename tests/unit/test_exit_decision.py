@@ -119,7 +119,7 @@ def test_a_wanted_end_is_not_counted_and_whatever_else_is(facts):
 
 @each_fact
 @given(some_facts)
-def test_what_was_running_is_never_forgotten(facts):
+def test_a_running_call_is_never_forgotten(facts):
     """Only a replay is: the next process is asked anew."""
     decision = decide(facts)
     if facts.running is NOTHING:
@@ -137,7 +137,7 @@ def test_nothing_runs_again_that_was_aborted_or_whose_actor_is_closed(facts):
 
 @each_fact
 @given(some_facts)
-def test_an_aborted_end_says_so_and_no_death_does(facts):
+def test_only_an_aborted_process_is_marked_as_aborted(facts):
     decision = decide(facts)
     if facts.reason is None:
         assert not decision.aborted
@@ -160,7 +160,7 @@ def test_only_what_kills_its_own_process_spends_a_retry(facts):
 
 
 @pytest.mark.parametrize(("retries", "deaths"), list(itertools.product(range(4), [None, TIMEOUT])))
-def test_a_call_survives_as_many_deaths_as_it_has_retries(retries, deaths):
+def test_a_call_survives_as_many_crashes_as_it_has_retries(retries, deaths):
     survived, left = 0, retries
     while (decision := decide(ExitFacts(deaths, running=CALL, retries=left))).fate is Fate.AGAIN:
         survived += 1

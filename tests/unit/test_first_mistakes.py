@@ -25,7 +25,7 @@ def pooled(**options):
 
 
 @pytest.mark.parametrize("make", [spawned, vectored, pooled])
-def test_deadlines_that_are_no_seconds_are_refused(make):
+def test_deadlines_that_are_not_seconds_are_rejected(make):
     for deadlines in (0, -1, None, {}, *NO_SECONDS):
         with pytest.raises(ValueError, match=r"^deadlines is .*expected Deadlines, or a number of seconds > 0, where"):
             make(deadlines=deadlines)
@@ -38,7 +38,7 @@ def test_a_number_as_deadlines_is_accepted(make):
         make(deadlines=deadlines).close()
 
 
-def test_what_is_no_list_of_factories_is_refused_with_an_example():
+def test_env_fns_that_are_not_a_list_raise_with_an_example():
     examples = [
         ("CartPole-v1", "[lambda: gymnasium.make('CartPole-v1')] * 8, or call envactors.make_vec('CartPole-v1', 8)"),
         (
@@ -57,13 +57,13 @@ def test_what_is_no_list_of_factories_is_refused_with_an_example():
         assert str(caught.value).endswith(f"write {example}")
 
 
-def test_an_env_id_as_a_factory_is_refused_with_the_way_to_write_it():
+def test_an_env_id_as_a_factory_is_rejected_with_the_way_to_write_it():
     for make in (lambda: ea.VectorEnv(["CartPole-v1"]), lambda: ea.spawn("CartPole-v1")):
         with pytest.raises(ValueError, match=r"write lambda: gymnasium\.make\('CartPole-v1'\)$"):
             make()
 
 
-def test_env_vars_that_no_environment_can_have_are_refused_at_the_call():
+def test_env_vars_that_no_environment_can_have_are_rejected_at_the_call():
     mistakes = [
         ({"A\0B": "x"}, ValueError, "no NUL in the name or the value"),
         ({"A": "x\0"}, ValueError, "no NUL in the name or the value"),
@@ -81,7 +81,7 @@ def test_env_vars_that_no_environment_can_have_are_refused_at_the_call():
                 make(Echo, env_vars=env_vars)
 
 
-def test_a_timeout_that_is_no_number_is_refused_at_the_call():
+def test_a_timeout_that_is_not_a_number_is_rejected_at_the_call():
     with spawned() as actor, vectored() as envs, pooled() as pool:
         envs.reset()
         future = actor.add()

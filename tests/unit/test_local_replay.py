@@ -9,7 +9,7 @@ import envactors as ea
 
 
 @pytest.mark.parametrize("backend", ["thread", "inline"])
-def test_an_env_that_raises_goes_on_with_a_new_episode(backend):
+def test_an_env_that_raises_continues_with_a_new_episode(backend):
     with ea.VectorEnv([Echo] * 2, backend=backend, on_failure="replay") as envs:
         envs.reset(seed=1)
         envs.set_attr("wants", [("raise", (LookupError, "lost")), None])

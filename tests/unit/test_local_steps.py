@@ -53,7 +53,7 @@ FACTORIES = pytest.mark.parametrize("factory", [Sharing, without_spaces])
 
 @LOCAL
 @FACTORIES
-def test_what_was_returned_never_changes_and_changes_no_env(backend, factory):
+def test_returned_values_never_change_and_change_no_env(backend, factory):
     with ea.VectorEnv([factory] * 3, envs_per_actor=2, backend=backend) as envs:
         results = [envs.reset(seed=0)]
         for _ in range(4):
@@ -144,7 +144,7 @@ def test_a_thread_that_was_given_up_in_a_step_writes_no_result_over_its_successo
         assert told[1].tolist() == obs[1].tolist()
 
 
-def test_copy_false_hands_out_views_in_line():
+def test_copy_false_returns_views_inline():
     with ea.VectorEnv([Sharing] * 2, envs_per_actor=2, backend="inline", copy=False) as envs:
         envs.reset(seed=0)
         actions = np.ones((2, 2), np.float32)

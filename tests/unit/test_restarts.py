@@ -72,7 +72,7 @@ def test_delays_are_bounded(policy, lives):
 
 @quick
 @given(policies, lives, st.floats(0.0, 5.0))
-def test_a_restart_is_refused_only_when_the_allowance_is_spent(policy, lives, later):
+def test_a_restart_is_rejected_only_when_the_allowance_is_spent(policy, lives, later):
     granted, *_ = simulate(policy, lives)
     now = (granted[-1] if granted else 0.0) + later
     recent = sum(1 for time in granted if now - time < policy.window)
@@ -102,7 +102,7 @@ def test_the_limit_for_the_lifetime_looks_beyond_the_window():
     assert restart_delay(policy, [0.0, 100.0, 200.0], 300.0) is None
 
 
-def test_no_limit_is_a_policy_too():
+def test_a_restart_policy_without_a_limit_is_valid():
     assert restart_delay(ea.RestartPolicy(max_restarts=math.inf, backoff_max=1.0), [0.0] * 10_000, 0.0) == 1.0
 
 
@@ -117,7 +117,7 @@ BAD = [-1, -0.001, -math.inf, math.nan, True, False, "3", b"3", [1.0], 1j]
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ea.RestartPolicy)])
-def test_a_bad_restart_policy_is_refused(field):
+def test_a_bad_restart_policy_is_rejected(field):
     for value in BAD:
         with pytest.raises(ValueError) as caught:
             ea.RestartPolicy(**{field: value})
@@ -126,7 +126,7 @@ def test_a_bad_restart_policy_is_refused(field):
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(ea.Deadlines)])
-def test_a_bad_deadline_is_refused(field):
+def test_a_bad_deadline_is_rejected(field):
     for value in BAD:
         with pytest.raises(ValueError) as caught:
             ea.Deadlines(**{field: value})

@@ -113,7 +113,7 @@ def test_a_generator_that_nobody_keeps_is_used_again():
 
 
 @pytest.mark.parametrize("part", ["rng", "bit_generator", "context"])
-def test_a_generator_that_the_policy_keeps_goes_on(part):
+def test_a_generator_that_the_policy_keeps_continues(part):
     generators = StepGenerators(1, 0)
     context = PolicyContext(None, None, 0, generators)
     kept = {"rng": context.rng, "bit_generator": context.rng.bit_generator, "context": context}[part]

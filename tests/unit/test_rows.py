@@ -28,7 +28,7 @@ WRITES = WRITES_PER_ENV * len(ENVS) + 1
 
 @pytest.mark.parametrize("overs", [(), (3,), ENVS], ids=["steps", "one resets", "all reset"])
 @pytest.mark.parametrize("writes", range(WRITES + 1))
-def test_a_death_splits_a_step_wherever_its_worker_was(make_actor, writes, overs):
+def test_a_crash_splits_a_step_wherever_its_worker_was(make_actor, writes, overs):
     actor = make_actor()
     for env in overs:
         actor.slots.ended[env] = True
@@ -65,7 +65,7 @@ def test_a_death_splits_a_step_wherever_its_worker_was(make_actor, writes, overs
     assert list(actor.deliver()) == again
 
 
-def test_a_step_of_some_envs_leaves_the_others_alone(make_actor):
+def test_a_step_of_some_envs_does_not_affect_the_others(make_actor):
     actor = make_actor()
     posted = actor.slab.posted.copy()
     actor.step(3)
@@ -152,7 +152,7 @@ def test_a_process_that_ends_while_idle_loses_the_episodes_of_its_envs(make_acto
 
 @pytest.mark.parametrize("ended", [0, 1])
 @pytest.mark.parametrize("why", ["node lost", "aborted"])
-def test_the_first_env_without_a_result_is_to_blame_if_it_may_have_run(make_actor, why, ended):
+def test_the_first_env_without_a_result_fails_if_it_may_have_run(make_actor, why, ended):
     """What the worker of a lost node has begun may not have been told; the user wants what was asked to end."""
     actor = make_actor()
     actor.reset(seed=8)

@@ -36,7 +36,7 @@ def in_state(actor, state):
 
 
 @pytest.mark.parametrize("begun", [None, *ENVS])
-def test_with_replay_a_death_changes_no_result(make_actor, begun):
+def test_with_replay_a_crash_changes_no_result(make_actor, begun):
     actor = make_actor(on_failure="replay")
     actor.step()
     if begun is not None:
@@ -216,7 +216,7 @@ def test_an_actor_that_may_not_restart_fails_what_waits(make_actor):
 
 
 @pytest.mark.parametrize("seed", [8, 1 << 70])
-def test_a_reset_that_had_not_begun_is_asked_again_with_all_that_it_was_given(make_actor, seed):
+def test_a_reset_that_had_not_begun_is_retried_with_the_same_arguments(make_actor, seed):
     actor = make_actor()
     actor.reset(3, seed=seed, options={"level": 2})
     restart(actor)
@@ -271,7 +271,7 @@ def test_an_episode_counts_if_its_reset_may_have_run(make_actor):
     assert [slot.next_seed for slot in actor.slots.of[2:5]] == [episode_seed(11, 1), episode_seed(11, 1), 11]
 
 
-def test_an_env_that_was_put_into_a_state_goes_on_from_there(make_actor):
+def test_an_env_that_was_put_into_a_state_continues_from_there(make_actor):
     actor = make_actor()
     restart(actor)
     restore = CallRequest("restore", 3, kind=Kind.RESTORE)

@@ -32,7 +32,7 @@ def call(actor):
     return future
 
 
-def test_calls_and_rows_run_in_the_order_in_which_they_were_asked(make_actor):
+def test_calls_and_rows_run_in_the_order_of_submission(make_actor):
     actor = make_actor()
     actor.step(2, stream=True)
     future = call(actor)

@@ -49,7 +49,7 @@ def test_a_result_goes_to_the_half_that_does_not_hold_the_last_one(half):
     ],
     ids=["step", "autoreset", "action", "action of an autoreset", "renewal", "future", "both", "reset", "seeded reset"],
 )
-def test_what_a_worker_is_asked(op, ended, bits, payload):
+def test_the_slots_tell_the_worker_whether_to_step_or_reset(op, ended, bits, payload):
     slots = make_slots(1)
     slots.of[0].op = op
     slots.ended[0] = ended
@@ -178,7 +178,7 @@ def test_an_env_is_usual_once_its_process_has_given_it_a_result():
     assert slots.unusual == {0}
 
 
-def test_an_env_that_was_put_into_another_state_goes_on_with_the_seeds_of_that():
+def test_an_env_that_was_put_into_another_state_continues_with_the_seeds_of_that():
     slots = make_slots(2)
     for slot in slots.of:
         slot.next_seed = slot.root_seed = 1

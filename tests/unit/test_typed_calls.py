@@ -69,7 +69,7 @@ def test_a_method_of_the_class_calls_the_envs_method_of_that_name(actor, pool):
         assert text.call(str.upper).result() == "TEXT"
 
 
-def test_what_is_no_method_of_a_class_is_refused(actor, pool):
+def test_calling_a_function_that_is_not_a_method_raises(actor, pool):
     mistakes = [
         a_function,
         lambda env: env.count,
@@ -109,6 +109,6 @@ def test_arguments_after_the_factory_go_to_it():
         assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_an_argument_of_a_factory_that_does_not_pickle_is_refused():
+def test_an_argument_of_a_factory_that_does_not_pickle_is_rejected():
     with pytest.raises(ea.SerializationError, match="cannot be pickled"):
         ea.spawn(Counter, threading.Lock())

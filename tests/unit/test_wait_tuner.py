@@ -41,7 +41,7 @@ def costs(ways, low, high):
 
 @settings(max_examples=examples(25))
 @given(st.sampled_from([SHORT, WITH_CORES]).flatmap(lambda ways: costs(ways, 100e-6, 900e-6)))
-def test_the_quickest_way_is_found(cost):
+def test_the_fastest_wait_mode_is_found(cost):
     waiting = WaitTuner(may_spin=True, may_pin=BOTH_SPIN_PINNED in cost)
     _, taken = run(waiting, cost, 0.0, 2.0)
     assert max(taken, key=taken.__getitem__) == min(cost, key=cost.__getitem__)
@@ -49,7 +49,7 @@ def test_the_quickest_way_is_found(cost):
 
 @settings(max_examples=examples(25))
 @given(costs(SHORT, 100e-6, 900e-6), costs(SHORT, 100e-6, 900e-6))
-def test_it_is_found_again_when_others_come_or_go(cost, changed):
+def test_the_fastest_wait_mode_is_found_again_after_a_change(cost, changed):
     waiting = WaitTuner(may_spin=True)
     clock, _ = run(waiting, cost, 0.0, 1.0)
     clock, _ = run(waiting, changed, clock, 12.0)
@@ -87,7 +87,7 @@ def test_looking_is_tried_again_when_calls_become_short(long, short):
         pytest.param({SLEEP: 300e-6, WORKERS_SPIN: 280e-6, BOTH_SPIN: 250e-6}, BOTH_SPIN_PINNED, 260e-6, id="short"),
     ],
 )
-def test_two_workers_on_one_core_are_found_out_and_left(apart, pinned, both_pinned):
+def test_two_workers_that_share_a_core_are_detected_and_pinned(apart, pinned, both_pinned):
     """Some kernels wake both sleepers on one core for seconds: unpinned, each batch then takes twice as long."""
     tuner = WaitTuner(may_spin=True, may_pin=True)
     cost = {**dict.fromkeys((*WITH_CORES, WORKERS_SPIN_PINNED), 10e-3), **apart, pinned: both_pinned}
@@ -108,7 +108,7 @@ def test_two_workers_on_one_core_are_found_out_and_left(apart, pinned, both_pinn
     assert max(taken, key=taken.__getitem__) == best, "taken again once they wake apart"
 
 
-def test_trying_costs_little():
+def test_trying_other_wait_modes_costs_less_than_five_percent():
     waiting = WaitTuner(may_spin=True)
     cost = {SLEEP: 100e-6, WORKERS_SPIN: 500e-6, BOTH_SPIN: 500e-6}
     clock, _ = run(waiting, cost, 0.0, 2.0)
@@ -118,7 +118,7 @@ def test_trying_costs_little():
     assert taken[WORKERS_SPIN] > 0, "the others are tried again"
 
 
-def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
+def test_a_wait_mode_with_rare_stalls_is_not_chosen():
     """As looking is where somebody else computes: quick, until the core is gone for milliseconds."""
     waiting = WaitTuner(may_spin=True)
     clock, calls = 0.0, 0
@@ -131,7 +131,7 @@ def test_a_way_that_is_quick_but_for_rare_stalls_is_not_taken():
     assert clock / calls < 1.25 * 50e-6  # 1.6 where it is taken
 
 
-def test_where_nobody_may_look_nobody_does():
+def test_without_spinning_only_sleeping_is_chosen():
     waiting = WaitTuner(may_spin=False)
     _, taken = run(waiting, dict.fromkeys(SHORT, 100e-6), 0.0, 1.0)
     assert taken[WORKERS_SPIN] == taken[BOTH_SPIN] == 0
