@@ -64,7 +64,7 @@ SLOW = {
     r"test_bench\.py::test_(ctrl_c_at_a_terminal|an_env_that_takes)": "a command that is killed; a side that fails",
     r"test_chaos\.py::test_a_run_with_all_kinds_of_fault\[2\]": "one env an actor",
     r"test_chaos\.py::test_ctrl_c_ends_the_command": "test_bench.py's test of a command that is killed",
-    r"test_tuning\.py::test_(envs_that_wait|it_takes_about)": "test_the_command",
+    r"test_tuning\.py::test_(envs_that_wait|tune_respects)": "test_the_command",
     r"test_demo\.py::test_the_live_table_in_a_terminal\[.*24, 60": "the other terminal",
     r"test_demo\.py::test_another_seed_makes_another_curve": "the same seed makes the same one",
     r"test_top\.py::test_a_signal_restores_the_terminal\[2-130\]": "SIGTERM; Ctrl-C is a key in other tests",
