@@ -215,6 +215,68 @@ def test_callbacks_run_without_jit_and_in_a_loop_of_the_program(make):
     assert terminated.tolist() == ended.tolist()
 
 
+def train(envs, updates, steps=64):
+    """Trains a softmax policy with clipped ratios, as PPO does; returns them and the lengths of episodes."""
+    reset, step = callbacks(envs)
+
+    def log_probabilities(parameters, obs):
+        hidden = jnp.tanh(obs @ parameters["hidden"])
+        return jax.nn.log_softmax(hidden @ parameters["out"])
+
+    def loss(parameters, obs, actions, advantages, old):
+        new = jnp.take_along_axis(log_probabilities(parameters, obs), actions[..., None], -1)[..., 0]
+        ratio = jnp.exp(new - old)
+        return -jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages).mean()
+
+    @jax.jit
+    def update(parameters, obs, key):
+        def act(state, key):
+            obs, _ = state
+            logits = log_probabilities(parameters, obs)
+            actions = jax.random.categorical(key, logits)
+            following, rewards, terminated, truncated = step(actions)
+            old = jnp.take_along_axis(logits, actions[:, None], -1)[:, 0]
+            return (following, terminated), (obs, actions, rewards, terminated | truncated, old)
+
+        keys = jax.random.split(key, steps)
+        state = (obs, jnp.zeros(obs.shape[0], bool))
+        (obs, _), (seen, actions, rewards, ended, old) = jax.lax.scan(act, state, keys)
+
+        def discount(following, row):
+            reward, end = row
+            value = reward + 0.98 * following * ~end
+            return value, value
+
+        _, returns = jax.lax.scan(discount, jnp.zeros(obs.shape[0]), (rewards, ended), reverse=True)
+        advantages = (returns - returns.mean()) / (returns.std() + 1e-8)
+        for _ in range(4):
+            slope = jax.grad(loss)(parameters, seen, actions, advantages, old)
+            parameters = jax.tree.map(lambda value, change: value - 0.3 * change, parameters, slope)
+        return parameters, obs, 1 / jnp.maximum(ended.mean(), 1 / steps)
+
+    first, second = jax.random.split(jax.random.key(0))
+    parameters = {"hidden": jax.random.normal(first, (4, 16)) * 0.5, "out": jax.random.normal(second, (16, 2)) * 0.01}
+    obs, lengths = jax.jit(reset)(1), []
+    for number in range(updates):
+        parameters, obs, length = update(parameters, obs, jax.random.key(number))
+        lengths.append(float(length))
+    return parameters, lengths
+
+
+@pytest.mark.soak
+def test_training_with_killed_workers_ends_with_the_same_parameters(make):
+    healthy = make([cartpole] * 4, envs_per_actor=4)
+    expected, lengths = train(healthy, 100)
+    killed = make(
+        [functools.partial(lambda at: Killed(cartpole(), at), at) for at in (40, 900, 2500, 5000)], on_failure="replay"
+    )
+    parameters, _ = train(killed, 100)
+    assert_equal(parameters, expected)
+    assert [actor.incarnation for actor in killed.actors] == [1] * 4
+    assert lengths[0] < 30  # steps per episode, up to 64, which a rollout has
+    assert np.mean(lengths[-10:]) > 55  # it learns
+
+
 class Wordy(Nested):
     observation_space = spaces.Dict(said=spaces.Text(9))
 
