@@ -69,6 +69,14 @@ SUBJECTS = {
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
     "openenv": Subject("3.11", "3.12", ("openenv",), ("tests/integrations/test_openenv.py",)),
     "verifiers": Subject("3.11", "3.12", ("verifiers",), ("tests/integrations/test_verifiers.py",)),
+    # The newest PyTorch that LeRobot accepts.
+    "lerobot": Subject(
+        "3.12",
+        "3.12",
+        ("lerobot",),
+        ("tests/integrations/test_lerobot.py",),
+        torch=("torch==2.11.0", "torchvision==0.26.0"),
+    ),
     # Ray pins its own version of Gymnasium, so the extra's oldest one cannot be installed beside it.
     "rllib": Subject(
         "3.12", "3.12", ("cli",), ("tests/integrations/test_rllib.py",), torch=(TORCH,), beside=("ray[rllib]",)

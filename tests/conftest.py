@@ -33,6 +33,7 @@ OF_FRAMEWORKS = {
     "test_dask",
     "test_first_mistakes_with_dropins",
     "test_jax",
+    "test_lerobot",
     "test_mlagents",
     "test_openenv",
     "test_pufferlib",

@@ -162,8 +162,8 @@ def test_every_public_name_is_in_the_reference_with_an_example():
     homes = ["envactors", "envactors.testing", "envactors.remote", "envactors.state"]
     public = [(home, name) for home in homes for name in importlib.import_module(home).__all__]
     public = [(home, name) for home, name in public if name not in ("Future", "as_completed", "wait")]
-    drop_ins = ("alf", "ding", "gymnasium", "jax", "mlagents", "pettingzoo", "pufferlib", "rllib", "sb3", "tianshou")
-    for module in (*drop_ins, "torchrl"):
+    drop_ins = ("alf", "ding", "gymnasium", "jax", "lerobot", "mlagents", "pettingzoo", "pufferlib", "rllib", "sb3")
+    for module in (*drop_ins, "tianshou", "torchrl"):
         source = ast.parse((PACKAGE / f"integrations/{module}/__init__.py").read_text())
         listed = [
             node.value for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
