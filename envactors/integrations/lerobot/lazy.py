@@ -17,6 +17,7 @@ from envactors.integrations.gymnasium.vector_env import ActorVectorEnv
 from envactors.integrations.options import check_options
 from envactors.mailbox.factory import Factory, as_callable, as_factories
 from envactors.options import Deadlines, RestartPolicy
+from envactors.process.starting import DEFAULT
 from envactors.vector.options import CommonOptions
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class LazyActorVectorEnv:
 
     def __init__(self, env_fns: Sequence[Factory], **options: Unpack[CommonOptions]) -> None:
         check_options(type(self).__name__, options, _REFUSED)
-        options.setdefault("backend", ProcessBackend(preload=[_WRAPPERS]))
+        if DEFAULT == "forkserver":
+            options.setdefault("backend", ProcessBackend(preload=[_WRAPPERS]))
         options.setdefault("deadlines", Deadlines(start=120.0))
         options.setdefault("restart", RestartPolicy(max_restarts=1))
         self.num_envs: int = len(env_fns)
