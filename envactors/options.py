@@ -64,7 +64,7 @@ class RestartPolicy:
 
     Attributes:
         max_restarts: How many restarts are allowed within ``window``: 0 means that the actor ends with its process,
-            ``math.inf`` that there is no limit.
+            and ``math.inf`` allows any number.
         window: The length of the window, in seconds.
         backoff: The delay before the first restart in a window, in seconds; each further restart doubles it.
         backoff_max: The longest delay, in seconds.
@@ -183,7 +183,7 @@ def check_patience(value: float | None, what: str) -> None:
 
 
 def deadline_after(timeout: float | None, what: str) -> float | None:
-    """Check a timeout and return when it expires (`time.monotonic`); None if there is no limit.
+    """Check a timeout and return when it expires (`time.monotonic`); None for no limit.
 
     Raises:
         ValueError: As for `check_timeout`.

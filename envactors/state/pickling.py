@@ -144,17 +144,17 @@ class StateUnpickler(pickle.Unpickler):
 
 
 def env_at(*_args: Any) -> Any:
-    """Stand for the method of a `StateUnpickler` that returns an env of the chain; pickles refer to this name."""
+    """Provide the name by which pickles refer to the method of `StateUnpickler` that returns an env of the chain."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def own_at(*_args: Any) -> Any:
-    """Stand for the method that returns the object that the env keeps at a place."""
+    """Provide the name of the method that returns the object that the env keeps at a place."""
     raise AssertionError("loaded without a StateUnpickler")
 
 
 def apply(*_args: Any) -> None:
-    """Stand for the method that collects the state of such an object."""
+    """Provide the name of the method that collects the state of such an object."""
     raise AssertionError("loaded without a StateUnpickler")
 
 

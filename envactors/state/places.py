@@ -72,7 +72,7 @@ def at(chain: Sequence[Any], place: Place) -> Any:
     """Return the object at a place.
 
     Raises:
-        LookupError: There is no object at that place.
+        LookupError: The place does not exist.
     """
     depth, *keys = place
     value = chain[depth]

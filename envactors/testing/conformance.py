@@ -309,7 +309,7 @@ class EnvConformance:
                 results = [envs.step(actions)[:4] for envs in (one, other)]
                 _assert_equal(*results)
 
-    def test_it_can_be_renewed_in_the_middle_of_an_episode(self) -> None:
+    def test_the_env_can_be_renewed_in_the_middle_of_an_episode(self) -> None:
         with self.make_envs("process") as envs:
             envs.reset(seed=0)
             envs.step(self._actions(envs))
@@ -317,7 +317,7 @@ class EnvConformance:
             envs.reset(env_ids=[0])
             envs.step(self._actions(envs))
 
-    def test_it_closes(self) -> None:
+    def test_the_env_closes(self) -> None:
         envs = self.make_envs("process")
         envs.reset(seed=0)
         envs.close()

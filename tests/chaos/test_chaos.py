@@ -290,14 +290,14 @@ def rows(batch, order):
     return ea.Batch(*([column[i] for i in order] if isinstance(column, list) else column[order] for column in batch))
 
 
-def test_it_sees_a_result_that_comes_twice(monkeypatch):
+def test_the_checker_detects_a_duplicate_result(monkeypatch):
     tampered(monkeypatch, lambda batch, plain: rows(batch, [*range(len(batch.infos)), plain[0]]))
     report = small_run()
     assert only(report, duplicated=1)
     assert "nobody asked for" in report.problems[0]
 
 
-def test_it_sees_a_result_of_another_env(monkeypatch):
+def test_the_checker_detects_a_result_of_another_env(monkeypatch):
     def swap(batch, plain):
         batch.obs[plain[0], 0] += 1
         batch.obs[plain[0]] = relabelled(batch.obs[plain[0]])
@@ -315,7 +315,7 @@ def relabelled(obs):
 
 
 @pytest.mark.parametrize(("change", "what"), [(1, "duplicated"), (-1, "lost")], ids=["twice", "left out"])
-def test_it_sees_a_step_that_was_not_made_once(monkeypatch, change, what):
+def test_the_checker_detects_a_repeated_or_skipped_step(monkeypatch, change, what):
     def miscount(batch, plain):
         batch.obs[plain[0], 1] += change
         batch.obs[plain[0]] = relabelled(batch.obs[plain[0]])
@@ -325,7 +325,7 @@ def test_it_sees_a_step_that_was_not_made_once(monkeypatch, change, what):
     assert only(small_run(), **{what: 1})
 
 
-def test_it_sees_a_torn_observation(monkeypatch):
+def test_the_checker_detects_a_torn_observation(monkeypatch):
     def tear(batch, plain):
         batch.obs[plain[0], LargeEcho.SIZE // 2 :] = 0
         return batch
@@ -334,7 +334,7 @@ def test_it_sees_a_torn_observation(monkeypatch):
     assert only(small_run(), torn=1)
 
 
-def test_it_sees_a_reward_of_another_step(monkeypatch):
+def test_the_checker_detects_a_reward_of_another_step(monkeypatch):
     def change(batch, plain):
         batch.rewards[plain[0]] += 1
         return batch
@@ -343,7 +343,7 @@ def test_it_sees_a_reward_of_another_step(monkeypatch):
     assert only(small_run(), **{"mixed up": 1})
 
 
-def test_it_sees_a_result_that_never_comes(monkeypatch):
+def test_the_checker_detects_a_missing_result(monkeypatch):
     monkeypatch.setattr(runner, "_PATIENCE", 0.5)
     tampered(monkeypatch, lambda batch, plain: rows(batch, [i for i in range(len(batch.infos)) if i != plain[0]]))
     report = small_run()
@@ -351,7 +351,7 @@ def test_it_sees_a_result_that_never_comes(monkeypatch):
     assert "have results pending" in report.problems[-1]
 
 
-def test_it_sees_a_stall(monkeypatch):
+def test_the_checker_detects_a_stall(monkeypatch):
     monkeypatch.setattr(run_module, "STALL_MARGIN", 0.0)
 
     def wait(batch, plain):
@@ -364,7 +364,7 @@ def test_it_sees_a_stall(monkeypatch):
     assert report.longest_stall >= 2 * DEADLINE
 
 
-def test_it_sees_counts_that_do_not_add_up(monkeypatch):
+def test_the_checker_detects_counts_that_do_not_add_up(monkeypatch):
     steps = Episodes.steps.fget
     monkeypatch.setattr(Episodes, "steps", property(lambda episodes: steps(episodes) + np.array([0, 1, 0])))
     report = small_run()
@@ -372,14 +372,14 @@ def test_it_sees_counts_that_do_not_add_up(monkeypatch):
     assert "env 1 has delivered" in report.problems[-1]
 
 
-def test_it_sees_observers_that_fail(monkeypatch):
+def test_the_checker_detects_observers_that_fail(monkeypatch):
     monkeypatch.setattr(observers, "ask", lambda *_: {"actors": []})
     report = small_run(observed=True)
     assert report.miscounted >= 1
     assert "the monitor knows only" in report.problems[0]
 
 
-def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):
+def test_the_checker_detects_a_process_that_crashed_without_a_fault(monkeypatch):
     (spared, *_) = {0, 1, 2} - {fault.env_id for fault in plan_faults(2, 5, 3)}
 
     class Frail(LargeEcho):
@@ -396,7 +396,7 @@ def test_it_sees_a_process_that_was_lost_without_a_fault(monkeypatch):
     assert "exit code 5" in report.problems[-1]
 
 
-def test_it_sees_an_env_that_is_not_the_same_on_another_process():
+def test_the_checker_detects_an_env_that_differs_in_another_process():
     class Env(EchoEnv):
         def step(self, action):
             obs, *rest = super().step(action)
@@ -411,7 +411,7 @@ def test_it_sees_an_env_that_is_not_the_same_on_another_process():
     assert not report.ok
 
 
-def test_it_sees_a_failure_that_is_not_replayed():
+def test_the_checker_detects_a_failure_that_is_not_replayed():
     class Env(EchoEnv):
         def step(self, action):
             obs, *rest = super().step(action)
@@ -445,7 +445,7 @@ def test_envs_that_are_not_deterministic_are_not_compared():
     assert report.ok, "\n".join(report.problems) or report
 
 
-def test_it_sees_what_is_left_behind(monkeypatch):
+def test_the_checker_detects_leaked_resources(monkeypatch):
     left = []
     over = threading.Event()
 
@@ -471,7 +471,7 @@ def test_it_sees_what_is_left_behind(monkeypatch):
     assert any(str(process.pid) in leak for leak in report.leaks)
 
 
-def test_it_sees_a_workers_child_that_outlives_it(monkeypatch):
+def test_the_checker_detects_a_child_that_outlives_its_worker(monkeypatch):
     class Escaping(FaultInjectingEnv):
         """Leaves a process running that nobody can tell was its own."""
 

@@ -264,7 +264,7 @@ def test_a_stopped_cell_loses_nothing(tmp_path):
     notebook.assert_silent()
 
 
-def test_what_workers_print_appears_in_the_running_cell(tmp_path):
+def test_output_of_workers_appears_in_the_running_cell(tmp_path):
     notebook = Notebook(
         tmp_path,
         ENVS,

@@ -176,7 +176,7 @@ def test_killed_worker_truncates_its_agents_when_failures_renew(make_one):
     assert isinstance(results[3][-1][0]["failure"], ea.ActorDiedError)
 
 
-def test_failure_is_raised_and_a_reset_goes_on(make_one):
+def test_failure_is_raised_and_a_reset_continues(make_one):
     envs = make_one(Killed, [1], num_envs=1)
     envs.async_reset(0)
     envs.recv()
@@ -256,7 +256,7 @@ def test_bare_envs_are_emulated(make_one):
         ("num_workers is the number of processes", {"envs_per_actor": 2}),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(message, options):
+def test_arguments_that_do_not_fit_are_rejected(message, options):
     with pytest.raises((ValueError, ea.VectorEnvError), match=message):
         make(cartpole, **options)
     with pytest.raises(TypeError, match="did you mean 'deadlines'"):

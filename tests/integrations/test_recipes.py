@@ -69,7 +69,7 @@ def test_cleanrl_stores_and_logs_the_same_as_without_a_crash(actions):
     assert [actor.incarnation for actor in ours.actors] == [1, 0, 1]
 
 
-def test_cleanrl_goes_on_when_failures_renew(actions):
+def test_cleanrl_continues_when_failures_renew(actions):
     ours = ActorVectorEnv([make_env(5), make_env(-1)], autoreset_mode="SameStep", on_failure="renew")
     (obs, rewards, dones), returns = collect(ours, actions[:60, :2])
     assert dones[4, 0]

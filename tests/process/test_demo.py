@@ -109,7 +109,7 @@ def test_faults_make_no_difference_to_the_curve(begun):
     assert troubles(untroubled.stdout) == ({}, 0, 0)
 
 
-def test_it_records_what_it_does(begun, traced):
+def test_the_demo_writes_a_trace_of_its_run(begun, traced):
     events = json.loads(traced.read_text())["traceEvents"]
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert tracks >= {"caller of vector 0", *(f"env-{env}" for env in range(8))}

@@ -27,7 +27,7 @@ def test_doctor_reports_versions_cores_and_start_methods(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out).keys() == found.keys()
 
 
-def test_it_warns_of_each_thing_that_is_short():
+def test_doctor_warns_about_each_scarce_resource():
     found = examine()
     found["cores"] |= {"machine": 2, "usable": 2}
     found["memory"] |= {"free": 8 << 30}

@@ -193,7 +193,7 @@ operations = st.lists(
 @MODES
 @settings(max_examples=examples(40))
 @given(operations)
-def test_episodes_count_from_the_last_seed_whoever_resets(autoreset, asked):
+def test_episodes_count_from_the_last_seed_for_manual_and_automatic_resets(autoreset, asked):
     with Seeding([Drift] * 3, autoreset=autoreset, backend="inline") as envs:
         track, expected = Track(envs), [[] for _ in range(3)]
         roots, numbers = [0, 0, 0], [0, 0, 0]

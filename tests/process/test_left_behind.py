@@ -270,7 +270,7 @@ def test_reapers_come_and_go():
         assert_gone(everybody)
 
 
-def test_a_closed_vector_that_is_held_holds_no_descriptors():
+def test_a_closed_vector_keeps_no_descriptors_open():
     def make():
         with ea.VectorEnv([EchoEnv] * 2) as envs:
             envs.reset(seed=0)

@@ -113,7 +113,7 @@ class TestWherever:
             assert numbers == list(range(200))
         assert actor.add(0).result(SOON) == 201
 
-    def test_the_last_words_of_a_process_come(self, actor, caplog):
+    def test_the_last_output_of_a_process_arrives(self, actor, caplog):
         with pytest.raises(ea.ActorDiedError):
             actor.die().result(SOON)
         wait_until(lambda: messages(caplog) == ["the last words"])

@@ -481,7 +481,7 @@ def test_a_fork_neither_answers_nor_removes_the_socket(path):
     assert (ended.stdout, ended.stderr) == ("done\n", "")
 
 
-def test_it_answers_while_a_worker_hangs(path):
+def test_the_monitor_answers_while_a_worker_hangs(path):
     with ea.monitor(path), ea.VectorEnv([lambda: FaultyEnv(EchoEnv())] * 2, on_failure="renew") as envs:
         envs.reset(seed=0)
         envs[1].arm("hang_in_c").result(SOON)

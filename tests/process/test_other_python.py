@@ -121,7 +121,7 @@ class TestConformanceOfTheSameVersion(BackendConformance):
 
 
 @pytest.mark.parametrize("method", ["spawn"] if PORTABLE else ["forkserver", "spawn"])
-def test_it_runs_in_that_interpreter_with_its_path_and_this_package(older, method):
+def test_the_worker_runs_in_the_other_interpreter_with_its_path_and_this_package(older, method):
     with ea.spawn(MAKE, backend=ea.ProcessBackend(method, python=Path(older)), env_vars=PATH) as actor:
         version, numpy, executable, package, path = actor.where().result(SOON)
     assert version != OWN

@@ -81,7 +81,7 @@ def test_a_deadline_is_enforced_from_outside(fault):
         assert ("in _" in failures[1].stacks) == (fault != "stop")
 
 
-def test_waiting_too_long_mixes_nothing_up():
+def test_a_timeout_does_not_mix_up_results():
     with packed(restart=FAST) as envs:
         envs.reset(seed=0)
         pid = envs[0].pid

@@ -76,7 +76,7 @@ def test_after_so_many_steps_the_next_episode_has_a_process_of_its_own(autoreset
         assert envs[0].incarnation == 2
 
 
-def test_above_so_much_memory_a_process_is_replaced_at_the_episodes_end():
+def test_above_max_rss_a_process_is_replaced_at_the_end_of_the_episode():
     with ea.VectorEnv([Leaky] * 2, recycle=ea.RecyclePolicy(max_rss=400 << 20)) as envs:
         pids = [info["pid"] for info in envs.reset(seed=0)[1]]
         for turn in range(10):

@@ -379,7 +379,7 @@ def test_more_steps_than_are_kept_are_not_replayed_until_the_next_seed():
         assert last[4][0]["count"] == 5
 
 
-def test_what_is_large_counts_as_several_steps():
+def test_large_values_count_as_several_steps_of_the_journal():
     with Replaying([functools.partial(Walk, None, 10**6)], max_journal=50) as envs:
         envs.reset(seed=0)
         envs.set_attr("bulk", bytes(20 << 10))

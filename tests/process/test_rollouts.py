@@ -441,7 +441,7 @@ def test_what_a_policy_returns_is_learnt_after_a_failure_at_the_first_step(tmp_p
 @FAULTS
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("envs_per_actor", [1, 3])
-def test_with_renew_a_failure_costs_what_it_costs_in_step(tmp_path, fault, envs_per_actor, autoreset):
+def test_with_renew_a_failure_in_a_rollout_behaves_like_a_failure_in_step(tmp_path, fault, envs_per_actor, autoreset):
     with with_fault(tmp_path, fault, "renew", envs_per_actor=envs_per_actor, autoreset=autoreset) as envs:
         obs, _ = envs.reset(seed=1)
         expected, last = loop(envs, 12, obs)

@@ -368,7 +368,7 @@ def test_permits_are_held_by_few_go_to_the_oldest_and_are_never_idle(count, oper
 # No turn is lost -----------------------------------------------------------------------------------------
 
 
-def test_a_process_that_waits_for_its_restart_holds_no_permit(log):
+def test_a_process_that_waits_for_its_restart_occupies_no_permit(log):
     restart = ea.RestartPolicy(max_restarts=3, backoff=100.0, backoff_max=100.0)
     with log.make(4, max_running=1, on_failure="renew", restart=restart) as envs:
         envs.reset(seed=0, timeout=SOON)
@@ -471,7 +471,7 @@ def test_an_error_in_starting_the_next_is_not_the_fault_of_the_one_before(log):
         assert envs.reset(timeout=SOON)[0][:, 0].tolist() == [0, 1, 2]
 
 
-def test_what_waits_runs_before_the_vector_closes(log):
+def test_waiting_calls_run_before_the_vector_closes(log):
     with log.make(6, max_running=1) as envs:
         envs.reset(seed=0, timeout=SOON)
         envs.send([WORKS] * 6)

@@ -135,7 +135,7 @@ def test_nothing_is_reported_without_slow(backend, tmp_path, warnings):
         assert not warnings()
 
 
-def test_an_actor_that_does_nothing_is_not_looked_at(tmp_path):
+def test_an_idle_actor_is_not_checked(tmp_path):
     with ea.spawn(EchoEnv, deadlines=SLOW) as actor:
         actor.reset(seed=0).result(SOON)
         wait_until(lambda: "call" not in actor._supervisor.core.timers.when)

@@ -186,7 +186,7 @@ def test_a_standby_of_several_envs_stands_in_for_fewer(tmp_path):
     assert closed.read_text() == "x" * 8, "those that were not needed are closed too"
 
 
-def test_what_is_printed_goes_under_the_new_name(capfd):
+def test_output_appears_under_the_new_name(capfd):
     class Talking(Placed):
         def __init__(self):
             super().__init__()

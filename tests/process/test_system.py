@@ -115,7 +115,7 @@ def test_every_poller_hears_each_ring(system, events):
         assert [heard(poller) for poller in (first, second)] == [set(), set()]  # and not for ever
 
 
-def test_a_sleeping_poller_hears_what_another_has_taken(polling):
+def test_a_sleeping_poller_is_woken_for_results_that_another_poller_read(polling):
     with contextlib.ExitStack() as stack:
         sleeping, taking = (stack.enter_context(contextlib.closing(polling.Poller())) for _ in range(2))
         bell = stack.enter_context(contextlib.closing(polling.Doorbell()))
@@ -231,7 +231,7 @@ def test_the_file_of_a_text_is_this_users_alone(memory):
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_the_end_of_a_child_is_seen_before_it_is_reaped(processes, how):
+def test_the_exit_of_a_child_is_noticed_before_it_is_reaped(processes, how):
     child = subprocess.Popen(["sleep", "0.1" if how == "exit" else "100"])
     sentinel = processes.open_sentinel(child.pid)
     with contextlib.closing(implementation("linux", "polling").Poller()) as poller:
@@ -245,7 +245,7 @@ def test_the_end_of_a_child_is_seen_before_it_is_reaped(processes, how):
     assert child.wait() == (0 if how == "exit" else -signal.SIGKILL)
 
 
-def test_what_the_system_tells_of_a_process(processes):
+def test_process_facts_from_the_system_are_correct(processes):
     with subprocess.Popen(["sleep", "100"]) as child, contextlib.ExitStack() as stack:
         stack.callback(child.kill)
         wait_until(lambda: processes.command_line(child.pid) == ["sleep", "100"])

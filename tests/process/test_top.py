@@ -638,7 +638,7 @@ def test_a_signal_restores_the_terminal(standing, signum, status):
         assert top.output.rindex(b"\x1b[?25h") > top.output.rindex(b"\x1b[?25l")
 
 
-def test_it_ends_with_its_terminal(standing):
+def test_the_command_ends_with_its_terminal(standing):
     ours, theirs = pty.openpty()
     environment = {**without_size(), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
     with subprocess.Popen(
@@ -888,7 +888,7 @@ def test_stacks_that_are_long_are_scrolled():
     assert isinstance(detail.on_key("b"), Back)
 
 
-def test_rates_come_of_two_snapshots():
+def test_rates_are_computed_from_two_snapshots():
     fields = ("key", "vector", "method", "node", "p50", "p99")
     of_actor = {**dict.fromkeys(fields), "name": "env-\x1b[31m0", "state": "idle", "pid": os.getpid(), "elapsed": 0.0}
     of_actor |= {"rss": 1, "restarts": 0, "last_failure": "actor 'env-0' (env 0, pid 7) died\x07"}

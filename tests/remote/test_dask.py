@@ -181,7 +181,7 @@ def test_a_cluster_without_workers_has_no_cores_to_count():
         ea.VectorEnv([EchoEnv] * 5, envs_per_actor="auto", backend=DaskBackend(client.scheduler.address))
 
 
-def test_a_cluster_of_threads_has_nodes_too():
+def test_a_cluster_without_processes_has_nodes():
     with (
         local_cluster(processes=False, security=None, n_workers=1) as cluster,
         distributed.Client(cluster) as client,

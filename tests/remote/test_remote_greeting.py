@@ -227,7 +227,7 @@ def test_a_silent_peer_blocks_nobody_forever(monkeypatch):
     assert "timed out" in said[0]
 
 
-def test_a_peer_that_sends_a_byte_now_and_then_blocks_nobody_either(monkeypatch):
+def test_a_peer_that_sends_single_bytes_blocks_nobody(monkeypatch):
     monkeypatch.setattr(greeting, "PATIENCE", 0.3)
     with agent() as (sock, said):
         begun = time.monotonic()

@@ -275,7 +275,7 @@ class TestWhatLosesNoNode:
                 assert obs[:, 1].tolist() == [turns] * 4
             assert [actor.incarnation for actor in envs.actors] == [0, 0]
 
-    def test_heartbeats_that_come_in_bursts_are_heartbeats(self, launcher, actor):
+    def test_heartbeats_that_arrive_in_bursts_keep_the_node(self, launcher, actor):
         proxy = launcher.proxies[actor.node]
         for number in range(3):
             proxy.cut("there" if number % 2 else "back")
@@ -296,7 +296,7 @@ class TestWhatLosesNoNode:
         pytest.param("there", lambda data: data[:-1], id="cut there", marks=SOAK),
     ],
 )
-def test_bytes_that_are_not_what_was_sent_are_never_a_result(launcher, actor, way, spoil):
+def test_corrupted_bytes_are_never_a_result(launcher, actor, way, spoil):
     node = actor.node
     launcher.proxies[node].spoil[way] = spoil
     results = []
@@ -310,7 +310,7 @@ def test_bytes_that_are_not_what_was_sent_are_never_a_result(launcher, actor, wa
     assert actor.node != node
 
 
-def test_what_waits_to_be_sent_to_a_silent_node_fails_with_it(launcher, actor):
+def test_queued_messages_to_a_silent_node_fail_with_it(launcher, actor):
     """More than fits into any buffer, from several threads, while the link is given up."""
     launcher.proxies[actor.node].cut("there")
     payload, outcomes = b"x" * 20_000_000, []

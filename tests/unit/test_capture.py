@@ -223,7 +223,7 @@ def test_the_generators_of_spaces_are_restored():
         assert str([one.action_space.sample() for _ in range(5)]) == expected
 
 
-def test_windows_and_locks_stay():
+def test_the_env_keeps_its_windows_and_locks():
     pytest.importorskip("pygame")
     env = make("CartPole-v1", render_mode="rgb_array")
     env.reset(seed=0)

@@ -103,7 +103,7 @@ def test_without_a_replay_an_env_fails_is_reset_or_repeats_its_last_result(case,
         ("renew", WAITING, RESET, {"is_closing": True, "is_bound": False}, FAILS),
     ],
 )
-def test_what_can_run_again_does_unless_the_actor_has_ended(on_failure, cause, asked, more, decision):
+def test_calls_that_can_run_again_do_so_unless_the_actor_has_ended(on_failure, cause, asked, more, decision):
     assert decide(failed(on_failure, cause, asked, **more)) == decision
 
 
@@ -128,7 +128,7 @@ def those_where(holds):
     return [(one, decide(one)) for one in SITUATIONS if holds(one)]
 
 
-def test_what_has_no_process_to_run_in_fails():
+def test_a_call_without_a_process_fails():
     for one, decision in those_where(lambda one: one.is_closing or not one.actor_lives):
         assert decision == FAILS, one
 
@@ -193,7 +193,7 @@ def test_a_journal_is_forgotten_with_the_request_that_has_failed():
         assert decision.forgets_journal is (is_given_up and one.on_failure == "replay"), one
 
 
-def test_replay_without_a_way_back_is_renew():
+def test_replay_without_a_seeded_reset_behaves_like_renew():
     no_way = {"is_whole": False, "can_retry": False}
     for one, _ in those_where(lambda one: one.on_failure == "replay"):
         replay = decide(one._replace(**no_way))

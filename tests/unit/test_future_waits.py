@@ -30,7 +30,7 @@ def test_a_wait_without_a_limit_lasts_until_the_future_is_settled():
     assert owner.waits == 3
 
 
-def test_a_wait_with_a_limit_ends_with_it():
+def test_a_wait_with_a_timeout_ends_in_time():
     class Idle(HastyActor):
         def wait(self, future, done, deadline):
             threading.Event().wait(max(0.0, deadline - time.monotonic()))

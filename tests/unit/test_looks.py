@@ -16,7 +16,7 @@ seconds = st.floats(0.01, 100.0) | st.just(math.inf)
 
 
 @given(st.floats(0.0, 1000.0), st.floats(0.0, 100.0), st.none() | seconds, seconds, seconds)
-def test_a_look_comes_when_the_first_mark_passes_and_never_too_late_for_what_follows(since, age, limit, slow, shortest):
+def test_the_slow_call_check_runs_when_the_first_threshold_passes(since, age, limit, slow, shortest):
     now, shortest = since + age, min(shortest, slow)
     look = next_look(Turn(0, "step", since, limit), now, slow, shortest)
     assert now < look <= now + shortest

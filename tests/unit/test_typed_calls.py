@@ -96,7 +96,7 @@ def test_calling_a_function_that_is_not_a_method_raises(actor, pool):
                 call(private)
 
 
-def test_arguments_after_the_factory_go_to_it():
+def test_arguments_after_the_factory_are_passed_to_it():
     with ea.spawn(Counter, 3, name="three", backend="inline") as actor:
         assert (actor.name, actor.add().result()) == ("three", 4)
     with ea.spawn("helpers:Counter", 5, backend="inline") as actor:
