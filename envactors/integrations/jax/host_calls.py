@@ -84,7 +84,7 @@ def callbacks(envs: VectorEnv) -> Callbacks:
 
 
 class HostCalls:
-    """The functions that a compiled program calls, in a thread of its own.
+    """The functions that a compiled program calls, in one of its threads.
 
     Args:
         envs: The vector env.
@@ -127,7 +127,7 @@ def _batched(what: str, spec: Spec | None, num_envs: int) -> Any:
     """Return the shapes and dtypes of a batch of values.
 
     Raises:
-        SpaceMismatchError: There is no spec, or it has values that form no arrays.
+        SpaceMismatchError: The spec is missing, or has values that form no arrays.
     """
     if spec is None:
         raise SpaceMismatchError(

@@ -1,6 +1,6 @@
 """Adapter around an env of PufferLib in its worker.
 
-An env of PufferLib has several agents, and writes what it returns into arrays of its own. The adapter returns these
+An env of PufferLib has several agents, and writes what it returns into its arrays. The adapter returns these
 arrays as one nested observation, and ends an episode for the vector when the env is done.
 """
 

@@ -20,7 +20,7 @@ _REFUSED = {
     "autoreset": "PufferLib resets an env in the step after the end of its episode, which is autoreset='next_step'",
     "envs_per_actor": "num_workers is the number of processes",
     "copy": "results of several steps are in one batch",
-    "standbys": "each env has a factory of its own, with its seed",
+    "standbys": "the factories of the envs differ in their seeds",
 }
 # What PufferLib calls the backends that exist here.
 _BACKENDS = {"Multiprocessing": "process", "Serial": "inline"}
@@ -54,7 +54,7 @@ def make(  # type: ignore[misc] # `backend` takes more than that of the options,
         num_workers: Number of processes; None and ``"auto"``: one per env.
         batch_size: Number of envs that `ActorVecEnv.recv` returns; None: all, ``"auto"``: half of them.
         zero_copy: True to make batches of neighboring envs; False: of those that are ready first.
-        overwork: Accepted for PufferLib's sake; there is no limit to lift.
+        overwork: Ignored: the number of workers has no limit.
         **options: See `envactors.VectorOptions`. With ``on_failure="renew"`` a failed env's agents are truncated, and
             ``{"failure": exception}`` is among the infos.
 

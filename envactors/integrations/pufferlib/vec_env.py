@@ -244,7 +244,7 @@ class PartialBatches:
 
 
 class DriverEnv:
-    """Stands for the first env, whose attributes policies read. Each read is a call to its worker.
+    """Reads attributes of the first env, which policies need. Each read is a call to its worker.
 
     Args:
         handle: Handle of the env.
