@@ -180,7 +180,7 @@ def test_a_crashed_worker_needs_a_reset_and_the_others_continue(make, idle):
             envs.step([1, 1])
         assert caught.value.signal == signal.SIGKILL
     envs.workers[1].actor.get("index").result()  # on the new process
-    with pytest.raises(ea.VectorInputError, match="reset first"):
+    with pytest.raises(ea.VectorInputError, match=r"Call reset\(\) first"):
         envs.step([1, 1])
     assert envs.reset([1])[0].tolist() == [[1, 0, 0]]
     assert envs.step([2], [1])[0].tolist() == [[1, 1, 2]]

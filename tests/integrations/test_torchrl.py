@@ -180,7 +180,7 @@ def test_tuples_are_composites(make):
         (spaces.Text(5), "NonTensor"),
         (spaces.Dict(a=spaces.Text(5)), "'a'"),
         (spaces.MultiBinary([2, 3]), "TorchRL has no spec"),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "one fixed shape"),
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), "expected a space of fixed shape"),
         (spaces.Graph(LEAVES["box"], None), "TorchRL has no spec"),
         (ea.ArraySpec((2,), np.dtype(np.float32)), r"expected a gymnasium\.spaces\.Space"),
     ],
