@@ -28,7 +28,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "figures", "examples"]
+exclude_patterns = ["_build", "figures", "examples", "openenv"]
 default_role = "py:obj"  # names in docstrings stand in single backticks
 
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
@@ -45,12 +45,14 @@ LIBRARIES = (
     "distributed",
     "mlagents",
     "mlagents_envs",
+    "openenv",
     "pettingzoo",
     "stable_baselines3",
     "tensordict",
     "tianshou",
     "torch",
     "torchrl",
+    "verifiers",
 )
 suppress_warnings = ["autodoc.mocked_object"]
 autodoc_mock_imports = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]

@@ -3,8 +3,8 @@ Language-model agents with asyncio
 ==================================
 
 Agents that use tools take turns of different lengths: a search, a download, an answer of the model. Each episode is a
-coroutine that awaits the futures of one env, and one inference server answers all of them in batches. A tool that
-hangs costs its own episode a deadline, and the others nothing.
+coroutine with a session: an env in a process of its own. One inference server answers all episodes in batches. A tool
+that hangs costs its own episode a deadline and a retry, and the others nothing.
 """
 
 # %%
@@ -68,13 +68,16 @@ class Server:
 
 
 # %%
-# An episode: ask the model, call the tool that it names, until the fact is found. Deadlines are per call. After one
-# has passed, the actor has a new process, and the episode begins again with another seed.
+# An episode: ask the model, call the tool that it names, until the fact is found. It returns a reward. If a tool misses
+# its deadline, the session fails with ``kind="timeout"``, and ``retries`` begins the episode again in a new process,
+# here with another seed.
 
 spans = []
+tries = [0] * EPISODES
+rows = list(range(NUM_AGENTS))
 
 
-async def timed(agent, what, awaitable):
+async def timed(row, what, awaitable):
     begun = time.perf_counter()
     try:
         return await awaitable
@@ -82,54 +85,54 @@ async def timed(agent, what, awaitable):
         what = "deadline"
         raise
     finally:
-        spans.append((agent, what, begun, time.perf_counter() - begun))
+        spans.append((row, what, begun, time.perf_counter() - begun))
 
 
-async def episode(agent, actor, server, seed):
-    seen = await actor.begin(seed)
+async def play(env, server, seed, row):
+    seen = await env.begin(seed)
     turns = 0
     while seen != "the fact":
         turns += 1
-        answer = await timed(agent, "model", server.ask(seen))
-        call = actor.search(seen) if answer == "search" else actor.options(deadline=0.25).open_page(answer)
-        seen = await timed(agent, "tool", call)
-    return turns
+        answer = await timed(row, "model", server.ask(seen))
+        call = env.search(seen) if answer == "search" else env.open_page(answer)
+        seen = await timed(row, "tool", call)
+    return 1 / turns
 
 
-async def agent(number, actor, server, seeds, finished):
-    for seed in seeds:
-        for attempt in range(10):
-            try:
-                finished.append(await episode(number, actor, server, seed + 1000 * attempt))
-                break
-            except ea.ActorTimeoutError:
-                continue
-
-
-async def main(actors):
-    server, finished = Server(), []
+async def main(pool):
+    server, outcomes = Server(), []
     serving = asyncio.create_task(server.run())
-    seeds = [range(number, EPISODES, NUM_AGENTS) for number in range(NUM_AGENTS)]
-    await asyncio.gather(*(agent(i, actor, server, seeds[i], finished) for i, actor in enumerate(actors)))
+
+    async def episode(env, task):
+        tries[task] += 1
+        row = rows.pop()
+        try:
+            return await play(env, server, task + 1000 * tries[task], row)
+        finally:
+            rows.append(row)
+
+    async for outcome in pool.arun(episode, range(EPISODES), retries=10):
+        outcomes.append(outcome)
     serving.cancel()
-    return server.batches, finished
+    return server.batches, outcomes
 
 
-restart = ea.RestartPolicy(max_restarts=100, backoff=0)
-with ea.ActorPool(Library, NUM_AGENTS, restart=restart) as pool:
-    batches, finished = asyncio.run(main(pool.actors))
-    lost = sum(actor.stats().restarts for actor in pool.actors)
+with ea.SessionPool(Library, NUM_AGENTS, standbys=4, deadlines=0.5) as pool:
+    batches, outcomes = asyncio.run(main(pool))
+    stats = pool.stats()
 
-print(f"{len(finished)} episodes, {sum(finished)} turns in {len(batches)} batches, {lost} tools hung")
-assert len(finished) == EPISODES
-assert lost == sum(what == "deadline" for _, what, _, _ in spans) > 0
+# %%
+# Each task has one outcome. A failure has no value, so that it is never taken for a reward of 0.
+
+rewards = [outcome.value for outcome in outcomes if isinstance(outcome, ea.Completed)]
+hung = stats.outcomes["timeout"]
+print(f"{len(rewards)} episodes with a mean reward of {np.mean(rewards):.2f}, {hung} tools hung")
+assert len(outcomes) == len({outcome.task for outcome in outcomes}) == EPISODES
+assert hung == sum(what == "deadline" for _, what, _, _ in spans) > 0
 assert np.mean(batches) > 2
 
 # %%
-# Each row is an agent. If a tool hangs, its deadline ends it, and recording its stacks takes a moment more. The other
-# agents continue.
-
-assert max(length for _, what, _, length in spans if what == "tool") < 1
+# Each row is a session at a time. If a tool hangs, its deadline ends it. The other sessions continue.
 
 begun = min(span[2] for span in spans)
 fig, ax = plt.subplots(figsize=(8, 5), layout="constrained")
@@ -140,8 +143,6 @@ for what, color in (("model", "C0"), ("tool", "C2"), ("deadline", "C3")):
     ax.barh(
         0, 0, color=color, label={"deadline": "tool that hangs, until its deadline"}.get(what, f"waits for the {what}")
     )
-ax.set(xlabel="time (s)", ylabel="agent", yticks=range(0, NUM_AGENTS, 5), xlim=(0, None))
-ax.set_title(
-    f"{EPISODES} episodes, answered in batches of {np.mean(batches):.1f}; {lost} tools hung, and nobody else waited"
-)
+ax.set(xlabel="time (s)", ylabel="session", yticks=range(0, NUM_AGENTS, 5), xlim=(0, None))
+ax.set_title(f"{EPISODES} episodes, answered in batches of {np.mean(batches):.1f}; {hung} tools hung")
 ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False)

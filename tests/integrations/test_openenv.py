@@ -8,7 +8,10 @@ import functools
 import inspect
 import json
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 from helpers import SOON, wait_until
@@ -213,3 +216,11 @@ def test_environments_work_without_a_server():
     finally:
         env.close()
         actors.shared.close()
+
+
+@pytest.mark.timeout(300)
+def test_the_server_of_the_guide_survives_and_its_clients_train_on():
+    script = Path(__file__).parents[2] / "docs/openenv/server.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the best arm is" in done.stdout

@@ -100,7 +100,7 @@ class HostedEnvironment:
         async_name = async_name_of(type(self._env), method)
         if async_name is None:
             return self._result(getattr(self._env, method)(*args, **kwargs))
-        return self._result(self._run(getattr(self._env, async_name)(*args, **kwargs)))
+        return self._result(self._run(self._call_connected(async_name, args, kwargs)))
 
     def read_state(self) -> Any:
         """Return the state of the environment."""
@@ -126,12 +126,21 @@ class HostedEnvironment:
             self._env.close()
             self._loop.close()
 
+    async def _call_connected(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an asynchronous method. Without a connection, each step that calls a tool would make one."""
+        await self._connect()
+        return await getattr(self._env, method)(*args, **kwargs)
+
     async def _with_tools(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-        """Use the MCP client. It stays connected, so that the tools keep the state of the session."""
-        if not self._is_connected:
+        """Use the MCP client."""
+        await self._connect()
+        return await ask(self._env.mcp_client)
+
+    async def _connect(self) -> None:
+        """Connect the MCP client, if there is one, once, so that the tools keep the state of the session."""
+        if not self._is_connected and hasattr(self._env, "mcp_session"):
             await self._stack.enter_async_context(self._env.mcp_session())
             self._is_connected = True
-        return await ask(self._env.mcp_client)
 
     def _result(self, value: Any) -> Result:
         try:
