@@ -100,7 +100,7 @@ async def play(env, server, seed, row):
 
 
 async def main(pool):
-    server, outcomes = Server(), []
+    server = Server()
     serving = asyncio.create_task(server.run())
 
     async def episode(env, task):
@@ -111,8 +111,7 @@ async def main(pool):
         finally:
             rows.append(row)
 
-    async for outcome in pool.arun(episode, range(EPISODES), retries=10):
-        outcomes.append(outcome)
+    outcomes = [outcome async for outcome in pool.arun(episode, range(EPISODES), retries=10)]
     serving.cancel()
     return server.batches, outcomes
 
