@@ -11,9 +11,11 @@ from openenv.core.generic_client import GenericEnvClient
 
 from envactors.integrations.openenv import on_actors
 
+# One line changes; a call that takes longer than a second ends its session.
 actors = on_actors(Bandit, 8, standbys=2, deadlines=1.0)
 app = create_app(actors, Pull, Payout, max_concurrent_envs=8)
 
+# In a thread, so that this is one script; serve yours with `uvicorn.run(app)`.
 server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical"))
 thread = threading.Thread(target=server.run)
 thread.start()
