@@ -9,8 +9,6 @@ import resource
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,10 +19,10 @@ from budget import examples
 from helpers import SOON, Counter, promised, run_script, wait_for_path, wait_until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from monitoring import ask, connect, monitor_threads, program, read_all
 
 import envactors as ea
 from envactors.observe import monitor as server
-from envactors.observe import programs
 from envactors.observe.programs import NoAnswerError, NotListeningError, pid_of, running_programs
 from envactors.testing import EchoEnv, FaultyEnv
 
@@ -49,46 +47,6 @@ def runtime(directory, monkeypatch):
 @pytest.fixture
 def path(directory):
     return directory / "m.sock"
-
-
-def ask(path, request, patience=SOON):
-    return programs.ask(path, request, patience)
-
-
-def connect(path):
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(SOON)
-    sock.connect(str(path))
-    return sock
-
-
-def read_all(sock):
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while chunk := sock.recv(1 << 16):
-            data += chunk
-    return data
-
-
-def monitor_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("envactors-monitor")]
-
-
-@contextlib.contextmanager
-def program(code, *arguments, **environment):
-    """A program that runs until its input ends, and its first line."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
-        try:
-            yield process, process.stdout.readline().strip()
-            process.communicate(timeout=SOON)
-        finally:
-            process.kill()
 
 
 # What it answers -------------------------------------------------------------------------------------------

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from helpers import SOON, Counter, promised, run_script
+from monitoring import ask, connect, monitor_threads, program, read_all
 
 import envactors as ea
-from envactors.observe import programs
 from envactors.observe.programs import running_programs
 from envactors.testing import EchoEnv
 
@@ -47,47 +43,6 @@ def runtime(directory, monkeypatch):
     """The directory in which the sockets of programs are."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
     return directory / "envactors"
-
-
-def ask(path, request, patience=SOON):
-    return programs.ask(path, request, patience)
-
-
-def connect(path):
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(SOON)
-    sock.connect(str(path))
-    return sock
-
-
-def read_all(sock):
-    data = b""
-    with contextlib.suppress(ConnectionResetError):
-        while chunk := sock.recv(1 << 16):
-            data += chunk
-    return data
-
-
-def monitor_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("envactors-monitor")]
-
-
-@contextlib.contextmanager
-def program(code, *arguments, **environment):
-    """A program that runs until its input ends, and its first line."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    ) as process:
-        try:
-            yield process, process.stdout.readline().strip()
-            if process.poll() is None:
-                process.communicate(timeout=SOON)
-        finally:
-            process.kill()
 
 
 def test_every_program_with_actors_answers_unless_monitoring_is_off(runtime):

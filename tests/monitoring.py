@@ -1,0 +1,55 @@
+"""Programs that can be looked at, and clients that do so: what the tests of the monitor share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+from helpers import SOON
+
+from envactors.observe import programs
+
+
+def ask(path, request, patience=SOON):
+    return programs.ask(path, request, patience)
+
+
+def connect(path):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(SOON)
+    sock.connect(str(path))
+    return sock
+
+
+def read_all(sock):
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := sock.recv(1 << 16):
+            data += chunk
+    return data
+
+
+def monitor_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("envactors-monitor")]
+
+
+@contextlib.contextmanager
+def program(code, *arguments, **environment):
+    """A program that runs until its input ends, and its first line."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
+        try:
+            yield process, process.stdout.readline().strip()
+            if process.poll() is None:
+                process.communicate(timeout=SOON)
+        finally:
+            process.kill()
