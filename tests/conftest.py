@@ -12,8 +12,10 @@ import contextlib
 import gc
 import importlib
 import multiprocessing.resource_tracker
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import loky.backend.resource_tracker
@@ -80,6 +82,14 @@ def pytest_configure():
     # Hundreds of interpreters import this package: none of them should have to compile it again.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Every program with actors listens there. Tests that look for programs must not find those of tests beside them,
+    # whose monitors would start their threads.
+    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="ea")
+
+
+def pytest_unconfigure():
+    """Removes the directory of the sockets."""
+    shutil.rmtree(os.environ["XDG_RUNTIME_DIR"], ignore_errors=True)
 
 
 def pytest_collection(session):

@@ -98,7 +98,7 @@ class ActorCore:
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while there is no process."""
+        """The process id, None between two processes."""
         process = self.process
         return None if process is None else process.worker.pid or None
 

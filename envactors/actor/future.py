@@ -86,7 +86,7 @@ class ActorFuture(AwaitableFuture[R]):
 
         Raises:
             ValueError: ``timeout`` is not a number.
-            concurrent.futures.TimeoutError: The waiting ended; the call goes on.
+            concurrent.futures.TimeoutError: No outcome came in time; the call continues.
             concurrent.futures.CancelledError: The call was cancelled.
             Exception: What the env raised, or the `ActorError` that ended the call.
         """
@@ -153,9 +153,9 @@ class ActorFuture(AwaitableFuture[R]):
             self._owner.reactor.callbacks.submit(self._read_here)
 
     def _read_here(self) -> None:
-        """Read the outcome in this thread, unless another thread is at it.
+        """Read the outcome in this thread, unless another thread is reading it.
 
-        What it says may be that the env is asked once more; then another outcome arrives.
+        The outcome may be a retry; then another outcome arrives later.
         """
         read, me = self._read, object()
         if read is None:
@@ -163,7 +163,7 @@ class ActorFuture(AwaitableFuture[R]):
         try:
             if vars(self).setdefault("_readers", {}).setdefault(read, me) is me and self._state not in _SETTLED:
                 read()
-                if self._state not in _SETTLED:  # the env was asked once more
+                if self._state not in _SETTLED:  # a retry was sent
                     if self._read is read:
                         self._read = None
                     self._owner.reactor.wake(self)
@@ -206,7 +206,7 @@ class ActorFuture(AwaitableFuture[R]):
             return
         self.incarnation = incarnation
         outcome = self._claim.setdefault(None, (value, error))
-        if outcome is not None:  # nobody has asked for the condition: nobody waits, and there is no callback
+        if outcome is not None:  # without a condition nobody waits, and no callback exists
             self._result, self._exception = outcome
             self._state = "FINISHED"
         elif error is None:

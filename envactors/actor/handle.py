@@ -28,8 +28,8 @@ class Lifeline:
     __slots__ = ("__weakref__",)
 
     def __init__(self, supervisor: Supervisor) -> None:
-        # The engine holds the supervisor until it is closed. Held here, a closed one would stay for ever if an error of
-        # its own, with the frames in its traceback, led to this object.
+        # The engine holds the supervisor until it is closed. Held here, a closed one would stay in memory if one of its
+        # errors, with the frames in its traceback, led to this object.
         weakref.finalize(self, _abandon, weakref.ref(supervisor)).atexit = False
 
 
@@ -158,7 +158,7 @@ class ActorView(Caller[T_co]):
         return read_stats(self._supervisor)
 
     def stacks(self, timeout: float = 1.0) -> str:
-        """Return the stacks of the worker's threads now; the env is not touched, whatever it is at.
+        """Return the stacks of the worker's threads now; the env is not touched, whatever it is doing.
 
         Args:
             timeout: How long to wait for them, in seconds.
@@ -174,7 +174,7 @@ class ActorView(Caller[T_co]):
         return read_stacks(self._supervisor, timeout)
 
     def options(self, *, deadline: float | None = None, retries: int = 0, timeout: float | None = None) -> Caller[T_co]:
-        """Return the same methods with a deadline of their own, and a retry budget that survives restarts.
+        """Return the same methods with a separate deadline and a retry budget that survives restarts.
 
         Args:
             deadline: In seconds, in place of that of `Deadlines`: when it passes, the worker is killed.
@@ -248,7 +248,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
 
 
 def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
-    """Call a method of the env, or read an attribute that is no method; for drop-ins whose ``call`` does either."""
+    """Call a method of the env, or read any other attribute; for drop-ins whose ``call`` does either."""
     return caller._submit(Kind.CALL, Call(caller._env, public_name(name), args, kwargs, or_get=True), name)
 
 

@@ -52,7 +52,7 @@ def spawn(factory: Callable[[Unpack[Ts]], T], *args: Unpack[Ts], **options: Unpa
 def spawn(factory: str, *args: Any, **options: Unpack[SpawnOptions]) -> ActorHandle[Any]: ...
 
 
-def spawn(  # type: ignore[misc] # for mypy, Any does not stand for the types of several arguments
+def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of several arguments
     factory: Factory,
     *args: Any,
     name: str | None = None,
@@ -69,7 +69,7 @@ def spawn(  # type: ignore[misc] # for mypy, Any does not stand for the types of
         *args: The factory's arguments, pickled now.
         name: For errors and output; made up when None.
         backend: Where the actor lives: a name or a backend.
-        deadlines: How long things may take; a number of seconds stands for ``Deadlines(call=seconds)``.
+        deadlines: How long things may take; a number of seconds means ``Deadlines(call=seconds)``.
         restart: When a lost process is replaced.
         env_vars: Environment variables of the worker, set before it imports anything.
 
@@ -115,7 +115,10 @@ def launch(
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
-        raise ValueError(f"env_vars for actor {name!r}, and {resolved!r} has no environment of its own: expected None")
+        raise ValueError(
+            f"env_vars for actor {name!r}: {resolved!r} shares the caller's environment. Use backend='process', or leave "
+            "env_vars out"
+        )
     journal, levels = max_journal is not None, levels_of_loggers()
     functions = None if snapshot is None else _pickle_snapshot(snapshot)
     start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)

@@ -39,7 +39,7 @@ class PoolFuture(ActorFuture[Any]):
         self.call = call
         self.actor: ActorHandle | None = None
         self._pool = pool
-        # Whether `assign` runs: the thread that does so then goes on with the calls after this one.
+        # Whether `assign` runs: that thread then also assigns the calls after this one.
         self._is_being_assigned = False
 
     def assign(self, actor: ActorHandle) -> None:
@@ -124,7 +124,7 @@ class ActorPool(Generic[T_co]):
         # The actors without a call, the one that has been so for longest first; and what the others run.
         self._idle: dict[ActorHandle, None] = dict.fromkeys(self.actors)
         self._running: dict[ActorHandle, PoolFuture] = {}
-        # In line env code runs when a call is assigned, and Ctrl-C shall reach it.
+        # In-process, env code runs when a call is assigned, and Ctrl-C must reach it.
         is_inline = self.actors[0]._supervisor.config.backend.inline
         self._deferral = contextlib.nullcontext() if is_inline else defer_signals
 

@@ -35,7 +35,7 @@ class ProcessStacks:
         self._process = process
         self._file = file
         # The descriptor of the file once the process was asked. It stays None while the process is not ready, if env
-        # code has closed the file, and if there are no free descriptors.
+        # code has closed the file, or if all descriptors are in use.
         self._fd: int | None = None
         self._ask()
 

@@ -46,7 +46,7 @@ class VectorActors:
     def of(cls, choices: Choices, backend: Backend) -> VectorActors:
         """Return the actors of a vector, before any is launched."""
         memory = backend.make_memory()
-        # Without a process of its own, no actor can be lost.
+        # Only actors with a process can be lost.
         journal = choices.max_journal if choices.on_failure == "replay" and backend.kills else None
         launch_alike = functools.partial(
             launch,

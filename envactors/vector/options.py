@@ -58,7 +58,7 @@ class VectorOptions(CommonOptions, total=False):
         max_journal: Number of steps since the last seeded reset that are kept per env for a replay; 100,000 by default.
             Beyond it the env is not replayed until its next seeded reset. Calls and attributes count as steps, and so
             does each further KiB of either.
-        deadlines: Time limits in seconds; a number stands for ``Deadlines(call=number)``.
+        deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
         restart: Limits of restarts; ``RestartPolicy(max_restarts=10)`` by default.
         recycle: Limits of a process's steps and memory, after which it is replaced between two episodes. Not counted
             as a restart. Needs ``envs_per_actor=1``.
@@ -69,7 +69,7 @@ class VectorOptions(CommonOptions, total=False):
         backend: Where the actors run: ``"process"`` (default), ``"thread"``, ``"inline"``, or a backend.
         max_running: Largest number of envs that step or reset at once; None (default) for all. The other requests wait
             in the caller, in order, and their deadlines count from their start.
-        seed_episodes: True to give each reset without a seed a seed of its own, so that an episode depends on nothing
+        seed_episodes: True to give each reset without a seed an individual seed, so that an episode depends on nothing
             before it: ``int(SeedSequence(s, spawn_key=(0, e)).generate_state(1)[0])`` for episode ``e`` since the
             reset with the seed ``s`` (a random ``s`` if there was none). ``info["episode_seed"]`` of each reset is the
             seed, and a replay never reaches back beyond the current episode.

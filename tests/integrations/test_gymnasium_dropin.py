@@ -791,7 +791,7 @@ def test_register_changes_nothing_if_an_env_is_wrong(registry):
         register("Probes/Short-v0", namespace="Prob")
     with pytest.raises(ValueError, match="'Probes/Vector-v0' exists only as a vector env"):
         register(["Probes/Short-v0", "Probes/Vector-v0"])
-    with pytest.raises(ValueError, match="no env"):
+    with pytest.raises(ValueError, match="without an env"):
         register()
     assert entry_points() == before
 

@@ -1,4 +1,4 @@
-"""OpenEnv: an environment server whose sessions each have a process of their own.
+"""OpenEnv: an environment server that runs each session in a separate process.
 
 Import `on_actors` from here. It needs ``openenv-core>=0.3``, which this module imports.
 """

@@ -236,7 +236,7 @@ def _signature_of(parameters: list[Parameter]) -> inspect.Signature:
 
 
 def _with_signature(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Return a function that says it has another signature."""
+    """Wrap a function so that `inspect.signature` reports another signature."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

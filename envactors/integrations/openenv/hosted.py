@@ -56,7 +56,7 @@ def describe_class(kind: type) -> Description:
 
 
 def async_name_of(kind: type, method: str) -> str | None:
-    """Return the name of the asynchronous form of a method if the class has one of its own, None otherwise."""
+    """Return the name of the asynchronous form of a method if the class defines one, None otherwise."""
     name = f"{method}_async"
     definer = next((base for base in kind.__mro__ if name in vars(base)), None)
     return None if definer is None or definer.__module__ == _BASE_MODULE else name
@@ -96,7 +96,7 @@ class HostedEnvironment:
         return describe_class(type(self._env))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Result:
-        """Call ``reset`` or ``step``, in its asynchronous form if the environment has one of its own."""
+        """Call ``reset`` or ``step``, in its asynchronous form if the environment defines one."""
         async_name = async_name_of(type(self._env), method)
         if async_name is None:
             return self._result(getattr(self._env, method)(*args, **kwargs))
