@@ -116,8 +116,8 @@ def launch(
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(
-            f"env_vars for actor {name!r}: {resolved!r} shares the caller's environment. Use backend='process', or leave "
-            "env_vars out"
+            f"env_vars for actor {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out, or use "
+            "backend='process'"
         )
     journal, levels = max_journal is not None, levels_of_loggers()
     functions = None if snapshot is None else _pickle_snapshot(snapshot)

@@ -107,7 +107,7 @@ def test_inline_calls_from_many_threads_run_one_at_a_time():
 
 @pytest.mark.parametrize("backend", ["thread", "inline"])
 def test_backends_that_cannot_kill_reject_env_vars_abort_and_kill(backend):
-    with pytest.raises(ValueError, match="no environment of its own"):
+    with pytest.raises(ValueError, match="shares the caller's environment"):
         ea.spawn(Counter, backend=backend, env_vars={"A": "b"})
     if backend == "thread":
         go, begun = threading.Event(), threading.Event()
