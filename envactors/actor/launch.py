@@ -115,10 +115,7 @@ def launch(
     pickled = [_pickle_factory(factory, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
-        raise ValueError(
-            f"env_vars for actor {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out, or use "
-            "backend='process'"
-        )
+        raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
     journal, levels = max_journal is not None, levels_of_loggers()
     functions = None if snapshot is None else _pickle_snapshot(snapshot)
     start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
