@@ -32,8 +32,10 @@ class PufferEnvAdapter(EnvAdapter):
     def __init__(self, creator: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> None:
         super().__init__(lambda: _create(creator, args, kwargs, seed))
         env = self._env
-        self.observation_space = {name: ArraySpec(array.shape, array.dtype) for name, array in self._arrays().items()}
-        self.action_space = ArraySpec(env.actions.shape, env.actions.dtype)
+        self.observation_space: dict[str, ArraySpec] = {
+            name: ArraySpec(array.shape, array.dtype) for name, array in self._arrays().items()
+        }
+        self.action_space: ArraySpec = ArraySpec(env.actions.shape, env.actions.dtype)
 
     def _arrays(self) -> dict[str, Any]:
         return {name: getattr(self._env, name) for name in ARRAYS}

@@ -59,20 +59,20 @@ class ActorVecEnv:
     def __init__(self, envs: VectorEnv, sizes: Sizes) -> None:
         self.vector = envs
         described = envs[0].call("envactors_description").result()
-        self.driver_env = DriverEnv(envs[0], described)
+        self.driver_env: DriverEnv = DriverEnv(envs[0], described)
         self.single_observation_space: Any = described["single_observation_space"]
         self.single_action_space: Any = described["single_action_space"]
         self.emulated: Any = described["emulated"]
         self._agents_per_env: int = described["num_agents"]
-        self.num_environments = sizes.num_envs
-        self.num_workers = sizes.num_workers
+        self.num_environments: int = sizes.num_envs
+        self.num_workers: int = sizes.num_workers
         self.num_agents: int = sizes.num_envs * self._agents_per_env
         self.agents_per_batch: int = sizes.batch_size * self._agents_per_env
-        self.observation_space = joint_space(self.single_observation_space, self.agents_per_batch)
-        self.action_space = joint_space(self.single_action_space, self.agents_per_batch)
-        self.agent_ids = np.arange(self.num_agents).reshape(sizes.num_workers, -1)
+        self.observation_space: Any = joint_space(self.single_observation_space, self.agents_per_batch)
+        self.action_space: Any = joint_space(self.single_action_space, self.agents_per_batch)
+        self.agent_ids: npt.NDArray[np.int_] = np.arange(self.num_agents).reshape(sizes.num_workers, -1)
         self.initialized = False
-        self.flag = RESET
+        self.flag: int = RESET
         self._ids_by_env = self.agent_ids.reshape(sizes.num_envs, -1)
         self._parts = PartialBatches(envs, sizes) if sizes.batch_size < sizes.num_envs else None
         self._batch: list[int] = list(range(sizes.num_envs))
