@@ -43,10 +43,12 @@ LIBRARIES = (
     "alf",
     "ding",
     "distributed",
+    "jax",
     "mlagents",
     "mlagents_envs",
     "openenv",
     "pettingzoo",
+    "pufferlib",
     "stable_baselines3",
     "tensordict",
     "tianshou",
@@ -91,7 +93,7 @@ if os.environ.get("DOCS_ONLINE") == "1":
     }
 FOREIGN = (
     r"collections|concurrent|distributed|typing|types|enum|os|pathlib|time|numpy|np|npt|gymnasium|gym|stable_baselines3"
-    r"|pettingzoo|tensordict|tianshou|torch|torchrl"
+    r"|pettingzoo|tensordict|tianshou|torch|torchrl|jax|openenv|pufferlib|verifiers"
 )
 # Aliases of types, and internal types that annotations of public names mention.
 ALIASES = (

@@ -207,7 +207,7 @@ class ActorParallelEnvironment(Specs, AlfEnvironment):  # type: ignore[misc] # m
 
     @property
     def batch_size(self) -> int:
-        """The number of rows: the number of slots times the ``batch_size`` of each env."""
+        """The number of rows, which is the number of slots times the ``batch_size`` of each env."""
         return self._records.batch_size
 
     @property

@@ -184,7 +184,7 @@ def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> typ
         **pool_options: Options of `envactors.SessionPool`.
 
     Returns:
-        A class: a subclass of OpenEnv's ``Environment`` with the methods' signatures of the environment. Its ``shared``
+        A subclass of OpenEnv's ``Environment`` with the methods' signatures of the environment. Its ``shared``
         pool has ``get()`` for statistics and ``close()``.
 
     Raises:

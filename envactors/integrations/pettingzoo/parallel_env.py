@@ -110,7 +110,7 @@ class ActorParallelEnv:
 
     @property
     def masks(self) -> dict[Any, npt.NDArray[np.bool_]]:
-        """Whether each agent is alive in each copy: bool arrays of shape (num_envs,), by agent.
+        """Whether each agent is alive in each copy, as bool arrays of shape (num_envs,) by agent.
 
         Only an agent that is alive acts in the next step. Do not train on what that step returns for other agents.
         """

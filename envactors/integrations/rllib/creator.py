@@ -1,4 +1,4 @@
-"""`on_actors`: an env creator for RLlib that makes an `ActorVectorEnv`.
+"""`on_actors`: an env creator for RLlib that makes an ``ActorVectorEnv``.
 
 RLlib calls it in each env runner; with ``gym_env_vectorize_mode="vector_entry_point"`` it takes the vector env as it
 is. Nothing here imports Ray, so neither do the workers.
@@ -28,7 +28,7 @@ _RUNNERS_ID = "rllib-single-agent-env-v0"
 
 def on_actors(
     env: str | Callable[[dict[str, Any]], Any], **options: Unpack[CommonOptions]
-) -> Callable[[Mapping[str, Any]], ActorVectorEnv]:
+) -> Callable[[Mapping[str, Any]], gymnasium.vector.VectorEnv[Any, Any, Any]]:
     """Return an env creator for RLlib's ``register_env`` that makes each env of a runner in an actor.
 
     It needs ``config.env_runners(gym_env_vectorize_mode="vector_entry_point")``.
