@@ -99,6 +99,7 @@ FOREIGN = (
 ALIASES = (
     "AgentBatches|Autoreset|AutoresetMode|CallOwner|Client|Factory|OnFailure|Path|Spec|(starting.)?StartMethod"
     r"|.*EnvFuture|.*SessionFuture|SpawnOptions|.*type_variables\..*|R|Ts?|T_co|Item|CommonOptions|.*AnyFuture"
+    r"|Sizes|.*host_calls\.(Reset|Step)|.*environment\.ActorEnvironment"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({FOREIGN})\..*"), (r"py:class", ALIASES)]
 PUBLIC = {

@@ -51,9 +51,15 @@ class ActorVecEnv:
     Attributes:
         vector: The vector behind this class, with handles of the envs (``vector[i]``) and ``stats()``.
         driver_env: Reads attributes of the first env in its worker.
-        single_observation_space, single_action_space: Spaces of one agent.
-        observation_space, action_space: Spaces of a batch.
-        num_environments, num_agents, agents_per_batch, num_workers, emulated: As in PufferLib.
+        single_observation_space: Observation space of one agent.
+        single_action_space: Action space of one agent.
+        observation_space: Observation space of a batch.
+        action_space: Action space of a batch.
+        num_environments: Number of envs, as in PufferLib.
+        num_agents: Number of agents of all envs.
+        agents_per_batch: Number of agents in the results of one ``recv``.
+        num_workers: Number of processes.
+        emulated: As in PufferLib.
     """
 
     def __init__(self, envs: VectorEnv, sizes: Sizes) -> None:
