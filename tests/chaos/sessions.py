@@ -98,7 +98,8 @@ class SessionStorm:
         self._dice = random.Random(seed)
         self._size = size
         self._nodes = nodes
-        self._open = 0
+        # The sessions whose blocks have not been left; the pool may have ended some of them before.
+        self._entered: set[Any] = set()
         self._are_nodes_lost = False
         self.report = SessionReport(sessions)
 
@@ -180,13 +181,14 @@ class SessionStorm:
         """Be the user of one session."""
         async with pool.session(user) as env:
             sessions.append(env)
-            self._open += 1
-            if self._open > self._size:
-                self._complain(f"{self._open} sessions were open at a time: expected at most {self._size}")
+            self._entered.add(env)
+            count = sum(session.outcome is None for session in self._entered)
+            if count > self._size:
+                self._complain(f"{count} sessions were open at a time: expected at most {self._size}")
             try:
                 await self._work(env, user, fate)
             finally:
-                self._open -= 1
+                self._entered.discard(env)
 
     async def _work(self, env: Any, user: int, fate: str) -> None:
         if before := await env.enter(user):
