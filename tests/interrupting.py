@@ -30,8 +30,10 @@ def bodies_of_with(filename):
     return last
 
 
-def interrupt(function, number):
+def interrupt(function, number, *, only=None):
     """Calls a function and raises `Interrupt` before its line number ``number`` of the library's code.
+
+    With ``only``, a set of names, lines of functions with these names count alone.
 
     Three kinds of lines are left out, since an exception cannot come there: the end of a ``with`` statement, which is
     traced as a line, although the interpreter looks for no exceptions of others between the last instruction of the
@@ -57,6 +59,8 @@ def interrupt(function, number):
             if line <= before <= bodies_of_with(filename).get(line, 0):
                 return trace
             if frame.f_code.co_code[frame.f_lasti] in UNCOVERED:
+                return trace
+            if only is not None and frame.f_code.co_name not in only:
                 return trace
             if left == 0:
                 where = f"{Path(filename).name}:{line}"

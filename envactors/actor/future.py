@@ -171,6 +171,11 @@ class ActorFuture(AwaitableFuture[R]):
             self._owner.reactor.callbacks.submit(read)
             raise
 
+    @property
+    def is_being_read(self) -> bool:
+        """Whether the outcome has arrived, and a thread reads it or is about to."""
+        return self._read is not None
+
     def _is_past(self, read: Callable[[], None] | None) -> bool:
         """Return whether the future is settled, or there is another way to read the outcome than this one."""
         return self._state in _SETTLED or self._read is not read

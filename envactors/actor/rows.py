@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from envactors.actor.requests import Group, Request
-from envactors.actor.slots import ARRIVED, ASKED, LOST, POSTED, Outcome, Slots
+from envactors.actor.slots import ARRIVED, ASKED, LOST, POSTED, Op, Outcome, Slots
 from envactors.actor.states import LIVE
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, METHOD_RESET, OVERFLOWS
@@ -48,7 +48,7 @@ class ActorRows:
         slots: Slots,
         waiter: object,
         receive: Callable[[int], bool],
-        read: Callable[[int], None],
+        read: Callable[[int, Op], None],
     ) -> None:
         self.core = core
         self.slots = slots
@@ -273,7 +273,7 @@ class ActorRows:
             self.core.reactor.wake(self.waiter)
         slots.states[index] = ARRIVED
         if op is not None and op.future is not None:
-            read = functools.partial(self._read, index)
+            read = functools.partial(self._read, index, op)
             # In process a call has run when its future is returned.
             arrive = read if self.core.config.backend.inline else functools.partial(op.future.arrive, read)
             self.core.deferred.waiting.append(arrive)

@@ -55,6 +55,8 @@ class Op:
         payload: The action, or the options of a reset, as they travel; None if the row has all.
         failure: The failure of an earlier try, of which the result tells.
         ending: The step that ended an episode whose reset the next process does.
+        outcome: What the future gets: the result, the error, and the incarnation. Kept, since an interrupt may end the
+            thread that reads it; another thread then settles the future.
     """
 
     method: Literal["step", "reset"]
@@ -64,6 +66,7 @@ class Op:
     payload: Any = None
     failure: BaseException | None = None
     ending: Any = None
+    outcome: tuple[Any, BaseException | None, int] | None = None
 
 
 class Outcome(NamedTuple):
@@ -310,9 +313,12 @@ class Slots:
         ]
 
     def make_idle(self, index: int) -> None:
-        """Forget the request of an env."""
-        self.of[index].op = None
+        """Forget the request of an env.
+
+        After an interrupt between the two, the env is known by its request: without one, it might be a plain step.
+        """
         self.states[index] = self.at_rest[index]
+        self.of[index].op = None
         self.note_usual(index)
 
     def note_usual(self, index: int) -> None:

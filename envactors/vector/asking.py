@@ -14,7 +14,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import Caller
 from envactors.actor.requests import Group, Request
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import ASKED, IDLE, Op, Slots
+from envactors.actor.slots import ARRIVED, ASKED, IDLE, Op, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import VectorInputError
 from envactors.mailbox.control_page import encode_wait
@@ -312,8 +312,13 @@ class Asker:
                     continue
                 waiting = {index for group in core.table.groups() for index in group.indices}
                 for index in range(rows.first, rows.stop):
-                    if slots.states[index] == IDLE and slots.of[index].op is not None:
+                    op = slots.of[index].op
+                    if op is None:
+                        continue
+                    if slots.states[index] == IDLE:
                         slots.make_idle(index)
+                    elif slots.states[index] == ARRIVED and op.future is not None and not op.future.is_being_read:
+                        rows.settle(index)
                 forgotten = [i for i in range(rows.first, rows.stop) if rows.is_asked(i) and i not in waiting]
                 if forgotten:
                     supervisor.queue(Group(forgotten, stream=True))

@@ -67,18 +67,24 @@ class Outcomes:
                 self._pending.add(result)
         return len(found)
 
-    def read_for_future(self, index: int) -> None:
-        """Read the outcome of an env whose request has a future, and settle the future."""
+    def read_for_future(self, index: int, op: Op) -> None:
+        """Read the outcome of an env whose request has a future, and settle the future.
+
+        May run again after an interrupt, and then ends what was begun.
+        """
         slots, slot = self._slots, self._slots.of[index]
-        op = slot.op
-        if op is None or op.future is None or slots.states[index] != ARRIVED:
-            return  # another thread has read it
-        result = self._read(index)
-        if result is None:
-            return
-        step = self._reader.step(index, slot.incarnation) if result.is_in_rows else result.step
-        slots.make_idle(index)
-        op.future.settle(step, result.error, slot.incarnation)
+        assert op.future is not None, "the request has a future"
+        if op.outcome is None:
+            if slot.op is not op or slots.states[index] != ARRIVED:
+                return  # another thread has read it
+            result = self._read(index)
+            if result is None:
+                return
+            step = self._reader.step(index, slot.incarnation) if result.is_in_rows else result.step
+            op.outcome = step, result.error, slot.incarnation
+        if slot.op is op:  # else it is idle already, and may have another request
+            slots.make_idle(index)
+        op.future.settle(*op.outcome)
         self._supervisors[index].reactor.wake(op.future)
         self._supervisors[index].reactor.wake(self._pending)
 
