@@ -27,7 +27,7 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Request, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import Slots
+from envactors.actor.slots import Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, EndReason
 from envactors.actor.watch import Watch
 from envactors.errors import ActorClosedError
@@ -160,7 +160,7 @@ class Supervisor:
             raise self.core.errors.closed(call, self.core.incarnation)
         self.queue(call)
 
-    def attach(self, attach: Attach, slots: Slots, waiter: object, read: Callable[[int], None]) -> ActorFuture:
+    def attach(self, attach: Attach, slots: Slots, waiter: object, read: Callable[[int, Op], None]) -> ActorFuture:
         """Have the present process, and each one that follows it, use the rows of its envs.
 
         Args:

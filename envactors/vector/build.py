@@ -12,7 +12,7 @@ from envactors.actor.handle import ActorHandle, ActorView, close_all
 from envactors.actor.launch import launch
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
-from envactors.actor.slots import Autoreset, OnFailure, Slot, Slots
+from envactors.actor.slots import Autoreset, OnFailure, Op, Slot, Slots
 from envactors.backends.base import Backend, RowMemory
 from envactors.errors import SpaceMismatchError, VectorEnvError
 from envactors.mailbox.factory import Factory
@@ -119,7 +119,7 @@ def describe_envs(handles: Sequence[ActorView]) -> Description:
 
 def share_rows(
     built: VectorActors, description: Description, autoreset: Autoreset, on_failure: OnFailure
-) -> tuple[Slots, Pending, Callable[[Callable[[int], None]], None]]:
+) -> tuple[Slots, Pending, Callable[[Callable[[int, Op], None]], None]]:
     """Create the rows and slots of all envs.
 
     Args:
@@ -158,7 +158,7 @@ def share_rows(
     pending = Pending(slots)
     attach = Attach(layout, autoreset == "same_step")
 
-    def use(read: Callable[[int], None]) -> None:
+    def use(read: Callable[[int, Op], None]) -> None:
         results_of([actor._supervisor.attach(attach, slots, pending, read) for actor in built.actors])
 
     return slots, pending, use
