@@ -6,16 +6,14 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import itertools
-import os
 import random
-import signal
 import time
 from typing import Any
 
 import psutil
 
 import envactors as ea
+from chaos.ledger import Ledger
 from envactors.remote import LocalNodes
 
 # What share of the sessions ends in each way; the others complete.
@@ -42,31 +40,6 @@ _EXPECTED = {
 _DEADLINE = 2.0  # seconds per call
 _IDLE_TIMEOUT = 2.0  # seconds
 _PATIENCE = 60.0  # seconds that anything may take
-
-
-class Ledger:
-    """The env: it remembers who has used it, and ends its process on request."""
-
-    def __init__(self) -> None:
-        self._users: list[int] = []
-
-    def enter(self, user: int) -> list[int]:
-        """Note a user; return those who came before."""
-        before = list(self._users)
-        self._users.append(user)
-        return before
-
-    def echo(self, value: Any) -> Any:
-        """Return the value."""
-        return value
-
-    def crash(self) -> None:
-        """End the process."""
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def hang(self) -> None:
-        """Block in C code that holds the GIL."""
-        collections.deque(itertools.repeat(0), maxlen=0)
 
 
 @dataclasses.dataclass
