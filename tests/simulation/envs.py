@@ -30,13 +30,52 @@ class Large:
         self.content = bytes(INLINE_INFO_ROOM)
 
 
-class SimulatedEnv(EchoEnv):
-    """An `EchoEnv` that crashes, hangs, sleeps, or raises at random."""
+class Misbehaving:
+    """An env that crashes, hangs, sleeps, or raises at random."""
 
     world: ClassVar[World]
-    # How likely each kind of trouble is, per step or reset.
+    # How likely each kind of trouble is, per step, reset, or call.
     trouble: ClassVar[float] = 0.0
     may_hang: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._process = next(process for process in self.world.processes if process.fiber is self.world.fiber)
+
+    @property
+    def env_id(self) -> int:
+        """Its index, which a standby's env learns late."""
+        actor = ea.current_actor()
+        assert actor is not None, "its code runs in workers"
+        return actor.index
+
+    @env_id.setter
+    def env_id(self, value: int) -> None:
+        del value
+
+    def _misbehave(self) -> None:
+        world = self.world
+        if not world.chance(self.trouble):
+            return
+        kinds = ("crash", "die", "raise", "nap", *(("hang", "late") if self.may_hang else ("nap",)))
+        kind = world.random.choice(kinds)
+        world.note(f"env {self.env_id} in process {self._process.number}: {kind}")
+        world.troubles += kind != "nap"
+        if kind == "crash":
+            self._process.crash()
+        elif kind == "die":
+            self._process.fiber.stores_left = world.random.randint(1, _MOST_LAST_STORES)
+        elif kind == "raise":
+            raise EnvFailedError(f"env {self.env_id} has failed")
+        elif kind == "nap":
+            self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
+        else:
+            world.hung.add((self._process.number, self.env_id))
+            self._process.sleep(None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1)))
+
+
+class SimulatedEnv(Misbehaving, EchoEnv):
+    """An `EchoEnv` that misbehaves."""
+
     # Every so many actions one ends the process, whatever it is; 0 for none.
     poison: ClassVar[int] = 0
     # The most envs that may run at a time; None for any number.
@@ -47,23 +86,12 @@ class SimulatedEnv(EchoEnv):
     most_episodes: ClassVar[int | None] = None
 
     def __init__(self) -> None:
-        super().__init__(episode_length=3)
+        Misbehaving.__init__(self)
+        EchoEnv.__init__(self, episode_length=3)
         self._is_fresh, self._has_raised = True, False
         # How many episodes have ended here, without those too short for the process to be replaced.
         self._episodes = 0
-        self._process = next(process for process in self.world.processes if process.fiber is self.world.fiber)
         self._misbehave()
-
-    @property
-    def env_id(self) -> int:
-        """Its index in the vector, which a standby's env learns late."""
-        actor = ea.current_actor()
-        assert actor is not None, "its code runs in workers"
-        return actor.index
-
-    @env_id.setter
-    def env_id(self, value: int) -> None:
-        del value
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.world.log.append((self.env_id, None, self._process.number))
@@ -128,26 +156,6 @@ class SimulatedEnv(EchoEnv):
             raise
         finally:
             world.running -= 1
-
-    def _misbehave(self) -> None:
-        world = self.world
-        if not world.chance(self.trouble):
-            return
-        kinds = ("crash", "die", "raise", "nap", *(("hang", "late") if self.may_hang else ("nap",)))
-        kind = world.random.choice(kinds)
-        world.note(f"env {self.env_id} in process {self._process.number}: {kind}")
-        world.troubles += kind != "nap"
-        if kind == "crash":
-            self._process.crash()
-        elif kind == "die":
-            self._process.fiber.stores_left = world.random.randint(1, _MOST_LAST_STORES)
-        elif kind == "raise":
-            raise EnvFailedError(f"env {self.env_id} has failed")
-        elif kind == "nap":
-            self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
-        else:
-            world.hung.add((self._process.number, self.env_id))
-            self._process.sleep(None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1)))
 
 
 def checksum_of(seed: int | None) -> int:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import envactors as ea
-from envactors.actor import engine as engines
-from envactors.actor.supervisor import Supervisor
 from envactors.testing import EchoEnv
-from envactors.worker import main as worker
 from simulation.checker import Checker
 from simulation.envs import EnvFailedError, SimulatedEnv, get_state, set_state
+from simulation.installation import installed
 from simulation.invariants import Invariants
-from simulation.loop import Engine
 from simulation.policies import SimulatedPolicy
-from simulation.processes import End, Poller, SimulatedBackend
+from simulation.processes import SimulatedBackend
 from simulation.rollouts import RolloutUser
 from simulation.world import Interrupted, Violation, World
 
@@ -29,8 +26,6 @@ _MOST_ACTIONS = 24
 # How many of all histories have rollouts, and the most that a user does in one of those.
 _WITH_ROLLOUTS = 0.25
 _MOST_ACTIONS_WITH_ROLLOUTS = 16
-# How much longer than its deadline a close may take, in seconds.
-_CLOSE_GRACE = 1.0
 
 
 class History:
@@ -70,42 +65,12 @@ class History:
         Raises:
             Violation: A promise does not hold.
         """
-        with self._installed():
+        with installed(self.world), self.rollouts.installed() if self.rollouts else contextlib.nullcontext():
             try:
                 self._live()
                 self.checker.check_log()
             finally:
                 self.world.end()
-
-    @contextlib.contextmanager
-    def _installed(self) -> Iterator[None]:
-        world = self.world
-        real = engines._engine, worker.Poller, Supervisor.wait_closed
-        engines._engine = Engine(world)  # type: ignore[assignment]
-        worker.Poller = Poller  # type: ignore[assignment,misc]
-        Poller.world = SimulatedEnv.world = world
-        Supervisor.wait_closed = self._make_wait_closed()  # type: ignore[method-assign]
-        End.by_fd.clear()
-        try:
-            with world.installed(), self.rollouts.installed() if self.rollouts else contextlib.nullcontext():
-                yield
-        finally:
-            engines._engine, worker.Poller, Supervisor.wait_closed = real  # type: ignore[method-assign]
-
-    def _make_wait_closed(self) -> Callable[[Supervisor, float | None], None]:
-        world = self.world
-
-        def wait_closed(supervisor: Supervisor, timeout: float | None) -> None:
-            patience = supervisor.config.deadlines.close if timeout is None else timeout
-            assert patience is not None, "closing always has a deadline here"
-            deadline = world.now + patience + _CLOSE_GRACE
-            while not supervisor.closed.is_set():
-                if not world.step(deadline):
-                    raise Violation(f"{supervisor.config.name} never closes")
-                if world.now > deadline:
-                    raise Violation(f"{supervisor.config.name} is not closed in time")
-
-        return wait_closed
 
     # What the user does ----------------------------------------------------------------------------------
 
