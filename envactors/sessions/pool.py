@@ -276,6 +276,7 @@ class SessionPool(Generic[T_co]):
 
     def _end_idle(self, session: Session[Any]) -> None:
         """End a session that made no call for too long, with the stacks of the worker in its error."""
+        assert self._idle_timeout is not None, "no session is idle without a limit"
         supervisor, limit = session._supervisor, self._idle_timeout
         stacks = ActorHandle(supervisor, session._lifeline).stacks(_STACKS_PATIENCE)
         error = ActorTimeoutError(
@@ -289,10 +290,13 @@ class SessionPool(Generic[T_co]):
             stacks=stacks,
             stderr_tail=read_output(supervisor).get("stderr", ""),
         )
-        since = session.idle_since()
-        if since is not None and limit is not None and time.monotonic() - since >= limit:  # no call came in between
-            outcome = failed(session.name, "idle", error, session.seconds)
-            self._supervisor.post(lambda: self._finish(session, outcome))
+
+        def end_if_idle() -> None:
+            since = session.idle_since()
+            if since is not None and time.monotonic() - since >= limit:  # no call came in between
+                self._finish(session, failed(session.name, "idle", error, session.seconds))
+
+        self._supervisor.post(end_if_idle)
 
     # Episodes --------------------------------------------------------------------------------------------
 

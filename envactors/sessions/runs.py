@@ -47,8 +47,8 @@ class Run:
         self._retries = retries
         called = episode if inspect.isroutine(episode) else getattr(type(episode), "__call__", episode)  # noqa: B004 # reads the method; `callable` was checked before
         self._is_coroutine = inspect.iscoroutinefunction(called)
-        # The leases of the episodes that are running or waiting for an actor.
-        self._leases: set[Lease[Any]] = set()
+        # The leases of the episodes that are running or waiting for an actor, oldest first.
+        self._leases: dict[Lease[Any], None] = {}
         self._stopped_by: BaseException | None = None
 
     def outcomes(self, tasks: Iterable[Any]) -> Iterator[Outcome]:
@@ -118,7 +118,7 @@ class Run:
                     trial.value = self._episode(trial.session, task)
             except BaseException as error:  # KeyboardInterrupt and SystemExit end only this session
                 trial.error = error
-            self._leases.discard(lease)
+            self._leases.pop(lease, None)
             if self._is_final(trial, attempt):
                 break
         return trial.outcome()
@@ -135,14 +135,14 @@ class Run:
                 raise
             except BaseException as error:
                 trial.error = error
-            self._leases.discard(lease)
+            self._leases.pop(lease, None)
             if self._is_final(trial, attempt):
                 break
         return trial.outcome()
 
     def _lease(self, task: Any) -> Lease[Any]:
         lease = self._pool.session(task)
-        self._leases.add(lease)
+        self._leases[lease] = None
         if self._stopped_by is not None:
             lease.cancel(self._stopped_by)
         return lease

@@ -37,6 +37,18 @@ def test_idle_actors_use_no_cpu_time(spin):
         assert max(used) < 0.1, used
 
 
+def test_idle_sessions_use_no_cpu_time(helper_processes):
+    with ea.SessionPool(EchoEnv, 24, idle_timeout=600.0) as pool, contextlib.ExitStack() as leases:
+        sessions = [leases.enter_context(pool.session(number)) for number in range(pool.size)]
+        assert [session.echo(number).result(SOON) for number, session in enumerate(sessions)] == list(range(pool.size))
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        assert len(processes) > pool.size
+        time.sleep(0.5)  # whatever was begun has ended
+        before = sum(sum(process.cpu_times()[:2]) for process in processes)
+        time.sleep(1.0)
+        assert sum(sum(process.cpu_times()[:2]) for process in processes) - before < 0.1
+
+
 def test_spin_is_checked():
     with pytest.raises(TypeError, match="spin is 3"):
         ea.ProcessBackend(spin=3)

@@ -21,7 +21,9 @@ from simulation.interleavings import Report, explore, explore_randomly, replay
 from simulation.mutants import MUTANTS
 from simulation.planted_waits import PLANTED
 from simulation.scenarios import SCENARIOS
+from simulation.session_mutants import SESSION_MUTANTS
 
+_MUTANTS = MUTANTS + SESSION_MUTANTS
 # How many histories a process runs before it tells of them.
 _CHUNK = 50
 # How many histories may pass until a planted bug is found.
@@ -54,7 +56,7 @@ def run_all(first: int, count: int) -> int:
 def find(number: int, first: int) -> str | None:
     """Run histories with a planted bug until one violates a promise; return how, None if none does."""
     logging.disable()
-    with MUTANTS[number].planted():
+    with _MUTANTS[number].planted():
         for seed in range(first, first + _MOST_PER_MUTANT):
             if (violation := run_history(seed)) is not None:
                 return f"seed {seed}: {violation}"
@@ -65,12 +67,12 @@ def find_all(first: int) -> int:
     """Plant each of the known bugs; return how many of them are not found."""
     missed = 0
     with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
-        tasks = [pool.submit(find, number, first) for number in range(len(MUTANTS))]
-        for mutant, task in zip(MUTANTS, tasks, strict=True):
+        tasks = [pool.submit(find, number, first) for number in range(len(_MUTANTS))]
+        for mutant, task in zip(_MUTANTS, tasks, strict=True):
             how = task.result()
             missed += how is None
             print(f"{mutant}\n    {'not found' if how is None else how:.150}", flush=True)
-    print(f"{len(MUTANTS) - missed} of {len(MUTANTS)} mutants found")
+    print(f"{len(_MUTANTS) - missed} of {len(_MUTANTS)} mutants found")
     return missed
 
 

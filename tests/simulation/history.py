@@ -19,6 +19,7 @@ from simulation.invariants import Invariants
 from simulation.policies import SimulatedPolicy
 from simulation.processes import SimulatedBackend
 from simulation.rollouts import RolloutUser
+from simulation.session_history import SessionHistory
 from simulation.world import Interrupted, Violation, World
 
 # The most that a user does in one history.
@@ -26,6 +27,8 @@ _MOST_ACTIONS = 24
 # How many of all histories have rollouts, and the most that a user does in one of those.
 _WITH_ROLLOUTS = 0.25
 _MOST_ACTIONS_WITH_ROLLOUTS = 16
+# One of so many histories is that of a pool of sessions.
+_ONE_IN = 5
 
 
 class History:
@@ -396,9 +399,10 @@ class History:
 
 
 def run_history(seed: int, trace: Callable[[str], None] | None = None) -> Violation | None:
-    """Run one history; return what was violated, None if nothing was."""
+    """Run one history, of a vector or of a pool of sessions; return what was violated, None if nothing was."""
+    kind = History if seed % _ONE_IN else SessionHistory
     try:
-        History(seed, trace).run()
+        kind(seed, trace).run()
     except Violation as violation:
         return violation
     except Exception as error:
