@@ -168,9 +168,7 @@ class PlayedActor:
     def _make_supervisor(self, reactor, on_failure, deadlines, permits):
         # Without the engine, which starts workers in a thread of its own.
         supervisor = Supervisor.__new__(Supervisor)
-        supervisor._owner_pid, supervisor._forks, supervisor._has_warned = os.getpid(), 0, False
         supervisor.closed = threading.Event()
-        supervisor.check_owner = lambda: None
         supervisor.config = ActorConfig(
             "played",
             PlayedBackend(),
@@ -206,7 +204,7 @@ class PlayedActor:
 
     def _receive(self, frame):
         self.worker.replies.append(frame)
-        self.supervisor.lifecycle.on_channel(READABLE)
+        self.supervisor.calls.on_channel(READABLE)
 
     def reply(self, value):
         """Answers the call that runs, and returns what was asked."""

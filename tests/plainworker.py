@@ -142,12 +142,12 @@ class Parent:
         """Sends a request that is a frame; returns its call id."""
         number, self.call_id = self.call_id, self.call_id + 1
         self.requests.append(Frame(kind, 7, number, payload))
-        self.page.post_frame()
+        self.page.post_frame(ASLEEP)
         return number
 
     def send_payloads(self, number, parts):
         self.requests.append(Frame(Kind.PAYLOADS, 7, number, parts))
-        self.page.post_frame()
+        self.page.post_frame(ASLEEP)
 
     def write_rows(self, actions, *, ops=None, seeds=None, payloads=None):
         """Writes into rows what is asked of these envs, a mapping of env and action; returns the call id."""

@@ -1,4 +1,4 @@
-"""Running functions later and in order: once an actor's lock is released, or in threads where they may block."""
+"""Running functions later and in order, in threads where they may block."""
 
 from __future__ import annotations
 
@@ -6,66 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from envactors.actor.containment import log_failure
 
 # How long a function may be queued behind others before another thread is added, in seconds.
 _PATIENCE = 0.1
-
-
-class SafeThread(Protocol):
-    """A thread that no signal and no asynchronous exception interrupts."""
-
-    def post(self, job: Callable[[], None]) -> None:
-        """Run a function in it soon."""
-
-    def is_current_thread(self) -> bool:
-        """Return whether the calling thread is the one."""
-
-
-class DeferredCalls:
-    """Runs functions one after the other, each until it has returned once: they must bear being run again.
-
-    A function that raises may have been interrupted, so it runs once more in a thread that nothing interrupts. If it
-    raises there too, it is broken: the error is logged, and the remaining functions run.
-
-    Args:
-        safe: The thread that runs what was interrupted.
-        report: Logs an error, without waiting for that.
-
-    Attributes:
-        waiting: What is still to be run, in order; after an addition `run` is to follow.
-    """
-
-    def __init__(self, safe: SafeThread, report: Callable[[BaseException], None]) -> None:
-        self._safe = safe
-        self._report = report
-        self.waiting: deque[Callable[[], None]] = deque()
-        # The thread that runs functions adds an entry, and takes it out. No lock: two threads that each run what one
-        # actor has left, and come to the other's, must not wait for each other. A dict's setdefault is atomic.
-        self._runner: dict[None, object] = {}
-
-    def run(self) -> None:
-        """Run the waiting functions, unless another thread or an outer call in this one is already doing so."""
-        me, waiting = object(), self.waiting
-        try:
-            while waiting and self._runner.setdefault(None, me) is me:
-                while waiting:
-                    try:
-                        waiting[0]()
-                    except BaseException as error:
-                        if not self._safe.is_current_thread():
-                            raise
-                        self._report(error)
-                    # Taken out last: after an interrupt it runs once more, and finds its future settled.
-                    waiting.popleft()
-                self._runner.clear()
-        except BaseException:
-            if self._runner.get(None) is me:
-                self._runner.clear()
-            self._safe.post(self.run)
-            raise
 
 
 class CallbackExecutor:

@@ -12,30 +12,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from envactors.actor import recording, row_failures
+from envactors.actor import engine, recording, row_failures
 from envactors.actor.core import ActorCore
-from envactors.actor.decide import Cause
 from envactors.actor.env_records import handle_record
-from envactors.actor.exit_decision import ExitDecision, Fate, Running
 from envactors.actor.future import ActorFuture
-from envactors.actor.process import START_CALL_ID, ActorProcess
-from envactors.actor.requests import Answer, CallRequest, Group, Request
+from envactors.actor.process import START_CALL_ID
+from envactors.actor.reactor import Reactor
+from envactors.actor.requests import Answer, CallRequest, Entry, shortest_deadline
 from envactors.actor.rows import ActorRows
-from envactors.actor.states import ENDING, LAUNCHING, LIVE, STOPPING, EndReason
-from envactors.actor.timers import Turn
+from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
-from envactors.errors import ActorError
 from envactors.mailbox import bundle
-from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, ControlPage, spin_until_all
+from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, spin_until_all
 from envactors.mailbox.messages import Failure, Frame, Kind
-from envactors.mailbox.pickling import loads, reads_at_once
+from envactors.mailbox.pickling import UNREAD, dumps, load_plain, loads
 from envactors.system.polling import READABLE, WRITABLE
 
 _log = logging.getLogger("envactors")
 # How long a worker that has closed its env, or its channel, may take to end by itself, in seconds.
 EXIT_GRACE = 1.0
 # Before Python 3.12 looking up a member of an enum takes as long as a function call.
-_LOGGED, _EXTEND = Kind.LOGGED, Kind.EXTEND
+_EXTEND, _REPLAY, _FAILED = Kind.EXTEND, Kind.REPLAY, Kind.FAILED
+_REPLIES, _BRINGS_BACK = (Kind.RESULT, Kind.FAILED), (Kind.REPLAY, Kind.RESTORE)
 
 
 class Calls:
@@ -44,16 +43,22 @@ class Calls:
     Args:
         core: The actor's state.
         on_start_reply: Called with the reply to START or ADOPT.
+        settle_dead: Called when something was queued at a dead actor.
 
     Attributes:
+        core: The actor's state.
         rows: The rows of the actor's envs; None for an actor that is in no vector.
         tuner: Chooses how caller and worker wait for each other between calls.
     """
 
-    def __init__(self, core: ActorCore, on_start_reply: Callable[[Frame], None]) -> None:
-        self._core = core
+    def __init__(
+        self, core: ActorCore, on_start_reply: Callable[[Frame], None], settle_dead: Callable[[], None]
+    ) -> None:
+        self.core = core
         self.rows: ActorRows | None = None
         self._on_start_reply = on_start_reply
+        self._settle_dead = settle_dead
+        self._has_deadlines = shortest_deadline(core.config.deadlines) != float("inf")
         self.tuner: WaitTuner = WaitTuner(core.config.spin)
         core.send_waiting = self.dispatch
         # When the last reply came (`time.monotonic`).
@@ -62,13 +67,69 @@ class Calls:
     @property
     def is_busy(self) -> bool:
         """Whether the worker has anything that it has not completed."""
-        return self._core.table.running is not None or (self.rows is not None and self.rows.is_in_flight())
+        return self.core.table.running is not None or (self.rows is not None and self.rows.is_in_flight())
 
     # Sending ---------------------------------------------------------------------------------------------
 
+    def submit(self, call: CallRequest, message: tuple[Any, ...]) -> None:
+        """Send a call, or queue it.
+
+        Args:
+            call: The call. If it is bound to an incarnation and that is lost, the call is too, unless a new process
+                can be brought to the same point.
+            message: One of `envactors.mailbox.messages`, which becomes its payload.
+
+        Raises:
+            ActorClosedError: The actor was closed, or belongs to another process.
+        """
+        core = self.core
+        if engine.forks != core.forks:
+            core.check_owner()
+        if call.timeout is None and self._has_deadlines:
+            call.timeout = core.config.deadlines.of(call.method)
+        if call.timeout is not None:
+            core.warn_of_deadline(call.timeout)
+        with defer_signals:  # pickle takes what a handler raises for a value that cannot be pickled
+            try:
+                call.payload = dumps(tuple(message))
+            except Exception as error:
+                call.settle(None, core.errors.unpicklable(call, core.incarnation, error), core.incarnation)
+                return
+            if core.run_inline is None:
+                if not self._send_at_once(call):
+                    self._queue_call(call)
+                return
+        self._queue_call(call)  # in-process env code runs in here, and Ctrl-C must reach it
+
+    def queue_renewal(self, future: ActorFuture) -> None:
+        """Queue the replacement of the process, whose incarnation the future gets; under the lock."""
+        core = self.core
+        call = CallRequest("renew", core.config.first_index, future=future)
+        if core.closing:
+            raise core.errors.closed(call, core.incarnation)
+        self.queue(call)
+
+    def _queue_call(self, call: CallRequest) -> None:
+        core = self.core
+        with core.change, core.lock:
+            if core.closing:
+                raise core.errors.closed(call, core.incarnation)
+            self.queue(call)
+
+    def queue(self, entry: Entry) -> None:
+        """Queue a call, or envs that are to be posted, and send what can be sent; under the lock."""
+        core = self.core
+        core.add(entry)
+        if core.incarnation > 0 or core.phase in (BACKOFF, DEAD):
+            self.fail_lost()
+        if core.phase is DEAD:
+            self._settle_dead()
+        else:
+            self.dispatch()
+
     def dispatch(self) -> None:
         """Send what heads the queue, as far as the worker is free for it."""
-        core, table, rows, permits = self._core, self._core.table, self.rows, self._core.permits
+        core, table, rows, permits = self.core, self.core.table, self.rows, self.core.permits
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
             call, group = head.call, head.group
@@ -92,12 +153,14 @@ class Calls:
             if permits is not None:
                 rows.watch_end()
 
-    def send_at_once(self, call: CallRequest) -> bool:
+    def _send_at_once(self, call: CallRequest) -> bool:
         """Send a call that nothing is in the way of; return False if there is; called with signals deferred."""
-        core, table, rows = self._core, self._core.table, self.rows
+        core, table, rows = self.core, self.core.table, self.rows
         try:
             with core.lock:
-                if not core.is_free() or core.deferred.waiting or call.bound is not None:
+                if core.phase is not LIVE or core.closing or core.permits is not None or core.process is None:
+                    return False
+                if table.running is not None or table.queue or core.deferred.waiting or call.bound is not None:
                     return False
                 if rows is not None and rows.has_posted():
                     return False
@@ -114,7 +177,7 @@ class Calls:
         return True
 
     def _send_call(self, call: CallRequest) -> None:
-        core, patience = self._core, self._core.config.deadlines.close
+        core, patience = self.core, self.core.config.deadlines.close
         call.started = time.monotonic()
         if call.kind is None or call.kind == Kind.CLOSE:
             core.phase = STOPPING
@@ -126,7 +189,7 @@ class Calls:
         self._send(call)
 
     def _send(self, call: CallRequest) -> None:
-        core, kind = self._core, Kind.CLOSE if call.kind is None else call.kind
+        core, kind = self.core, Kind.CLOSE if call.kind is None else call.kind
         assert core.process is not None, "a live actor has a process"
         if core.phase is LIVE and (call.timeout is not None or "call" not in core.timers.when):
             core.watch(call.started, call.timeout)
@@ -135,9 +198,47 @@ class Calls:
 
     # Replies ---------------------------------------------------------------------------------------------
 
+    def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
+        """Wait until ``done()``, which says something about a future, or the deadline (`time.monotonic`)."""
+        core = self.core
+        if engine.forks != core.forks or core.run_inline is not None or core.deferred.waiting:
+            self.resume()
+        call = core.table.running
+        may_spin = self.tuner.strategy.both_spin and call is not None and call.future is future
+        if call is None or not may_spin or not self._spin_for(call):
+            core.reactor.wait(done, future, deadline)
+
+    def _spin_for(self, call: CallRequest) -> bool:
+        """Spin until the running call has ended, and read its reply; return whether it is there."""
+        core, process = self.core, self.core.process
+        if process is None:
+            return False
+        core.reactor.count_wait()
+        counters = process.page.counters
+        ended = counters[FINISHED]
+        if ended != call.call_id and not spin_until_all([(counters, ended + 1)], FINISHED):
+            return False
+        with core.change, core.lock:
+            self.receive(READABLE)
+        return core.table.running is not call
+
+    def resume(self) -> None:
+        """Complete what an interrupt has left: undelivered results, and requests of an in-process worker."""
+        core = self.core
+        core.check_owner()
+        if core.deferred.waiting:
+            core.deferred.run()
+        if core.run_inline is not None:
+            self.on_channel(READABLE)  # at its end it runs posted requests
+
+    def on_channel(self, mask: int) -> None:
+        """Handle what has come."""
+        with self.core.change, self.core.lock:
+            self.receive(mask)
+
     def receive(self, mask: int) -> bool:
         """Handle what has come; return False if nothing had. Under the lock."""
-        core = self._core
+        core = self.core
         process = core.process
         if process is None or process.at_end:
             return False
@@ -151,26 +252,69 @@ class Calls:
             core.timers.set("kill", time.monotonic() + EXIT_GRACE)
         return frames is not None
 
-    def spin_for(self, future: ActorFuture) -> bool:
-        """Spin until the running call has ended, and read its reply; return whether it is there, and this future's."""
-        core, call, process = self._core, self._core.table.running, self._core.process
-        if process is None or call is None or not self.tuner.strategy.both_spin:
-            return False
-        if call.future is not future:
-            return False
-        core.reactor.count_wait()
-        counters = process.page.counters
-        ended = counters[FINISHED]
-        if ended != call.call_id and not spin_until_all([(counters, ended + 1)], FINISHED):
-            return False
-        with core.change, core.lock:
-            self.receive(READABLE)
-        return core.table.running is not call
-
     def on_frame(self, frame: Frame) -> None:
-        """Find the request that a frame belongs to; a frame that belongs to none is dropped and counted."""
-        core, running = self._core, self._core.table.running
-        if frame.kind == _LOGGED:
+        """Settle the running call, if a frame is the reply to it; most are."""
+        core, call = self.core, self.core.table.running
+        kind, incarnation, call_id, content = frame
+        if call is None or call_id != call.call_id or kind not in _REPLIES:
+            self._on_special(frame)
+            return
+        if incarnation != core.incarnation or core.phase is not LIVE:
+            self._on_special(frame)
+            return
+        core.completed += 1
+        failed = kind == _FAILED
+        if core.recovery.replays:
+            self._record(Answer(call, failed, content))
+        if self.rows is not None and call.kind in _BRINGS_BACK:
+            self.rows.on_brought_back(call.index)
+        core.table.running = None
+        if call.kind == _EXTEND:
+            call.on_reply(Answer(call, failed, content))
+        value = UNREAD if failed or core.run_inline is not None else load_plain(content)
+        if value is not UNREAD:
+            # Most calls have a future, whose method is all that `CallRequest.settle` calls.
+            settle_call = call.settle if call.future is None else call.future.settle
+            core.deferred.waiting.append(functools.partial(settle_call, value, None, incarnation))
+        else:
+            read = functools.partial(core.errors.outcome, Answer(call, failed, content), incarnation, core.process)
+            settle = functools.partial(_read_and_settle, call, read, incarnation, core.reactor)
+            if core.run_inline is not None:
+                core.deferred.waiting.append(settle)
+            else:
+                call.arrive(settle, core.reactor)
+        self._answered = now = time.monotonic()
+        self.tuner.record(now - call.started, now)
+        if recording.recorder is not None:
+            core.record_span(call.method, call.started)
+        if call.kind == _REPLAY:
+            core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - call.started)
+        if core.table.queue or core.permits is not None:
+            self._go_on()
+
+    def _record(self, answer: Answer) -> None:
+        """Record the reply to the running call in its env's journal."""
+        core, call = self.core, answer.request
+        # The state of an env that was lost is not where it stood: a journal that begins there would hide the loss.
+        was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
+        if not was_lost and not core.recovery.journal(call.index).record(answer):
+            self.fail_lost()
+        if call.kind == Kind.SAVE and answer.failed and call.future is None:
+            failure = Failure(*loads(answer.content))
+            core.tell(logging.WARNING, "the state of env %s cannot be saved: %s", call.index, failure.text)
+
+    def _go_on(self) -> None:
+        """Send what waits, once a reply was taken into account, which may have sent or posted something."""
+        core = self.core
+        if core.table.running is None and not (self.rows is not None and self.rows.has_posted()):
+            core.on_idle()
+        else:
+            self.dispatch()
+
+    def _on_special(self, frame: Frame) -> None:
+        """Handle a frame that does not end the running call; one that belongs to no request is dropped and counted."""
+        core, running = self.core, self.core.table.running
+        if frame.kind == Kind.LOGGED:
             core.reactor.logs.records.add(functools.partial(handle_record, frame.payload), len(frame.payload))
         elif frame.incarnation != core.incarnation:
             core.stale += 1
@@ -181,49 +325,11 @@ class Calls:
         elif frame.kind == Kind.PART and running is not None and frame.call_id == running.call_id:
             for number, content in bundle.unpack(frame.payload):
                 running.add_part(number, content)
-        elif core.phase is ENDING or running is None or frame.call_id != running.call_id:
-            core.stale += 1
-        elif core.phase is STOPPING:
+        elif core.phase is STOPPING and running is not None and frame.call_id == running.call_id:
             # The env is closed. What may still keep its process, such as a thread that never ends, gets a moment.
             core.timers.set_earlier("kill", time.monotonic() + EXIT_GRACE)
-        elif core.phase is LIVE:
-            self._on_reply(running, frame)
-
-    def _on_reply(self, call: CallRequest, frame: Frame) -> None:
-        core = self._core
-        answer = Answer(call, frame.kind == Kind.FAILED, frame.payload)
-        core.completed += 1
-        if core.recovery.replays:
-            # The state of an env that was lost is not where it stood: a journal that begins there would hide the loss.
-            was_lost = self.rows is not None and call.kind == Kind.SAVE and self.rows.is_lost(call.index)
-            if not was_lost and not core.recovery.journal(call.index).record(answer):
-                self.fail_lost()
-            if call.kind == Kind.SAVE and answer.failed and call.future is None:
-                failure = Failure(*loads(answer.content))
-                core.tell(logging.WARNING, "the state of env %s cannot be saved: %s", call.index, failure.text)
-        if self.rows is not None and call.kind in (Kind.REPLAY, Kind.RESTORE):
-            self.rows.on_brought_back(call.index)
-        core.table.running = None
-        if call.kind == _EXTEND:
-            call.on_reply(answer)
-        # Unpickling may run code of users: then in another thread.
-        read = functools.partial(core.errors.outcome, answer, frame.incarnation, core.process)
-        settle = functools.partial(self._settle, call, read, frame.incarnation)
-        if core.config.backend.inline or reads_at_once(answer.content):
-            core.deferred.waiting.append(settle)
         else:
-            call.arrive(settle, core.reactor)
-        self._answered = now = time.monotonic()
-        self.tuner.record(now - call.started, now)
-        if recording.recorder is not None:
-            core.record_span(call.method, call.started)
-        if call.kind == Kind.REPLAY:
-            core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - call.started)
-        if core.table.queue or core.permits is not None:
-            if core.table.running is None and not (self.rows is not None and self.rows.has_posted()):
-                core.on_idle()
-            else:
-                self.dispatch()  # taking the reply into account has sent or posted something
+            core.stale += 1
 
     # Outcomes --------------------------------------------------------------------------------------------
 
@@ -233,95 +339,32 @@ class Calls:
 
     def fail(self, call: CallRequest, error: BaseException) -> None:
         """End a call with an error of the parent's own."""
-        self._core.failed += 1
+        self.core.failed += 1
         self._settle_later(call, None, error)
 
     def _settle_later(self, call: CallRequest, value: object, error: BaseException | None) -> None:
-        core = self._core
-        core.deferred.waiting.append(functools.partial(self._settle, call, lambda: (value, error), core.incarnation))
-
-    def _settle(
-        self, call: CallRequest, read: Callable[[], tuple[Any, BaseException | None]], incarnation: int
-    ) -> None:
-        value, error = read()
-        try:
-            call.settle(value, error, incarnation)
-        except Exception as failure:
-            # In threads of users it may be an interrupt: then this runs once more, in another one.
-            if not self._core.reactor.owns_current_thread():
-                raise
-            call.settle(None, failure, incarnation)
-        if call.future is not None:
-            self._core.reactor.wake(call.future)
+        core = self.core
+        core.deferred.waiting.append(functools.partial(call.settle, value, error, core.incarnation))
 
     def fail_lost(self) -> None:
         """Fail queued requests that only a lost process could have run."""
-        core = self._core
+        core = self.core
         lost = core.incarnation if not core.lives or core.process is None else core.incarnation - 1
         for call in core.table.withdraw_calls(lambda call: call.bound is not None and call.bound <= lost):
             self.fail(call, core.loss_of(call))
         if self.rows is not None:
             row_failures.fail_lost(self.rows)
 
-    def fail_group(self, group: Group, error: Callable[[Request], ActorError]) -> None:
-        """Fail envs that wait to be posted, and that nothing posts any more."""
-        rows = self.rows
-        for index in group.indices:
-            if rows is not None and rows.is_asked(index):
-                row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))
 
-    def turn(self, page: ControlPage) -> Turn:
-        """Return what the worker runs, or begins next; it is busy."""
-        call = self._core.table.running
-        if call is not None:
-            return call.turn(page, self._core.config.deadlines)
-        assert self.rows is not None, "rows are in flight"
-        return row_failures.turn(self.rows)
-
-    def on_overdue(self, turn: Turn, page: ControlPage) -> None:
-        """Note what has passed its deadline: no result of it counts any more."""
-        call = self._core.table.running
-        if call is not None:
-            call.on_overdue(turn, page)
-        elif self.rows is not None:
-            self.rows.overdue = turn.env_id
-
-    # What a process that has ended leaves ----------------------------------------------------------------
-
-    def interrupt(self, process: ActorProcess | None) -> CallRequest | None:
-        """Take out the call that runs; it is queued again if it had not begun."""
-        core, table = self._core, self._core.table
-        if core.is_inconsistent:
-            core.forget_uncertain()
-        if core.permits is not None:
-            core.permits.withdraw(core)
-        call = table.interrupt()
-        blames = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
-        if call is None or process is None or blames:
-            began = True
-        else:
-            began = call.kind is None or process.page.progress().call_id == call.call_id
-        if call is not None and not began:
-            table.queue.appendleft(call)
-            call = None
-        table.withdraw_calls(lambda waiting: waiting.kind == Kind.REPLAY)  # the next process gets its own
-        return call
-
-    def settle_running(self, decision: ExitDecision, call: CallRequest, error: ActorError) -> None:
-        """Do with the call that was running what was decided; the error is what it fails with, if it does."""
-        table = self._core.table
-        if decision.fate is Fate.HOLD:
-            table.running = call
-        elif decision.fate is Fate.AGAIN:
-            call.retries -= decision.spends_retry
-            table.queue.appendleft(call)
-        elif decision.fate is Fate.FAIL:
-            self.fail(call, error)
-
-
-def what_runs(running: CallRequest | None) -> Running:
-    """Return the kind of what a process runs."""
-    if running is None:
-        return Running.NOTHING
-    special = {None: Running.RENEWAL, Kind.REPLAY: Running.REPLAY}
-    return special.get(running.kind, Running.CALL)
+def _read_and_settle(
+    call: CallRequest, read: Callable[[], tuple[Any, BaseException | None]], incarnation: int, reactor: Reactor
+) -> None:
+    """Read the outcome of a call, and hand it out."""
+    value, error = read()
+    try:
+        call.settle(value, error, incarnation)
+    except Exception as failure:
+        # In threads of users it may be an interrupt: then this runs once more, in another one.
+        if not reactor.owns_current_thread():
+            raise
+        call.settle(None, failure, incarnation)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 
-from envactors.actor import recording
-from envactors.actor.callbacks import DeferredCalls
+from envactors.actor import engine, recording
 from envactors.actor.config import ActorConfig
 from envactors.actor.error_factory import ErrorFactory
 from envactors.actor.journal import Journals
@@ -19,10 +20,10 @@ from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Entry, Group, Request, RequestTable, shortest_deadline
-from envactors.actor.signal_deferral import defer_signals
+from envactors.actor.signal_deferral import DeferredCalls, StateChange
 from envactors.actor.states import CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason, Phase
 from envactors.actor.timers import Timers
-from envactors.errors import ActorError, copy_error
+from envactors.errors import ActorClosedError, ActorError, copy_error
 from envactors.mailbox.durations import Histograms
 from envactors.mailbox.messages import Kind, Save
 from envactors.mailbox.pickling import dumps
@@ -64,6 +65,10 @@ class ActorCore:
         self.send_waiting: Callable[[], None] = lambda: None
         # Ends the process of an env that is not fit to be used any more; set by `envactors.actor.lifecycle`.
         self.discard: Callable[[int | None, Request, BaseException], None] = lambda _incarnation, _request, _error: None
+        # The process that made the actor, and what `engine.forks` was there.
+        self._owner_pid = os.getpid()
+        self.forks: int = engine.forks
+        self._has_warned = False
         count = len(config.start.factories)
         self.recovery: Journals = Journals(
             config.first_index, count, config.max_journal, config.save_every, self._save_state
@@ -118,6 +123,27 @@ class ActorCore:
             and not self.closing
             and self.permits is None
         )
+
+    def check_owner(self) -> None:
+        """Raise in a forked process that inherited the actor.
+
+        Raises:
+            ActorClosedError: This is not the process that made the actor.
+        """
+        if engine.forks != self.forks:
+            name, where = self.config.name, f"process {self._owner_pid} and this is its fork {os.getpid()}"
+            raise ActorClosedError(
+                f"actor {name!r} belongs to {where}: make an actor here, or call it there", actor=name
+            )
+
+    def warn_of_deadline(self, timeout: float | None) -> None:
+        """Warn, once, of a deadline in seconds that the backend does not enforce."""
+        if timeout is not None and not self.config.backend.kills and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"actor {self.config.name!r} lives in {self.config.backend!r}, where deadlines are not enforced",
+                stacklevel=5,
+            )
 
     def add(self, entry: Entry, *, at_front: bool = False) -> None:
         """Queue a call, or envs that are to be posted."""
@@ -263,32 +289,3 @@ class ActorCore:
             if process is not None and was_interrupted:
                 text = "actor %r gets another process: an exception fell into the middle of a request"
                 self.tell(logging.WARNING, text, self.config.name)
-
-
-class StateChange:
-    """A change of an actor's state: with signals deferred; what follows from it runs once the lock is released.
-
-    It does not acquire the lock itself; write ``with core.change, core.lock``. An exception between an acquire and the
-    end of a Python-level ``__enter__`` would leave the lock held.
-    """
-
-    def __init__(self, core: ActorCore) -> None:
-        self._core = core
-
-    __enter__: staticmethod[[], None] = staticmethod(defer_signals.__enter__)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        core = self._core
-        try:
-            if kind is not None and not issubclass(kind, ActorError):
-                core.is_inconsistent = True
-            if core.is_inconsistent:
-                core.kill_inconsistent()
-        finally:
-            try:
-                if core.deferred.waiting:
-                    core.deferred.run()
-            finally:
-                defer_signals.__exit__()
-        if core.run_inline is not None:
-            core.run_inline()

@@ -67,7 +67,7 @@ class Fate(enum.Enum):
 
     DROP = enum.auto()  # nothing: there was none, or the next process makes it anew
     HOLD = enum.auto()  # it stays the running one until the next process has started
-    AGAIN = enum.auto()  # it runs again before all others
+    AGAIN = enum.auto()  # it runs again before all others, with one retry less
     FAIL = enum.auto()
 
 
@@ -77,14 +77,10 @@ class ExitDecision(NamedTuple):
     Attributes:
         next: What the actor does next.
         fate: What happens to the running request.
-        spends_retry: Whether the running call has used up one of its retries.
-        aborted: Whether the error says that the end was wanted.
     """
 
     next: Next
     fate: Fate = Fate.DROP
-    spends_retry: bool = False
-    aborted: bool = False
 
 
 def decide(facts: ExitFacts) -> ExitDecision:
@@ -92,28 +88,21 @@ def decide(facts: ExitFacts) -> ExitDecision:
     runs = facts.running is not Running.NOTHING
     fail, hold = (Fate.FAIL, Fate.HOLD) if runs else (Fate.DROP, Fate.DROP)
     if facts.closing:
-        return ExitDecision(Next.CLOSED, fail, aborted=facts.reason is not None)
+        return ExitDecision(Next.CLOSED, fail)
     if facts.reason is EndReason.RENEW:
         return ExitDecision(Next.LAUNCH, hold)
     if facts.reason is EndReason.ABORT:
-        return ExitDecision(Next.LAUNCH, fail, aborted=True)
+        return ExitDecision(Next.LAUNCH, fail)
     if facts.adopting and not facts.started:
         return ExitDecision(Next.LAUNCH_AGAIN, hold)
     if facts.refused:
         return ExitDecision(Next.DEAD, hold)
-    return _restart(facts)
-
-
-def _restart(facts: ExitFacts) -> ExitDecision:
-    """Decide about the running request when the exit counts as a restart."""
-    discarded = facts.reason is EndReason.DISCARDED
-    if facts.running in (Running.NOTHING, Running.REPLAY):
-        return ExitDecision(Next.RESTART)
     if facts.running is Running.RENEWAL:
         return ExitDecision(Next.RESTART, Fate.HOLD)
-    if discarded or facts.retries == 0:
-        return ExitDecision(Next.RESTART, Fate.FAIL)
-    return ExitDecision(Next.RESTART, Fate.AGAIN, spends_retry=True)
+    if facts.running is not Running.CALL:
+        return ExitDecision(Next.RESTART)
+    may_retry = facts.reason is not EndReason.DISCARDED and facts.retries > 0
+    return ExitDecision(Next.RESTART, Fate.AGAIN if may_retry else Fate.FAIL)
 
 
 def restart_delay(policy: RestartPolicy, restarts: Sequence[float], now: float) -> float | None:

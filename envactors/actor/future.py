@@ -218,7 +218,11 @@ class ActorFuture(AwaitableFuture[R]):
             self.set_result(value)
         else:
             self.set_exception(error)
-        self._forget_origin()
+        # Let go of what it was made of, such as the memory of a vector: futures may be kept for long.
+        self._keep_alive = self._read = None
+        self.__dict__.pop("_readers", None)
+        if self._waiting:
+            self._owner.reactor.wake(self)
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         self._result, self._exception = value, error
@@ -240,12 +244,8 @@ class ActorFuture(AwaitableFuture[R]):
         """Mark a call that was taken out of the queue as cancelled, and notify its waiters."""
         super().cancel()
         self.set_running_or_notify_cancel()
-        self._forget_origin()
-
-    def _forget_origin(self) -> None:
-        """Let go of what it was made of, such as the memory of a vector: futures may be kept for long."""
-        self._keep_alive = self._read = None
-        vars(self).pop("_readers", None)
+        self._keep_alive = None
+        self._owner.reactor.wake(self)
 
     def _invoke_callbacks(self) -> None:
         # A callback may wait for another call, so never in the thread that reads the replies.

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Concatenate, Generic, NoReturn, overload
 from envactors.actor.future import ActorFuture
 from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.journal import SavedJournal
-from envactors.actor.method_names import method_name, public_name
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
@@ -88,7 +87,7 @@ class Caller(Generic[T_co]):
             TypeError: ``method`` is neither a name nor a method of a class.
             ActorClosedError: The actor was closed.
         """
-        name = method_name(method)
+        name = method if type(method) is str and not method.startswith("_") else method_name(method)
         return self._submit(Kind.CALL, Call(self._env, name, args, kwargs), name)
 
     def get(self, name: str) -> ActorFuture[Any]:
@@ -117,7 +116,7 @@ class Caller(Generic[T_co]):
         request = CallRequest(
             method, index, self._deadline, future=future, retries=self._retries, bound=bound, kind=kind
         )
-        supervisor.submit_call(request, message)
+        supervisor.calls.submit(request, message)
         return future
 
 
@@ -170,7 +169,7 @@ class ActorView(Caller[T_co]):
             ValueError: ``timeout`` is negative.
         """
         check_timeout(timeout, "stacks(timeout=...)")
-        self._supervisor.check_owner()
+        self._supervisor.core.check_owner()
         return read_stacks(self._supervisor, timeout)
 
     def options(self, *, deadline: float | None = None, retries: int = 0, timeout: float | None = None) -> Caller[T_co]:
@@ -240,7 +239,7 @@ def close_all(actors: list[ActorHandle], timeout: float | None) -> None:
     """Close actors side by side; see `ActorHandle.close`."""
     supervisors = [actor._supervisor for actor in actors]
     for supervisor in supervisors:
-        supervisor.check_owner()
+        supervisor.core.check_owner()
     for supervisor in supervisors:
         supervisor.begin_close(timeout)
     for supervisor in supervisors:
@@ -279,3 +278,34 @@ def discard_process(handle: ActorHandle, incarnation: int | None, index: int, me
     core = handle._supervisor.core
     with core.change, core.lock:
         core.discard(incarnation, Request(method, index), error)
+
+
+def method_name(method: str | Callable[..., Any]) -> str:
+    """Return the name of a method that was given by its name, or as the env's class has it.
+
+    Raises:
+        AttributeError: The name begins with an underscore.
+        TypeError: It is something else, such as a lambda, a function of a module, or a method of an object.
+    """
+    if isinstance(method, str):
+        return public_name(method)
+    owner, _, name = getattr(method, "__qualname__", "").rpartition(".")
+    is_bound = getattr(method, "__self__", None) is not None
+    is_of_class = owner and not owner.endswith("<locals>") and name == getattr(method, "__name__", None)
+    if not callable(method) or isinstance(method, type) or is_bound or not is_of_class:
+        raise TypeError(
+            f"cannot call {method!r} in an actor: expected a method of the env's class, as in "
+            "actor.call(Counter.add, 1), or the name of a method, as in actor.call('add', 1)"
+        )
+    return public_name(name)
+
+
+def public_name(name: str) -> str:
+    """Return the name of a method or an attribute.
+
+    Raises:
+        AttributeError: It begins with an underscore, or is not a string.
+    """
+    if not isinstance(name, str) or name.startswith("_"):
+        raise AttributeError(f"{name!r}: expected the name of a public attribute; others are never sent to an env")
+    return name

@@ -7,6 +7,7 @@ import time
 
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
+from envactors.actor.watch import what_runs
 from envactors.mailbox.durations import Histograms
 
 
@@ -37,7 +38,7 @@ def _under_way(actor: Supervisor) -> tuple[str | None, float]:
         return core.table.running.method, now - core.table.running.started
     if not actor.calls.is_busy:
         return None, 0.0
-    turn = actor.calls.turn(core.process.page)
+    turn = what_runs(actor.calls, core.process)
     return turn.method, now - turn.since
 
 

@@ -15,8 +15,8 @@ import multiprocessing
 import time
 from collections.abc import Callable
 
-from envactors.actor import row_failures
-from envactors.actor.calls import Calls, what_runs
+from envactors.actor import call_failures, row_failures
+from envactors.actor.calls import Calls
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
@@ -49,13 +49,13 @@ class Lifecycle:
     """
 
     def __init__(self, core: ActorCore, launcher: Launcher, on_closed: Callable[[], None]) -> None:
-        self.calls: Calls = Calls(core, self._on_start_reply)
+        self.calls: Calls = Calls(core, self._on_start_reply, self.settle_dead)
         core.discard = self.discard
         self.tracker: RestartTracker = RestartTracker(core.config.restart)
         self._core = core
         self._launcher = launcher
         self._on_closed = on_closed
-        self.inline: InlineTurns = InlineTurns(core, self.launch, self.on_channel)
+        self.inline: InlineTurns = InlineTurns(core, self.launch, self.calls.on_channel)
         # Of the present start: whether a standby is becoming this actor's, when it began (`time.monotonic`), how many
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
@@ -76,7 +76,7 @@ class Lifecycle:
             return  # `_on_certain_end` begins again
         if spare is not None:
             core.use(spare)
-            spare.move(config.name, self)
+            spare.move(config.name, self.calls.on_channel, self.on_exit)
             limit = config.deadlines.start
             grace = _ADOPTION_GRACE if limit is None else min(_ADOPTION_GRACE, limit)
             core.timers.set("start", self._launched + grace)
@@ -141,7 +141,8 @@ class Lifecycle:
             if worker is None:
                 self._after_exit(ExitReport(refusal=refusal))
                 return
-            core.use(process := ActorProcess(worker, config.name, core.reactor, self))
+            process = ActorProcess(worker, config.name, core.reactor, self.calls.on_channel, self.on_exit)
+            core.use(process)
             if core.phase is LAUNCHING:
                 message = config.start._replace(attach=core.recovery.attach, authkey=_authkey_for(config.backend))
                 process.introduce(Kind.START, message, core.incarnation)
@@ -212,11 +213,6 @@ class Lifecycle:
             self._discarded_for = core.errors.discarded(request, core.incarnation, core.pid, error)
             self.end(EndReason.DISCARDED)
 
-    def on_channel(self, mask: int) -> None:
-        """Read what has come."""
-        with self._core.change, self._core.lock:
-            self.calls.receive(mask)
-
     def on_exit(self, process: ActorProcess) -> None:
         """Act on the end of a process."""
         with self._core.change, self._core.lock:
@@ -231,7 +227,7 @@ class Lifecycle:
         core, reason = self._core, self._core.reason
         self._launcher.finish(self.launch)
         core.timers.cancel("start", "call", "kill", "backoff")
-        call, rows = self.calls.interrupt(process), self.calls.rows
+        call, rows = call_failures.take_running(self.calls, process), self.calls.rows
         begun: list[int] = []
         running: Request | None = call
         if rows is not None and process is not None:
@@ -251,11 +247,12 @@ class Lifecycle:
         if core.started:
             core.loss = error
         if decision.next is Next.CLOSED:
-            self._finish(call, report, aborted=decision.aborted)
+            self._finish(call, report, aborted=reason is not None)
         else:
             core.tell_end(reason, error)
             if call is not None:
-                self.calls.settle_running(decision, call, error if discarded_for is None else core.loss_of(call))
+                blame = error if discarded_for is None else core.loss_of(call)
+                call_failures.settle_running(self.calls, decision.fate, call, blame)
             self._go_on(decision.next, error)
         if rows is not None:
             aborted = reason is EndReason.ABORT
@@ -269,7 +266,7 @@ class Lifecycle:
             closing=core.closing,
             started=core.started,
             adopting=self._adopting,
-            running=what_runs(call),
+            running=call_failures.what_runs(call),
             retries=0 if call is None else call.retries,
             refused=report.is_refused
             # It would raise again; later, when it has made an env before, it may be the machine's fault.
@@ -324,7 +321,10 @@ class Lifecycle:
         while core.phase is DEAD and core.queue:
             entry = core.queue[0]
             if entry.group is not None:
-                self.calls.fail_group(entry.group, lambda request: core.errors.after_all(final, request))
+                if self.calls.rows is not None:
+                    row_failures.fail_group(
+                        self.calls.rows, entry.group, lambda request: core.errors.after_all(final, request)
+                    )
                 core.queue.popleft()
             elif entry.call.kind is None:
                 core.table.start_call(entry.call).started = time.monotonic()
@@ -346,8 +346,9 @@ class Lifecycle:
                 self.calls.answer(request, None)
             else:
                 self.calls.fail(request, error(request))
-        for group in core.table.groups():
-            self.calls.fail_group(group, error)
+        if self.calls.rows is not None:
+            for group in core.table.groups():
+                row_failures.fail_group(self.calls.rows, group, error)
         core.queue.clear()
         core.timers.cancel("close")
         core.phase = CLOSED

@@ -11,9 +11,8 @@ from concurrent.futures import as_completed, wait
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import ActorHandle, close_all
+from envactors.actor.handle import ActorHandle, close_all, method_name
 from envactors.actor.launch import SpawnOptions, launch, spawn
-from envactors.actor.method_names import method_name
 from envactors.actor.requests import CallRequest
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.type_variables import Item, P, R, T_co
@@ -49,7 +48,7 @@ class PoolFuture(ActorFuture[Any]):
         self._is_being_assigned = True
         try:
             request = CallRequest(self.call.method, supervisor.config.first_index, future=self, kind=Kind.CALL)
-            supervisor.submit_call(request, self.call)
+            supervisor.calls.submit(request, self.call)
         except ActorClosedError as error:
             self.settle(None, error, actor.incarnation)
         finally:
@@ -63,7 +62,6 @@ class PoolFuture(ActorFuture[Any]):
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         super().settle(value, error, incarnation)
-        self._owner.reactor.wake(self)
         self._leave_actor()
 
     def _withdraw(self) -> bool:
@@ -72,7 +70,6 @@ class PoolFuture(ActorFuture[Any]):
             if not self._pool.withdraw(self):
                 return False
             self.mark_cancelled()
-            self._owner.reactor.wake(self)
             return True
 
     def _end_by(self, end: Callable[[], bool]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from envactors.actor.output import Output
 from envactors.actor.reactor import Reactor
@@ -46,16 +46,6 @@ class ExitReport(NamedTuple):
         return isinstance(self.refusal, LaunchRefusedError)
 
 
-class ProcessOwner(Protocol):
-    """What a process needs of its actor."""
-
-    def on_channel(self, mask: int) -> None:
-        """Handle an event mask of the channel; called in any one thread."""
-
-    def on_exit(self, process: ActorProcess) -> None:
-        """Handle the end of the process; called in the reactor's thread."""
-
-
 class ActorProcess:
     """A worker that the parent waits for.
 
@@ -63,7 +53,8 @@ class ActorProcess:
         worker: The worker.
         name: The actor's name.
         reactor: Watches its descriptors.
-        owner: The actor.
+        on_channel: Handles an event mask of the channel; called in any one thread.
+        on_exit: Handles the end of the process; called in the reactor's thread.
 
     Attributes:
         worker: The worker.
@@ -74,7 +65,14 @@ class ActorProcess:
         untrue: What `distrust` has killed it for.
     """
 
-    def __init__(self, worker: Worker, name: str, reactor: Reactor, owner: ProcessOwner) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        name: str,
+        reactor: Reactor,
+        on_channel: Callable[[int], None],
+        on_exit: Callable[[ActorProcess], None],
+    ) -> None:
         self.worker = worker
         self.page: ControlPage = worker.page
         self.at_end: bool = False
@@ -83,24 +81,24 @@ class ActorProcess:
         self.untrue: str = ""
         # The stacks that a passed deadline has requested.
         self._stacks: Stacks | None = None
-        self._owner = owner
+        self._on_exit = on_exit
         self._reactor = reactor
         self._channel = worker.channel
         self._outputs = [Output(fd, name, stream, reactor.printing.submit) for stream, fd in worker.outputs]
         for output in self._outputs:
             reactor.watch(output.fd, functools.partial(self._read_output, output))
-        reactor.watch_channel(self._channel.fileno(), owner.on_channel)
-        reactor.watch(worker.sentinel, lambda _mask: self._owner.on_exit(self))
+        reactor.watch_channel(self._channel.fileno(), on_channel)
+        reactor.watch(worker.sentinel, lambda _mask: self._on_exit(self))
 
     @property
     def pid(self) -> int | None:
         """Its process id; None while another machine has not told it."""
         return self.worker.pid or None
 
-    def move(self, name: str, owner: ProcessOwner) -> None:
+    def move(self, name: str, on_channel: Callable[[int], None], on_exit: Callable[[ActorProcess], None]) -> None:
         """Make it another actor's, which gets what has come and was not read yet."""
-        self._owner = owner
-        self._reactor.watch_channel(self._channel.fileno(), owner.on_channel)
+        self._on_exit = on_exit
+        self._reactor.watch_channel(self._channel.fileno(), on_channel)
         for output in self._outputs:
             output.name = name
 
@@ -124,15 +122,15 @@ class ActorProcess:
             frame: The frame.
             wait: How the worker waits for the request after this one, as `envactors.mailbox.control_page` says.
         """
-        channel = self._channel
-        self.page.set_wait(wait, frame.call_id)
+        channel, page = self._channel, self.page
+        page.last_call = max(page.last_call, frame.call_id)
         try:
             channel.send(frame)
         except OSError as error:
             if not is_disconnect(error):
                 raise
             return
-        self.page.post_frame()
+        page.post_frame(wait)
         if channel.backlog:
             self._reactor.want_write(channel.fileno(), True)
 

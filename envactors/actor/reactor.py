@@ -50,7 +50,6 @@ class Reactor:
     """
 
     _stopping = False
-
     # Whether the thread that pumps handles replies: afterwards it checks its condition.
     _handling = False
 
@@ -249,7 +248,7 @@ class Reactor:
                 if (self._contending or (defer_signals.pending and defer_signals.interrupted)) and not is_nested:
                     return False
                 if wait_set is None:
-                    events = self._replies.poll(remaining(deadline))
+                    events = self._replies.poll(None if deadline is None else remaining(deadline))
                     if not events:
                         return done()
                 else:
@@ -259,7 +258,9 @@ class Reactor:
                     events = self._replies.poll(0) if replies else []
                 self._handling = True
                 try:
-                    self._handle_replies(events)
+                    for fd, mask in events:
+                        if (handler := self._reply_handlers.get(fd)) is not None:
+                            handler(mask)
                 finally:
                     self._handling = False
         except BaseException:
@@ -276,11 +277,14 @@ class Reactor:
         """Count a wait, also one that ended without sleeping: many in a short time are a loop."""
         self._waits += 1
         if self._waits % _LOOP_WAITS == 0:
-            now = time.monotonic()
-            if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
-                # In the reactor's thread, which then checks at each beat whether the loop still runs.
-                self.post(lambda: self._set_looping(True))
-            self._loop_begun = now
+            self._find_loop()
+
+    def _find_loop(self) -> None:
+        now = time.monotonic()
+        if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
+            # In the reactor's thread, which then checks at each beat whether the loop still runs.
+            self.post(lambda: self._set_looping(True))
+        self._loop_begun = now
 
     def _set_looping(self, looping: bool) -> None:
         self._looping = looping
@@ -312,7 +316,9 @@ class Reactor:
         Returns:
             Whether ``done()``.
         """
-        self.count_wait()
+        self._waits += 1  # as in `count_wait`, which would be a call
+        if self._waits % _LOOP_WAITS == 0:
+            self._find_loop()
         while True:
             with defer_signals:
                 defer_signals.wake = self._ring_nudge
@@ -381,15 +387,12 @@ class Reactor:
             if (handler := self._handlers.get(fd)) is not None:
                 self.logs.run(functools.partial(handler, mask))
 
-    def _handle_replies(self, events: list[tuple[int, int]]) -> None:
-        for fd, mask in events:
-            if (handler := self._reply_handlers.get(fd)) is not None:
-                handler(mask)
-
     def _on_replies(self, _mask: int) -> None:
         if self._pump_lock.acquire(blocking=False):
             try:
-                self._handle_replies(self._replies.poll(0))
+                for fd, mask in self._replies.poll(0):
+                    if (handler := self._reply_handlers.get(fd)) is not None:
+                        handler(mask)
             except BaseException:
                 self.post(self._hear_all)
                 raise

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
+from envactors.actor.requests import Group, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import ASKED, Op, Outcome, Slots
 from envactors.actor.timers import Turn
@@ -128,6 +131,13 @@ def _repeats(slots: Slots, op: Op, error: BaseException) -> bool:
     # Inputs that have failed twice are not tried a third time.
     tries_again = op.failure is None and (slots.on_failure != "replay" or was_aborted)
     return op.method == "reset" and tries_again
+
+
+def fail_group(rows: ActorRows, group: Group, error: Callable[[Request], ActorError]) -> None:
+    """Fail envs that wait to be posted, and that nothing posts any more."""
+    for index in group.indices:
+        if rows.is_asked(index):
+            fail(rows, index, Cause.WAITING, error(rows.request(index)))
 
 
 def fail_lost(rows: ActorRows) -> None:

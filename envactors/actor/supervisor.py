@@ -7,13 +7,10 @@ Its calls are in `envactors.actor.calls`, its processes in `envactors.actor.life
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from envactors.actor import engine as engines
 from envactors.actor.calls import Calls
@@ -24,15 +21,12 @@ from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.reactor import Reactor
-from envactors.actor.requests import CallRequest, Entry, Request, shortest_deadline
+from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
-from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, EndReason
 from envactors.actor.watch import Watch
-from envactors.errors import ActorClosedError
 from envactors.mailbox.messages import Attach, Kind
-from envactors.mailbox.pickling import dumps
 from envactors.system.polling import LONGEST_WAIT, READABLE
 
 # How long a killed worker may take to be gone, in seconds.
@@ -58,8 +52,6 @@ class Supervisor:
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.closed: threading.Event = threading.Event()
-        self._owner_pid, self._forks = os.getpid(), engines.forks
-        self._has_warned = False
         engines.join(self, self._assemble)
         if config.backend.inline:
             self.core.run_inline = self.lifecycle.inline.run
@@ -69,11 +61,12 @@ class Supervisor:
     def _assemble(self, engine: engines.Engine) -> None:
         self._engine = engine
         self.reactor: Reactor = engine.reactor
-        self._has_deadlines = shortest_deadline(self.config.deadlines) != float("inf")
         self.config.backend.retain(self.config.env_vars, engine.reactor)
         self.core: ActorCore = ActorCore(self.config, engine.reactor)
         self.lifecycle: Lifecycle = Lifecycle(self.core, engine.launcher, self._release)
         self.calls: Calls = self.lifecycle.calls
+        # Bound here, and not a method: futures wait in it.
+        self.wait: Callable[[ActorFuture, Callable[[], bool], float | None], None] = self.calls.wait
         self._watch = Watch(self.core, self.calls)
 
     # State -----------------------------------------------------------------------------------------------
@@ -103,62 +96,13 @@ class Supervisor:
             return ActorState.RENEWING
         return ActorState.BUSY if self.calls.is_busy else ActorState.IDLE
 
-    def check_owner(self) -> None:
-        """Raise in a forked process that inherited the actor.
-
-        Raises:
-            ActorClosedError: This is not the process that made the actor.
-        """
-        if engines.forks != self._forks:
-            name, where = self.config.name, f"process {self._owner_pid} and this is its fork {os.getpid()}"
-            raise ActorClosedError(
-                f"actor {name!r} belongs to {where}: make an actor here, or call it there", actor=name
-            )
-
     # Requests --------------------------------------------------------------------------------------------
-
-    def submit_call(self, request: CallRequest, message: tuple[Any, ...]) -> None:
-        """Queue a call.
-
-        Args:
-            request: The call. If it is bound to an incarnation and that is lost, the call is too, unless a new process
-                can be brought to the same point.
-            message: One of `envactors.mailbox.messages`, which becomes its payload.
-
-        Raises:
-            ActorClosedError: The actor was closed, or belongs to another process.
-        """
-        if engines.forks != self._forks:
-            self.check_owner()
-        if request.timeout is None and self._has_deadlines:
-            request.timeout = self.config.deadlines.of(request.method)
-        if request.timeout is not None:
-            self.warn_of_deadline(request.timeout)
-        with defer_signals:  # pickle takes what a handler raises for a value that cannot be pickled
-            try:
-                request.payload = dumps(tuple(message))
-            except Exception as error:
-                incarnation = self.core.incarnation
-                request.settle(None, self.core.errors.unpicklable(request, incarnation, error), incarnation)
-                return
-            if not self.config.backend.inline:
-                if not self.calls.send_at_once(request):
-                    self._submit(request)
-                return
-        self._submit(request)  # in-process env code runs in here, and Ctrl-C must reach it
 
     def renew(self, future: ActorFuture) -> None:
         """Queue the replacement of the process; the future gets the new incarnation."""
-        self.check_owner()
+        self.core.check_owner()
         with self.core.change, self.core.lock:
-            self.queue_renewal(future)
-
-    def queue_renewal(self, future: ActorFuture) -> None:
-        """Queue the replacement of the process; under the lock."""
-        call = CallRequest("renew", self.config.first_index, future=future)
-        if self.core.closing:
-            raise self.core.errors.closed(call, self.core.incarnation)
-        self.queue(call)
+            self.calls.queue_renewal(future)
 
     def attach(self, attach: Attach, slots: Slots, waiter: object, read: Callable[[int, Op], None]) -> ActorFuture:
         """Have the present process, and each one that follows it, use the rows of its envs.
@@ -175,7 +119,7 @@ class Supervisor:
         future = ActorFuture(self, None)
         # As often as it takes: what limits that is the restart policy.
         index, retries = self.config.first_index, sys.maxsize
-        self.submit_call(CallRequest("attach", index, future=future, retries=retries, kind=Kind.ATTACH), attach)
+        self.calls.submit(CallRequest("attach", index, future=future, retries=retries, kind=Kind.ATTACH), attach)
         return future
 
     def journal(self, index: int) -> Journal:
@@ -195,33 +139,14 @@ class Supervisor:
                 core.add(request)
             self.calls.dispatch()
 
-    def _submit(self, call: CallRequest) -> None:
-        core = self.core
-        with core.change, core.lock:
-            if core.closing:
-                raise core.errors.closed(call, core.incarnation)
-            self.queue(call)
-
-    def queue(self, entry: Entry) -> None:
-        """Queue a call, or envs that are to be posted, and send what can be sent; under the lock."""
-        core = self.core
-        core.add(entry)
-        if core.incarnation > 0 or core.phase in (BACKOFF, DEAD):
-            self.calls.fail_lost()
-        if core.phase is DEAD:
-            self.lifecycle.settle_dead()
-        else:
-            self.calls.dispatch()
-
     # What futures ask ------------------------------------------------------------------------------------
 
     def cancel(self, future: ActorFuture) -> bool:
-        self.check_owner()
+        self.core.check_owner()
         core = self.core
         with core.change, core.lock:
             if not future.has_run and self._withdraw(future) is not None:
                 future.mark_cancelled()
-                self.reactor.wake(future)
         return future.cancelled()
 
     def _withdraw(self, future: ActorFuture) -> Request | None:
@@ -251,25 +176,11 @@ class Supervisor:
                 return False
         return True
 
-    def wait(self, future: ActorFuture, done: Callable[[], bool], deadline: float | None) -> None:
-        if engines.forks != self._forks or self.core.run_inline is not None or self.core.deferred.waiting:
-            self.resume_inline()
-        if not self.calls.spin_for(future):
-            self.reactor.wait(done, future, deadline)
-
-    def resume_inline(self) -> None:
-        """Complete what an interrupt has left: undelivered results, and requests of an in-process worker."""
-        self.check_owner()
-        if self.core.deferred.waiting:
-            self.core.deferred.run()
-        if self.core.run_inline is not None:
-            self.lifecycle.on_channel(READABLE)  # at its end it runs posted requests
-
     # Ending ----------------------------------------------------------------------------------------------
 
     def kill(self, restart: bool) -> None:
         """End the process now; see `envactors.actor.handle.ActorHandle.kill`."""
-        self.check_owner()
+        self.core.check_owner()
         core = self.core
         with core.change, core.lock:
             if core.phase is CLOSED:
@@ -318,7 +229,7 @@ class Supervisor:
 
     def post(self, job: Callable[[], None]) -> None:
         """Run a function in the reactor's thread soon; do nothing in a fork, or after the last actor has ended."""
-        if engines.forks == self._forks and not self._engine.ended:
+        if engines.forks == self.core.forks and not self._engine.ended:
             self.reactor.post(job)
 
     def _release(self) -> None:
@@ -337,15 +248,6 @@ class Supervisor:
     def _check_kills(self, what: str) -> None:
         if not self.config.backend.kills:
             raise self.core.errors.cannot(what, self.core.incarnation)
-
-    def warn_of_deadline(self, timeout: float | None) -> None:
-        """Warn, once, of a deadline in seconds that the backend does not enforce."""
-        if timeout is not None and not self.config.backend.kills and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"actor {self.config.name!r} lives in {self.config.backend!r}, where deadlines are not enforced",
-                stacklevel=5,
-            )
 
     # Deadlines -------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import logging
 import math
 import re
 
+from envactors.actor import row_failures
 from envactors.actor.calls import Calls
 from envactors.actor.core import ActorCore
 from envactors.actor.process import ActorProcess
@@ -55,7 +56,10 @@ class Watch:
         turn = self._look(process, now)
         if turn.limit is None or now < turn.since + turn.limit:
             return False
-        self._calls.on_overdue(turn, process.page)
+        if core.table.running is not None:  # no result of it counts any more
+            core.table.running.on_overdue(turn, process.page)
+        elif self._calls.rows is not None:
+            self._calls.rows.overdue = turn.env_id
         return True
 
     def look_unread(self, now: float) -> None:
@@ -72,7 +76,7 @@ class Watch:
 
     def _look(self, process: ActorProcess, now: float) -> Turn:
         """Return the running request, warn if it is slow, and set when to look again."""
-        turn = self._calls.turn(process.page)
+        turn = what_runs(self._calls, process)
         if now >= turn.since + self._slow and turn != self._reported:
             self._reported = turn
             self._warn(process, turn, now - turn.since)
@@ -93,6 +97,15 @@ class Watch:
             core.reactor.logs.notices.add(log)
 
         core.reactor.callbacks.submit(tell)
+
+
+def what_runs(calls: Calls, process: ActorProcess) -> Turn:
+    """Return what a busy worker runs, or begins next; under the lock."""
+    call = calls.core.table.running
+    if call is not None:
+        return call.turn(process.page, calls.core.config.deadlines)
+    assert calls.rows is not None, "rows are in flight"
+    return row_failures.turn(calls.rows)
 
 
 def order_stacks(text: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Protocol
 
 from envactors.mailbox.messages import Frame
@@ -35,8 +36,8 @@ class FrameChannel(Protocol):
         """Return the descriptor that becomes readable when frames come."""
 
     @property
-    def backlog(self) -> bool:
-        """Whether bytes of frames are still to be written."""
+    def backlog(self) -> Sized | bool:
+        """Bytes of frames that are still to be written; false if there are none."""
 
     def send(self, frame: Frame) -> None:
         """Write a frame; if this end does not block, keep what does not fit."""
@@ -60,12 +61,15 @@ class Channel:
 
     Args:
         sock: The socket.
+
+    Attributes:
+        backlog: What is still to be written.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         prevent_sigpipe(sock)
         self.socket = sock
-        self._outbox: deque[memoryview] = deque()
+        self.backlog: deque[memoryview] = deque()
         # What a read fills: a chunk that is used again and again or, while a larger frame comes, a buffer of its size.
         self._chunk = memoryview(bytearray(_CHUNK))
         self._buffer = self._chunk
@@ -75,11 +79,6 @@ class Channel:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    @property
-    def backlog(self) -> bool:
-        """Whether bytes of frames are still to be written."""
-        return bool(self._outbox)
-
     def send(self, frame: Frame) -> None:
         """Write a frame, or as much of it as fits.
 
@@ -88,8 +87,8 @@ class Channel:
         """
         kind, incarnation, call_id, payload = frame
         header = _HEADER.pack(_MAGIC, len(payload), kind, incarnation, call_id)
-        if self._outbox or len(payload) >= _CHUNK:
-            self._outbox += map(memoryview, (header, payload))
+        if self.backlog or len(payload) >= _CHUNK:
+            self.backlog += map(memoryview, (header, payload))
             self.flush()
             return
         # Copying a small payload takes less time than a second system call.
@@ -99,7 +98,7 @@ class Channel:
         except BlockingIOError:
             sent = 0
         if sent != len(whole):  # also of an end that blocks, if a signal has interrupted it
-            self._outbox.append(memoryview(whole)[sent:])
+            self.backlog.append(memoryview(whole)[sent:])
             self.flush()
 
     def flush(self) -> None:
@@ -108,17 +107,17 @@ class Channel:
         Raises:
             OSError: The other end is closed.
         """
-        outbox = self._outbox
-        while outbox:
-            part = outbox[0]
+        backlog = self.backlog
+        while backlog:
+            part = backlog[0]
             try:
                 sent = self.socket.send(part, SEND_FLAGS)
             except BlockingIOError:
                 return
             if sent == len(part):
-                outbox.popleft()
+                backlog.popleft()
             else:
-                outbox[0] = part[sent:]
+                backlog[0] = part[sent:]
 
     def receive(self) -> list[Frame] | None:
         """Read once and return the frames that are complete now; None if the other end is closed.
@@ -155,5 +154,5 @@ class Channel:
         return frames
 
     def close(self) -> None:
-        self._outbox.clear()
+        self.backlog.clear()
         self.socket.close()

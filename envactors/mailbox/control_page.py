@@ -3,8 +3,8 @@
 Each counter has one writer. The state is in the counters; a ring only says that one may have changed, so lost and extra
 rings do no harm. No lock is shared, so a killed process cannot leave one held.
 
-    parent  post_step      WAIT, STREAM, STEP, POSTED, ring  set_wait      WAIT (the frame is sent then)
-            ring_at        RING_AT                           post_frame    FRAMES, POSTED
+    parent  post_step      WAIT, STREAM, STEP, POSTED, ring  post_frame    WAIT, FRAMES, POSTED (the frame was sent)
+            ring_at        RING_AT
             ring_at_end    WATCHED
     worker  start_request  SINCE, METHOD, ENV_INDEX, BEGUN   record_env    SINCE, METHOD, ENV_INDEX
             finish_step    FINISHED, ring                    finish_frame  FINISHED (the reply was sent)
@@ -215,14 +215,16 @@ class ControlPage:
         with self._barrier:
             pass
 
-    def set_wait(self, wait: int, call_id: int = 0) -> None:
-        """Before the frame with this call id is sent, say how the worker waits for the request after it."""
-        self.counters[WAIT] = wait
-        self.last_call = max(self.last_call, call_id)
+    def post_frame(self, wait: int) -> None:
+        """Announce a frame that was sent; before that, a spinning worker would fall asleep in reading the channel.
 
-    def post_frame(self) -> None:
-        """Announce a frame that was sent; before that, a spinning worker would fall asleep in reading the channel."""
+        `last_call` includes its call id already.
+
+        Args:
+            wait: How the worker waits for the request after it. A worker that has ended it by now waits as before.
+        """
         counters = self.counters
+        counters[WAIT] = wait
         self._frames = counters[FRAMES] = self._frames + 1
         self._posted = counters[POSTED] = self._posted + 1
 

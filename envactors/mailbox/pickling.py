@@ -16,7 +16,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -41,6 +41,9 @@ _LARGE = 1 << 16
 
 # In bytes. Longer pickles take too long to read or to search.
 _SHORT = 1 << 10
+
+# In place of a value that was not loaded.
+UNREAD: Final = object()
 
 _IS_NUMPY_1 = np.__version__.startswith("1.")
 
@@ -93,12 +96,17 @@ def has_code(pickled: bytes) -> bool:
     return load_code_by_value.__name__.encode() in pickled
 
 
-def reads_at_once(pickled: bytes | bytearray | memoryview) -> bool:
-    """Return whether loading a pickle of `dumps` takes next to no time and cannot run code of users.
+def load_plain(pickled: bytes | bytearray | memoryview) -> Any:
+    """Load a pickle of `dumps` if that takes next to no time and cannot run code of users; else return `UNREAD`.
 
-    It does if the pickle is short and does not refer to a class or function.
+    That holds for a pickle that is short and does not refer to a class or function.
     """
-    return len(pickled) <= _SHORT and pickle.STACK_GLOBAL not in bytes(pickled)
+    if len(pickled) > _SHORT or pickle.STACK_GLOBAL in bytes(pickled):
+        return UNREAD
+    try:
+        return pickle.loads(pickled)
+    except Exception:  # env code has written into the channel
+        return UNREAD
 
 
 def dumps(value: Any) -> bytes | bytearray:

@@ -214,10 +214,10 @@ class HostedWorker:
     def _forward(self, frame: Frame) -> None:
         self._last_call = frame.call_id
         self._incarnation = frame.incarnation
-        self._page.set_wait(ASLEEP, frame.call_id)
+        self._page.last_call = max(self._page.last_call, frame.call_id)
         with contextlib.suppress(OSError):  # it has ended, which its sentinel reports
             self._channel.send(frame)
-            self._page.post_frame()
+            self._page.post_frame(ASLEEP)
             if self._channel.backlog:
                 self._watches.want_write(self._channel.fileno(), True)
 

@@ -157,7 +157,7 @@ class ActorPart:
             if core.closing:
                 request.settle(None, core.errors.closed(request, core.incarnation), core.incarnation)
             else:
-                self.supervisor.queue(request)
+                self.supervisor.calls.queue(request)
 
     def order(self, incarnation: int) -> Order:
         """Return the next order. Called under the lock."""
@@ -317,7 +317,7 @@ class ActorPart:
             self._own(index, step)
             self._slots.states[index] = ASKED
         if indices:
-            self.supervisor.queue(Group(list(indices), stream=True))
+            self.supervisor.calls.queue(Group(list(indices), stream=True))
 
     def _go_on(self) -> None:
         """Wait for the steps in rows, then send the next order or end."""

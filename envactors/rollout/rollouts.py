@@ -78,7 +78,7 @@ class _Owner:
 
     def wait(self, future: ActorFuture[Any], done: Callable[[], bool], deadline: float | None) -> None:
         for supervisor in self._supervisors:
-            supervisor.resume_inline()
+            supervisor.calls.resume()
         self.reactor.wait(done, future, deadline)
 
 
@@ -144,7 +144,7 @@ class Rollouts:
             futures.append(future)
             request = PolicyRequest(supervisor, policy, functools.partial(_tell_made, future))
             with supervisor.core.change, supervisor.core.lock:
-                supervisor.queue(request)
+                supervisor.calls.queue(request)
         can_load = [future.result() for future in futures]
         self._loads = all(can_load)
         self._policy = policy
@@ -358,7 +358,6 @@ class Rollouts:
                 for index in range(len(slots.states)):
                     slots.make_idle(index)
         future.settle(rollout if error is None else None, error, 0)
-        self._owner.reactor.wake(future)
 
     def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         """Return the function that turns views of the trajectory into arrays for the user."""
@@ -377,7 +376,7 @@ def _begin(part: ActorPart, slots: Slots) -> None:
     with core.change, core.lock:
         is_due = any(slots.of[index].retiring and slots.ended[index] for index in range(part.first, part.stop))
         if is_due and core.lives and not core.closing:
-            part.supervisor.queue_renewal(ActorFuture(part.supervisor, None))
+            part.supervisor.calls.queue_renewal(ActorFuture(part.supervisor, None))
     part.begin()
 
 

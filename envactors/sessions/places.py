@@ -56,12 +56,10 @@ class Request(ActorFuture[T]):
     def resolve(self, value: T | None, error: BaseException | None = None) -> None:
         """Set the outcome, and wake the thread that waits for it."""
         self.settle(value, error, 0)
-        self._owner.reactor.wake(self)
 
     def withdraw(self) -> None:
         """Cancel the request, and wake the thread that waits for it."""
         self.mark_cancelled()
-        self._owner.reactor.wake(self)
 
 
 @dataclasses.dataclass(eq=False)

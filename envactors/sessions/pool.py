@@ -132,7 +132,7 @@ class SessionPool(Generic[T_co]):
         Raises:
             ActorClosedError: The pool is closed, or belongs to another process.
         """
-        self._supervisor.check_owner()
+        self._supervisor.core.check_owner()
         if self._is_closed:
             raise _refusal(name)
         waiter = Waiter(name, request, time.monotonic())
@@ -245,7 +245,7 @@ class SessionPool(Generic[T_co]):
 
     def _catch_up(self) -> None:
         """Wait until the reactor's thread has handled everything that was posted before."""
-        self._supervisor.check_owner()
+        self._supervisor.core.check_owner()
         done: Request[None] = Request(self._places.all[0].actor)
         self._supervisor.post(lambda: done.resolve(None))
         # After the pool is shut, the reactor may have ended.

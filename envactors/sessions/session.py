@@ -113,7 +113,7 @@ class Session(Caller[T_co]):
             self._calls.pop(future, None)
             self._refuse_call(method, self.outcome)
         try:
-            self._supervisor.submit_call(request, message)
+            self._supervisor.calls.submit(request, message)
         except ActorClosedError:
             self._calls.pop(future, None)
             raise

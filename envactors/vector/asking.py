@@ -35,22 +35,19 @@ class EnvFuture(ActorFuture[EnvStep]):
     """
 
     def __init__(self, supervisor: Supervisor, keep_alive: object, env_id: int, pending: Pending) -> None:
-        super().__init__(supervisor, keep_alive)
+        # Like the lifeline, `Pending` is held until the future is settled, and no longer.
+        self._keep_alive: tuple[object, Pending] | None
+        super().__init__(supervisor, (keep_alive, pending))
         self.env_id = env_id
-        self._pending: Pending | None = pending
 
     def _wait(self, deadline: float | None) -> None:
-        pending = self._pending
+        held = self._keep_alive
         try:
             super()._wait(deadline)
         except BaseException as error:
-            if pending is not None:
-                pending.note_failure(error)
+            if held is not None:
+                held[1].note_failure(error)
             raise
-
-    def _forget_origin(self) -> None:
-        super()._forget_origin()
-        self._pending = None
 
 
 def make_future(handle: Caller, env_id: int, pending: Pending) -> EnvFuture:
@@ -128,7 +125,7 @@ class Asker:
     def warn_of_deadline(self, method: str) -> None:
         """Warn once that the backend does not enforce a deadline."""
         limit = self.unenforced.pop(method, None)
-        self._supervisors[0].warn_of_deadline(limit)
+        self._supervisors[0].core.warn_of_deadline(limit)
 
     # Steps -----------------------------------------------------------------------------------------------
 
@@ -270,7 +267,7 @@ class Asker:
             for env_id in envs:
                 slots.states[env_id] = ASKED
             self._retire(supervisor, envs)
-            supervisor.queue(Group(list(envs), stream=stream))
+            supervisor.calls.queue(Group(list(envs), stream=stream))
 
     def _post(self, supervisor: Supervisor, envs: list[int], now: float, wait: int, stream: bool) -> bool:
         """Post envs of an actor if it is free, and return whether it was."""
@@ -296,7 +293,7 @@ class Asker:
             slot = slots.of[env_id]
             resets = slot.op.resets if slot.op is not None and slot.op.method == "reset" else slots.ended[env_id]
             if slot.retiring and resets and supervisor.core.lives:
-                supervisor.queue_renewal(ActorFuture(supervisor, None))
+                supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
 
     def settle_interrupted(self) -> None:
         """Queue the envs that an interrupted request has marked as asked; make the others idle again."""
@@ -321,7 +318,7 @@ class Asker:
                         rows.settle(index)
                 forgotten = [i for i in range(rows.first, rows.stop) if rows.is_asked(i) and i not in waiting]
                 if forgotten:
-                    supervisor.queue(Group(forgotten, stream=True))
+                    supervisor.calls.queue(Group(forgotten, stream=True))
         pending.forget_taken()
         pending.is_disturbed = False
         pending.was_disturbed = pending.was_disturbed and any(slots.states)

@@ -79,7 +79,7 @@ class Collector:
             ActorClosedError: The vector was closed meanwhile.
         """
         for supervisor in self._supervisors:
-            supervisor.resume_inline()
+            supervisor.calls.resume()
         ready = self._pending.ready
 
         def is_there() -> bool:

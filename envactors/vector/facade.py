@@ -305,7 +305,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         if self._is_closed:
             raise ActorClosedError("this vector env is closed: make another")
         if engine.forks != self._forks:
-            self.actors[0]._supervisor.check_owner()
+            self.actors[0]._supervisor.core.check_owner()
         if self._pending.is_disturbed or self._pending.was_disturbed:
             self._asker.settle_interrupted()
 

@@ -197,8 +197,8 @@ class Outcomes:
             slot.op = Op("step", resets=True, future=op.future, failure=op.failure, ending=ending)
             slot.retiring = False
             slots.states[index] = ASKED
-            supervisor.queue_renewal(ActorFuture(supervisor, None))
-            supervisor.queue(Group([index], stream=True))
+            supervisor.calls.queue_renewal(ActorFuture(supervisor, None))
+            supervisor.calls.queue(Group([index], stream=True))
         return None
 
 

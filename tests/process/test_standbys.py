@@ -461,7 +461,7 @@ def test_a_waiter_for_a_standby_that_ends_is_notified_without_its_lock(tmp_path,
             wait_until(lambda: standby.state is ea.ActorState.IDLE)
             standby.wait_for_file(str(tmp_path / "never"))
         future = WatchesItsLock(standby._supervisor)
-        standby._supervisor.submit_call(CallRequest("get", 0, future=future, kind=Kind.GET), Get(0, "count"))
+        standby._supervisor.calls.submit(CallRequest("get", 0, future=future, kind=Kind.GET), Get(0, "count"))
         if end == "kill":
             standby.kill()
         else:

@@ -71,6 +71,7 @@ SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."
 FAILURES = "actor.row_failures:"
 CALLS = "actor.calls:Calls."
+CALL_FAILURES = "actor.call_failures:"
 REQUESTS = "actor.requests:"
 LIFECYCLE = "actor.lifecycle:Lifecycle."
 DECIDE = "actor.decide:decide"
@@ -95,7 +96,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "complete() >= wanted", "complete() > wanted", HANGS),
     Mutant(PAGE + "ring_at", "self.counters[RING_AT] = count", "pass", HANGS),
     Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
-    Mutant(PAGE + "set_wait", "self.last_call = max(self.last_call, call_id)", "pass", ONCE),
+    Mutant("actor.process:ActorProcess.send", "page.last_call = frame.call_id", "pass", ONCE),
     Mutant("actor.process:ActorProcess.drain_and_reap", "self.page.keep()", "pass", ONCE),
     # The worker.
     Mutant(RUNNER + "StepRunner.run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
@@ -128,7 +129,7 @@ MUTANTS = [
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
     Mutant("actor.watch:Watch._look", 'self._core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
-    Mutant("actor.core:ActorCore.is_free", "and table.running is None", "", "no call runs beside rows"),
+    Mutant(CALLS + "_send_at_once", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_all", "table.queue or table.running is not None", "table.queue", "no call runs beside rows"),
     Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
     Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
@@ -176,18 +177,16 @@ MUTANTS = [
     Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, hold)", "ExitDecision(Next.LAUNCH)", HANGS),
     Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, fail,", "ExitDecision(Next.LAUNCH, hold,", HANGS),
     # Calls.
-    Mutant(CALLS + "interrupt", "table.queue.appendleft(call)", "pass", HANGS),
-    Mutant(CALLS + "interrupt", "process.page.progress().call_id == call.call_id", "False", ONCE),
-    Mutant(CALLS + "interrupt", "core.permits.withdraw(core)", "pass", LIMIT),
-    Mutant(CALLS + "settle_running", "call.retries -= decision.spends_retry", "pass", ONCE),
-    Mutant(CALLS + "_settle", "self._core.reactor.wake(call.future)", "pass", HANGS),
+    Mutant(CALL_FAILURES + "take_running", "table.queue.appendleft(call)", "pass", HANGS),
+    Mutant(CALL_FAILURES + "take_running", "process.page.progress().call_id == call.call_id", "False", ONCE),
+    Mutant(CALL_FAILURES + "take_running", "core.permits.withdraw(core)", "pass", LIMIT),
+    Mutant(CALL_FAILURES + "settle_running", "call.retries -= 1", "pass", ONCE),
+    Mutant("actor.future:ActorFuture.settle", "self._owner.reactor.wake(self)", "pass", HANGS),
     Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
     Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),
-    Mutant(CALLS + "_on_reply", "not core.recovery.journal(call.index).record(answer)", "False", REPLAYS),
+    Mutant(CALLS + "_record", "not core.recovery.journal(call.index).record(answer)", "False", REPLAYS),
     Mutant(CALLS + "_send", "core.watch(call.started, call.timeout)", "pass", HANGS),
-    Mutant(
-        CALLS + "fail_group", "row_failures.fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS
-    ),
+    Mutant(FAILURES + "fail_group", "fail(rows, index, Cause.WAITING, error(rows.request(index)))", "pass", HANGS),
     Mutant(
         REQUESTS + "RequestTable.interrupt",
         "running, self.running = self.running, None",
@@ -211,7 +210,7 @@ MUTANTS = [
     Mutant(LIFECYCLE + "_on_start_reply", "self.calls.fail_lost()", "pass", LOSSES),
     Mutant(LIFECYCLE + "end", "process.worker.kill()", "pass", HANGS),
     Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.queue", "False", HANGS),
-    Mutant(LIFECYCLE + "_finish", "self.calls.fail_group(group, error)", "pass", HANGS),
+    Mutant(LIFECYCLE + "_finish", "row_failures.fail_group(self.calls.rows, group, error)", "pass", HANGS),
     Mutant("actor.supervisor:Supervisor.on_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
     # Permits.
     Mutant(PERMITS + "release", "self._holders.remove(holder)", "pass", LIMIT),

@@ -131,7 +131,7 @@ PLANTED = [
         "an interrupt keeps an actor from becoming idle",
         "pool-interrupt",
         _POOL + "PoolFuture.settle",
-        "super().settle(value, error, incarnation)\n    self._owner.reactor.wake(self)\n    self._leave_actor()",
+        "super().settle(value, error, incarnation)\n    self._leave_actor()",
         "is_new = not self.settled()\n    ActorFuture.settle(self, value, error, incarnation)\n"
         "    self._owner.reactor.wake(self)\n    if is_new:\n        self._leave_actor()",
     ),

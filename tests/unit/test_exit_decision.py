@@ -23,26 +23,26 @@ NOTHING, RENEWAL, REPLAY, CALL = Running
 
 TABLE = {
     # The actor is being closed: whatever waits fails, whyever the process has ended.
-    "closed while idle": (ExitFacts(CLOSE, closing=True), ExitDecision(Next.CLOSED, aborted=True)),
+    "closed while idle": (ExitFacts(CLOSE, closing=True), ExitDecision(Next.CLOSED)),
     "closed in a call": (
         ExitFacts(CLOSE, closing=True, running=CALL),
-        ExitDecision(Next.CLOSED, Fate.FAIL, aborted=True),
+        ExitDecision(Next.CLOSED, Fate.FAIL),
     ),
     "dies while it is closed": (ExitFacts(None, closing=True, running=CALL), ExitDecision(Next.CLOSED, Fate.FAIL)),
     "closed, and the call had retries": (
         ExitFacts(CLOSE, closing=True, running=CALL, retries=3),
-        ExitDecision(Next.CLOSED, Fate.FAIL, aborted=True),
+        ExitDecision(Next.CLOSED, Fate.FAIL),
     ),
     "closed while it starts": (
         ExitFacts(CLOSE, closing=True, started=False, adopting=True),
-        ExitDecision(Next.CLOSED, aborted=True),
+        ExitDecision(Next.CLOSED),
     ),
     # Wanted ends: the next process at once, and nothing is counted.
     "renewed": (ExitFacts(RENEW, running=RENEWAL), ExitDecision(Next.LAUNCH, Fate.HOLD)),
-    "aborted while idle": (ExitFacts(ABORT), ExitDecision(Next.LAUNCH, aborted=True)),
+    "aborted while idle": (ExitFacts(ABORT), ExitDecision(Next.LAUNCH)),
     "aborted in a call": (
         ExitFacts(ABORT, running=CALL, retries=3),
-        ExitDecision(Next.LAUNCH, Fate.FAIL, aborted=True),
+        ExitDecision(Next.LAUNCH, Fate.FAIL),
     ),
     # A standby that ends on its way is replaced as if there had been none.
     "a standby is lost on its way": (ExitFacts(None, started=False, adopting=True), ExitDecision(Next.LAUNCH_AGAIN)),
@@ -69,12 +69,12 @@ TABLE = {
     "dies in a call": (ExitFacts(None, running=CALL), ExitDecision(Next.RESTART, Fate.FAIL)),
     "dies in a call with retries": (
         ExitFacts(None, running=CALL, retries=1),
-        ExitDecision(Next.RESTART, Fate.AGAIN, spends_retry=True),
+        ExitDecision(Next.RESTART, Fate.AGAIN),
     ),
     "a call passes its deadline": (ExitFacts(TIMEOUT, running=CALL), ExitDecision(Next.RESTART, Fate.FAIL)),
     "a call with retries passes its deadline": (
         ExitFacts(TIMEOUT, running=CALL, retries=2),
-        ExitDecision(Next.RESTART, Fate.AGAIN, spends_retry=True),
+        ExitDecision(Next.RESTART, Fate.AGAIN),
     ),
     "another env is discarded during a call": (
         ExitFacts(DISCARDED, running=CALL, retries=2),
@@ -137,32 +137,17 @@ def test_nothing_runs_again_that_was_aborted_or_whose_actor_is_closed(facts):
 
 @each_fact
 @given(some_facts)
-def test_only_an_aborted_process_is_marked_as_aborted(facts):
-    decision = decide(facts)
-    if facts.reason is None:
-        assert not decision.aborted
-    if facts.reason is ABORT:
-        assert decision.aborted
-    if decision.next is Next.RESTART:
-        assert not decision.aborted
-
-
-@each_fact
-@given(some_facts)
 def test_only_what_kills_its_own_process_spends_a_retry(facts):
     decision = decide(facts)
-    if decision.spends_retry:
+    if decision.fate is Fate.AGAIN:
         assert facts.reason in (None, TIMEOUT, CLOSE)
         assert facts.retries > 0
-        assert decision.fate is Fate.AGAIN
-    if facts.reason is DISCARDED:
-        assert not decision.spends_retry
 
 
 @pytest.mark.parametrize(("retries", "deaths"), list(itertools.product(range(4), [None, TIMEOUT])))
 def test_a_call_survives_as_many_crashes_as_it_has_retries(retries, deaths):
     survived, left = 0, retries
-    while (decision := decide(ExitFacts(deaths, running=CALL, retries=left))).fate is Fate.AGAIN:
+    while decide(ExitFacts(deaths, running=CALL, retries=left)).fate is Fate.AGAIN:
         survived += 1
-        left -= decision.spends_retry
+        left -= 1
     assert survived == retries

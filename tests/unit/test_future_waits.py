@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers import SOON
@@ -17,6 +18,7 @@ class HastyActor:
 
     def __init__(self):
         self.waits = 0
+        self.reactor = SimpleNamespace(wake=lambda _future: None)
 
     def wait(self, future, done, deadline):
         self.waits += 1

@@ -211,7 +211,7 @@ def test_the_deadline_of_a_call_counts_from_when_it_was_sent(page):
 def test_each_part_of_a_replay_has_the_deadline_of_what_it_is(page, number, method, limit):
     deadlines = ea.Deadlines(call=500.0, step=5.0, reset=50.0)
     replay = CallRequest("replay", 3, kind=Kind.REPLAY, call_id=40, started=100.0)
-    page.set_wait(0, 40)
+    page.last_call = 40
     page.start_request(40, METHOD_CALL, 0)
     page.record_env(number, 0)
     turn = replay.turn(page, deadlines)
@@ -222,7 +222,7 @@ def test_each_part_of_a_replay_has_the_deadline_of_what_it_is(page, number, meth
 
 def test_a_replay_that_has_not_begun_is_late_from_when_it_was_sent(page):
     replay = CallRequest("replay", 3, kind=Kind.REPLAY, call_id=40, started=100.0)
-    page.set_wait(0, 40)
+    page.last_call = 40
     page.start_request(39, METHOD_RESET, 0)  # another request's progress says nothing of it
     assert replay.turn(page, ea.Deadlines(step=5.0, reset=50.0)) == Turn(3, "step", 100.0, 5.0)
     assert replay.turn(page, ea.Deadlines(reset=50.0)) == Turn(3, "step", 100.0, None)

@@ -275,7 +275,7 @@ def test_an_env_that_was_put_into_a_state_continues_from_there(make_actor):
     actor = make_actor()
     restart(actor)
     restore = CallRequest("restore", 3, kind=Kind.RESTORE)
-    actor.supervisor.submit_call(restore, Restore(1, 0, b""))
+    actor.supervisor.calls.submit(restore, Restore(1, 0, b""))
     actor.reply(None)
     actor.step(3, 4)
     actor.work()

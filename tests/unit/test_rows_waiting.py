@@ -28,7 +28,7 @@ def call(actor):
     """Asks for a call, and returns its future."""
     future = ActorFuture(actor.supervisor, None)
     request = CallRequest("look", 2, future=future, kind=Kind.CALL)
-    actor.supervisor.submit_call(request, Call(0, "look", (), {}))
+    actor.supervisor.calls.submit(request, Call(0, "look", (), {}))
     return future
 
 

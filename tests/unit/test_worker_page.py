@@ -320,11 +320,11 @@ def test_serve_returns_after_the_last_request():
     bell, replies = Doorbell(), []
     start = Frame(Kind.START, 0, 0, dumps(tuple(Start("a", 0, [dumps_by_value(Scripted)], ([], [])))))
     waiting = [[start], [Frame(Kind.CLOSE, 0, 1, dumps(tuple(Close())))]]
-    page.post_frame()
+    page.post_frame(ASLEEP)
 
     def send(frame):
         replies.append(frame.kind)
-        page.post_frame()
+        page.post_frame(ASLEEP)
 
     Server(SimpleNamespace(fileno=bell.fileno, receive=lambda: waiting.pop(0), send=send), page).serve()
     assert replies == [Kind.RESULT, Kind.RESULT]
