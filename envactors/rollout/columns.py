@@ -342,4 +342,6 @@ class Columns:
         if self._has_objects:
             self._write_beside(row, {}, self.objects[hosted.position])
         self._ops[row] = REPEAT
+        if hosted.journal:
+            self._checks[row] = hosted.check
         self._done[index] = step + 1

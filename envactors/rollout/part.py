@@ -17,7 +17,6 @@ from envactors.actor.requests import CallRequest, Group
 from envactors.actor.slots import ASKED, NO_EPISODE, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
-from envactors.mailbox.info_codec import PLAIN
 from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.slab import HALF, SEED
@@ -35,7 +34,7 @@ from envactors.rollout.orders import (
 )
 from envactors.rollout.progress import PartProgress
 from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
-from envactors.rollout.trajectory import RESET, STAND_IN, STEP, ColumnsNote, Trajectory
+from envactors.rollout.trajectory import REPEAT, RESET, STAND_IN, STEP, ColumnsNote, Trajectory
 
 if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture
@@ -170,8 +169,7 @@ class ActorPart:
             slot.incarnation = incarnation
             slot.seed = slots.next_seed(index, incarnation)
             follows = slot.root_seed if slot.next_seed is not None else None
-            repeats = slots.autoreset == "disabled" and slot.needs_reset
-            plans.append((bool(slots.ended[index]), repeats, slot.seed, follows, slot.episode))
+            plans.append((bool(slots.ended[index]), self.progress.repeats(index), slot.seed, follows, slot.episode))
         if self._is_far and self.supervisor.core.process is not None:
             worker, trajectory = self.supervisor.core.process.worker, self.trajectory
             note = ColumnsNote(self.place, trajectory.pickled_layout, self.first, self.stop, step)
@@ -262,7 +260,8 @@ class ActorPart:
         if late is not None:
             in_policy = late.in_policy
             rows.overdue = None if in_policy else self.first + late.position
-        step, left = self.progress.step, self.progress.left()
+        step = self.progress.step
+        left = self._repeat_ended(self.progress.left(), step)
         if not left:
             return []
         if not in_policy and self.trajectory.chosen[self.first] > step:
@@ -283,7 +282,7 @@ class ActorPart:
         self._post(raised, call_id, step)
         self._slots.fail(raised, failure)
         rows.arrive_for_others()
-        self._queue([index for index in self.progress.left() if index != raised], step)
+        self._queue(self._repeat_ended([index for index in self.progress.left() if index != raised], step), step)
 
     def _post(self, index: int, call_id: int, step: int) -> None:
         """Set an env's row to the state of a step that was posted and has no result yet."""
@@ -336,19 +335,32 @@ class ActorPart:
             return
         # Their step fails, in rows, once the policy has chosen actions for all envs.
         left = self.progress.left() if self.trajectory.chosen[self.first] > step else []
-        lost = [index for index in self._lost() if index in left]
+        core = self.supervisor.core
+        with core.change, core.lock:
+            # Nothing runs what a closed actor has queued; its next order fails instead.
+            lost = [] if core.closing else [index for index in self._lost() if index in left]
+            self._queue(lost, step)
         if lost:
-            core = self.supervisor.core
-            with core.change, core.lock:
-                self._queue(lost, step)
             self._go_on()
-            return
-        self.ask()
+        else:
+            self.ask()
 
     def _lost(self) -> list[int]:
         """Return the envs whose next step fails because their process has ended and nothing restores them."""
         rows, is_bound = self.supervisor.calls.rows, self._slots.is_bound
-        return [] if rows is None else [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
+        lost = [] if rows is None else [index for index in self._envs if rows.is_lost(index) and is_bound(index)]
+        return [index for index in lost if not self.progress.repeats(index)]
+
+    def _repeat_ended(self, indices: list[int], step: int) -> list[int]:
+        """Complete the step of envs that repeat their last observation; return the others. Called under the lock."""
+        trajectory = self.trajectory
+        ended = [index for index in indices if self.progress.repeats(index)]
+        for index in ended:
+            self._write_observation(step + 1, index, self._books.last_obs(index))
+            trajectory.rewards[step, index] = 0
+            trajectory.terminated[step, index] = trajectory.truncated[step, index] = False
+            self.progress.complete(index, REPEAT, starts=False)
+        return [index for index in indices if index not in ended]
 
     def _take(self, index: int, future: ActorFuture) -> None:
         """Write the result of a step in a row into the trajectory."""
@@ -369,16 +381,12 @@ class ActorPart:
         # With autoreset within the step, the next process may have completed the reset in a separate row.
         was_reset = bool(slots.ops[index] & RESET_BIT) and not over
         failure = result.info.get("failure")
-        trajectory.ops[step, index] = STAND_IN if failure is not None else RESET if was_reset else STEP
-        trajectory.starts[step + 1, index] = was_reset or (over and slots.autoreset == "same_step")
-        row = step * trajectory.layout.envs + index
-        trajectory.info_encoding[row] = PLAIN
+        op = STAND_IN if failure is not None else RESET if was_reset else STEP
+        self.progress.complete(index, op, starts=was_reset or (over and slots.autoreset == "same_step"))
         if result.info:
             self.infos.append((step, index, result.info))
         if failure is not None:
             self.failures.append((step, index, failure))
-        self.progress.counted[index] = step + 1
-        trajectory.done[index] = step + 1
 
 
 def _errors_of_lost(slots: Slots, envs: range, lost: dict[int, BaseException]) -> dict[int, BaseException]:

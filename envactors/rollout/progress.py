@@ -10,7 +10,7 @@ import numpy.typing as npt
 from envactors.actor.slots import Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
-from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.info_codec import PLAIN, InfoReader
 from envactors.mailbox.messages import episode_seed
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
@@ -72,6 +72,24 @@ class PartProgress:
         """Return the envs that have not taken this step."""
         step = self.step
         return [index for index in self._envs if self.counted[index] == step < self._steps]
+
+    def repeats(self, index: int) -> bool:
+        """Return whether an env's episode has ended and nothing resets it, so that its last observation is repeated."""
+        return self._slots.autoreset == "disabled" and self._slots.of[index].needs_reset
+
+    def complete(self, index: int, op: int, *, starts: bool) -> None:
+        """Count a step that this half has written into the trajectory.
+
+        Args:
+            index: Index of the env.
+            op: What happened in the step: one of the values of `Trajectory.ops`.
+            starts: Whether an episode has begun.
+        """
+        trajectory, step = self.trajectory, self.counted[index]
+        trajectory.ops[step, index] = op
+        trajectory.starts[step + 1, index] = starts
+        trajectory.info_encoding[step * trajectory.layout.envs + index] = PLAIN
+        self.counted[index] = trajectory.done[index] = step + 1
 
     def be_late(self, position: int, *, in_policy: bool, is_known: bool) -> None:
         """Record the progress of the worker, if known, because a deadline has passed."""

@@ -474,6 +474,23 @@ def test_with_replay_a_failure_changes_no_result(tmp_path, fault, envs_per_actor
         assert not rollouts[0].failures
 
 
+def test_with_replay_a_failure_after_the_end_of_another_episode_changes_no_result(tmp_path):
+    def run(fault):
+        orders = tmp_path / "orders" if fault else None
+        makers = [lambda: Walk(orders, fault, at=8, length=20), lambda: Walk(length=4)]
+        with ea.VectorEnv(makers, envs_per_actor=2, autoreset="disabled", on_failure="replay") as envs:
+            envs.reset(seed=1)
+            envs.set_policy(make_policy)
+            return envs.rollout(10, timeout=SOON)
+
+    expected, rollout = run(""), run("die")
+    assert (tmp_path / "orders").exists()
+    assert not rollout.failures
+    np.testing.assert_array_equal(rollout.obs, expected.obs)
+    np.testing.assert_array_equal(rollout.last_obs, expected.last_obs)
+    np.testing.assert_array_equal(rollout.valid, expected.valid)
+
+
 def make_faulty_policy(orders, fault):
     def policy(obs, context):
         if context.step == 4 and context.env_ids[0] == 0:

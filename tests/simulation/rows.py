@@ -102,8 +102,8 @@ class RowChecker:
             # Where the last step of the actor has failed; None if the actor has.
             steps = (step for (step, env_id), error in told.items() if env_id in failed and error is failures[env_id])
             last = next(steps, None)
-            if any(failures[env_id] is self._errors.get(env_id) for env_id in failed):
-                last = None  # a rollout before has failed: this one has not begun
+            if any(failures[env_id] is self._errors.get(env_id) or env_id in self._unknown for env_id in failed):
+                last = None  # a rollout before has failed, also with its policy: this one may not have begun
             for env_id in actor:
                 end = flight.steps if not failed else last
                 if last is not None and env_id not in failures:
@@ -165,7 +165,10 @@ class RowChecker:
         for step in range(steps):
             info = infos.get((step, env_id))
             ran = bool(rollout.valid[step, column]) or info is not None
-            repeats = self._disables and model.needs_reset and end is not None and step < end
+            has_ended = self._disables and model.needs_reset
+            if ran and has_ended:
+                raise Violation(f"env {env_id} takes step {step} after the end of its episode")
+            repeats = has_ended and end is not None and step < end
             if (not ran and not repeats) or step == end:
                 if end not in (None, step) or rollout.valid[step:, column].any():
                     raise Violation(f"env {env_id} has not taken step {step}; it should end before step {end}")
