@@ -69,7 +69,7 @@ class Misbehaving:
         elif kind == "nap":
             self._process.sleep(world.random.choice((0.001, 0.1, 0.3)))
         else:
-            world.hung.add((self._process.number, self.env_id))
+            world.hang(self._process.number, [self.env_id])
             self._process.sleep(None if kind == "hang" else world.random.choice((0.9, 1.1, 1.1, 2.1)))
 
 
@@ -152,7 +152,7 @@ class SimulatedEnv(Misbehaving, EchoEnv):
             yield
         except EnvFailedError:
             self._has_raised = True
-            world.raised.add(token)
+            world.raised[token] += 1
             raise
         finally:
             world.running -= 1

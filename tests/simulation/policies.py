@@ -12,8 +12,8 @@ from envactors.rollout.columns import Columns
 from simulation.processes import Cells
 from simulation.world import World
 
-# The range of random numbers: actions that follow from them are no tokens of the user's.
-_LEAST, _MOST = 1 << 33, 1 << 40
+# The range of random numbers: actions that follow from them are at least as large, which no token of the user's is.
+LEAST, _MOST = 1 << 33, 1 << 40
 # Where the actions of new parameters begin.
 _PER_VERSION = 1 << 41
 # How often the policy misbehaves, compared with an env: it is called once for all envs of its process.
@@ -30,7 +30,7 @@ def choose(
     obs: npt.NDArray[np.int64], starts: npt.NDArray[np.bool_], rng: np.random.Generator, version: int
 ) -> npt.NDArray[np.int64]:
     """Return actions that follow from everything that a policy is told, no two of which are the same."""
-    draws = rng.integers(_LEAST, _MOST, size=len(obs))
+    draws = rng.integers(LEAST, _MOST, size=len(obs))
     return (draws ^ obs[:, 3] ^ (starts.astype(np.int64) << 20)) + version * _PER_VERSION
 
 
@@ -78,8 +78,7 @@ class SimulatedPolicy:
         elif kind == "slow":
             self._process.sleep(world.random.choice((1.1, 1.6)))  # too long for an env
         else:
-            hosted = env_ids if env_ids else self._process.hosted_ids()
-            world.hung.update((self._process.number, env_id) for env_id in hosted)
+            world.hang(self._process.number, env_ids or self._process.hosted_ids())
             self._process.sleep(world.random.choice((None, 2.4, 2.6, 3.6)))
 
 

@@ -12,8 +12,8 @@ import contextlib
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # The most events of one history: one that takes longer goes round in circles.
@@ -129,9 +129,10 @@ class World:
         troubles: How often something has happened for which a request may fail.
         completed: Which rows workers have completed, without failures: (env, call id).
         on_signal: What a signal handler of the user's does.
-        raised: The tokens of steps that have raised.
+        raised: How often steps have raised, by their tokens.
         failed_seeds: The seeds of resets that have raised: (env, seed).
         hung: Which envs hang, by the number of their process and their index.
+        late: How long the log was when a process began to hang, by its number.
         check: Called before each event, when no thread of the caller's is in the middle of a change.
     """
 
@@ -148,9 +149,10 @@ class World:
         self.troubles = 0
         self.completed: set[tuple[int, int]] = set()
         self.on_signal: Callable[[], None] = lambda: None
-        self.raised: set[int] = set()
+        self.raised: Counter[int] = Counter()
         self.failed_seeds: set[tuple[int, int]] = set()
         self.hung: set[tuple[int, int]] = set()
+        self.late: dict[int, int] = {}
         self.check: Callable[[], None] = lambda: None
         self.interrupts = self.signal_is_due = False
         self._caller = _get_ident()
@@ -189,6 +191,11 @@ class World:
         self.note("a signal handler raises")
         self.troubles += 1
         raise Interrupted
+
+    def hang(self, process: int, env_ids: Iterable[int]) -> None:
+        """Note that some envs of a process hang, at least for longer than their deadline."""
+        self.hung.update((process, env_id) for env_id in env_ids)
+        self.late.setdefault(process, len(self.log))
 
     def contain(self, run: Callable[[], object]) -> None:
         """Run something in a thread that serves all actors, where nothing may be raised."""
