@@ -63,16 +63,17 @@ def find(number: int, first: int) -> str | None:
     return None
 
 
-def find_all(first: int) -> int:
-    """Plant each of the known bugs; return how many of them are not found."""
+def find_all(first: int, where: str) -> int:
+    """Plant each of the known bugs in functions with this in their names; return how many of them are not found."""
+    numbers = [number for number, mutant in enumerate(_MUTANTS) if where in mutant.where]
     missed = 0
     with concurrent.futures.ProcessPoolExecutor(usable_cores()) as pool:
-        tasks = [pool.submit(find, number, first) for number in range(len(_MUTANTS))]
-        for mutant, task in zip(_MUTANTS, tasks, strict=True):
+        tasks = [pool.submit(find, number, first) for number in numbers]
+        for number, task in zip(numbers, tasks, strict=True):
             how = task.result()
             missed += how is None
-            print(f"{mutant}\n    {'not found' if how is None else how:.150}", flush=True)
-    print(f"{len(_MUTANTS) - missed} of {len(_MUTANTS)} mutants found")
+            print(f"{_MUTANTS[number]}\n    {'not found' if how is None else how:.150}", flush=True)
+    print(f"{len(numbers) - missed} of {len(numbers)} mutants found")
     return missed
 
 
@@ -155,6 +156,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the seed of the first one (default: 0)")
     parser.add_argument("--trace", action="store_true", help="print what happens in the one with this seed")
     parser.add_argument("--mutants", action="store_true", help="plant known bugs one by one, and look for each")
+    where = "with --mutants: only in functions with this in their names, such as rollout.part"
+    parser.add_argument("--where", default="", metavar="TEXT", help=where)
     parser.add_argument("--interleavings", action="store_true", help="run the interleavings of threads that wait")
     parser.add_argument("--preemptions", type=int, default=2, metavar="N", help="the most of a schedule (default: 2)")
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="one of the scenarios (default: all)")
@@ -164,7 +167,7 @@ def main() -> int:
         return int(run_interleavings(options) > 0)
     histories = _HISTORIES if options.schedules is None else options.schedules
     if options.mutants:
-        violations = find_all(options.seed)
+        violations = find_all(options.seed, options.where)
     elif options.trace:
         violations = trace(options.seed)
         print(f"1 schedules, {violations} violations")

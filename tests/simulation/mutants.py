@@ -64,6 +64,8 @@ BLAMES = "who hangs is blamed"
 STATES = "an env has one state"
 LOSSES = "a lost episode is told of"
 LIMIT = "no more run than may"
+LATE = "nothing counts that comes after a deadline"
+ENDED = "an env whose episode has ended repeats its last observation"
 
 PAGE = "mailbox.control_page:ControlPage."
 RUNNER = "worker.step_runner:"
@@ -271,6 +273,16 @@ MUTANTS = [
     Mutant(PROGRESS + "count", "slot.holds = slot.incarnation", "pass", LOSSES),
     Mutant(PROGRESS + "count", "self._record(index, before, done)", "pass", REPLAYS),
     Mutant(PROGRESS + "_keep", "array[done, index]", "array[done - 1, index]", LAST),
+    Mutant(PROGRESS + "count", "whole = self.late.done", "pass", LATE),
+    Mutant(PROGRESS + "be_late", ".copy() if is_known", " if is_known", LATE),
+    Mutant(PROGRESS + "forget_later", "self.late = None", "pass", MIXES),
+    Mutant(PROGRESS + "forget_later", "self.trajectory.done[index] = self.counted[index]", "pass", LATE),
+    Mutant(PROGRESS + "forget_later", "min(chosen[self._first], self.step + 1)", "chosen[self._first]", LATE),
+    Mutant(PART + "hand_over", "in_policy = late.in_policy", "pass", BLAMES),
+    Mutant(PART + "hand_over", "rows.overdue = None if in_policy else self.first + late.position", "pass", BLAMES),
+    Mutant(PART + "hand_over", "self._repeat_ended(self.progress.left(), step)", "self.progress.left()", ENDED),
+    Mutant(PART + "_lost", "if not self.progress.repeats(index)", "", ENDED),
+    Mutant(PART + "_go_on", "[] if core.closing else", "", HANGS),
     Mutant(
         PART + "begin", "self.errors.update(_errors_of_lost(self._slots, self._envs, self._lost_before))", "", LOSSES
     ),
@@ -297,6 +309,14 @@ MUTANTS = [
     Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
     Mutant(ROLLOUTS + "_settle", "slots.make_idle(index)", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
+    Mutant(
+        ROLLOUTS + "_settle",
+        "while self._runs and not self._runs[0].unsettled:\n            self._runs.pop(0)",
+        "if not run.unsettled:\n            self._runs.remove(run)",
+        "a rollout is in flight until those before it have ended",
+    ),
+    Mutant(ROLLOUTS + "_settle", "run.unsettled.discard(future)", "run.unsettled.clear()", MIXES),
+    Mutant(COLUMNS + "_repeat", "self._checks[row] = hosted.check", "pass", REPLAYS),
     Mutant(COLUMNS + "_write", "self._only_obs[step + 1, index] = obs", "self._only_obs[step, index] = obs", LAST),
     Mutant(COLUMNS + "clear", "array[start, due] = 0", "pass", "a row says what became of its env"),
     Mutant("rollout.columns:Column.go_on", "self._episode += 1", "pass", "episodes have their seeds"),

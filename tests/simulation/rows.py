@@ -161,7 +161,7 @@ class RowChecker:
             model.last = None if rollout.valid[0, column] else np.array(rollout.obs[0, column])
             model.is_uncertain = True
             model.ended = self._is_next_step and not rollout.valid[0, column]
-            model.needs_reset = self._disables and not rollout.valid[0, column]
+            model.needs_reset = self._disables and not rollout.valid[0, column] and (0, env_id) not in infos
         for step in range(steps):
             info = infos.get((step, env_id))
             ran = bool(rollout.valid[step, column]) or info is not None
