@@ -1,7 +1,7 @@
 """Encode infos, object leaves of observations, and failures: what comes with a row and has no fixed size.
 
     PLAIN        an empty info, as most are: one comparison finds that in a whole batch
-    INLINE_INFO  pickled into the env's room
+    INLINE_INFO  written into the env's room: its layout, its numbers, and the other values pickled
     OVERFLOW     pickled, too large for the room, and sent in a `Kind.OVERFLOW` frame
     FAILED       a `Failure` in place of a result, sent in such a frame
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import operator
 import pickle
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -29,7 +30,8 @@ INLINE_INFO: Final = 1
 OVERFLOW: Final = 2
 FAILED: Final = 3
 
-# In bytes. Larger arrays are pickled as they are.
+# Arrays of these types and of at most so many bytes are pickled as bytes. The types are values of `numpy.dtype.char`.
+_SIMPLE = "?bhilqBHILQfd"
 _SMALL_ARRAY = 1 << 10
 
 
@@ -86,13 +88,12 @@ class InfoWriter:
             self._contents[index] = info, object_leaves
             self._encodings[index] = INLINE_INFO
             return None
-        pickled = dumps((*_simplify(info), object_leaves))
-        size = len(pickled)
-        room = self._rooms[index]
+        content = encode(info, object_leaves)
+        room, size = self._rooms[index], len(content)
         if size > len(room):
             self._encodings[index] = OVERFLOW
-            return pickled
-        room[:size] = pickled
+            return content
+        room[:size] = content
         self._sizes[index] = size
         self._encodings[index] = INLINE_INFO
         return None
@@ -150,10 +151,9 @@ class InfoReader:
         if self.contents is not None:
             info, object_leaves = self.contents[index]  # a copy already
             return info, object_leaves
-        pickled = self._slab.inline_info(index) if encoding == INLINE_INFO else overflow
-        assert pickled is not None, "a result is complete only once its overflow has come"
-        layout, content, object_leaves = loads(pickled)
-        return _restore(layout, content), object_leaves
+        content = self._slab.inline_info(index) if encoding == INLINE_INFO else overflow
+        assert content is not None, "a result is complete only once its overflow has come"
+        return decode(content)
 
     def failure(self, index: int, overflow: bytes | memoryview | None) -> Failure:
         """Return the failure of an env; the arguments are those of `decode`."""
@@ -163,62 +163,123 @@ class InfoReader:
         return Failure(*loads(overflow))
 
 
-# Numbers of NumPy ----------------------------------------------------------------------------------------
+# Layouts -------------------------------------------------------------------------------------------------
 
-# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So among the values of a dict
-# numbers travel as Python's, and small arrays as bytes. The layout says what they were: the keys, and a code per value.
-# Both sides remember layouts, which are the same in every step.
-_NUMBERS = "?bhilqBHILQfd"  # `numpy.dtype.char`
-_ARRAY = "A"
-_OTHER = "-"
-_KINDS: dict[str, Any] = {code: np.dtype(code).type for code in _NUMBERS}
+# Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So the numbers in a dict are
+# written as a struct, and only the other values are pickled, small arrays as bytes. The layout comes first: the keys, and
+# a code per value. It is the same in every step, so both sides remember it.
+_LENGTH = struct.Struct("<I")
+# Types of numbers, and the format of each in a struct.
+_KINDS: dict[str, Any] = {
+    **{name: np.dtype(name).type for name in ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")},
+    "bool": bool,
+    "int": int,
+    "float": float,
+}
+_FORMATS = dict(zip(_KINDS, "?bhiqBHIQfd?qd", strict=True))
+_ARRAY = "array"
 _CODES: dict[type, str] = {**{kind: code for code, kind in _KINDS.items()}, np.ndarray: _ARRAY}
-# `numpy.generic.item` takes ten times as long.
-_BUILTINS: dict[str, Any] = dict.fromkeys(_NUMBERS, int) | {"?": bool, "f": float, "d": float}
 # How many layouts each side remembers.
 _MOST_LAYOUTS = 256
+# In bytes. It suits the elements of any array.
+_ALIGNMENT = 16
 
 
-def _simplify(info: Any) -> tuple[bytes, Any]:
-    """Return the layout of an info, empty if it has none, and what travels of the info."""
-    if type(info) is not dict:
-        return b"", info
-    values = info.values()
-    layout, converters = _layout(*info, *map(type, values))
-    if not layout:
-        return layout, info
-    pairs = zip(converters, values, strict=True)
-    return layout, [value if convert is None else convert(value) for convert, value in pairs]
+class _Layout:
+    """The layout of an info.
+
+    Args:
+        keys: Keys of a dict; empty for an info that is pickled as a whole.
+        codes: A code per value; empty for values that are pickled.
+    """
+
+    def __init__(self, keys: tuple[str, ...] = (), codes: tuple[str, ...] = ()) -> None:
+        pickled = pickle.dumps((keys, codes), 5)
+        self._keys = keys
+        self._head = _LENGTH.pack(len(pickled)) + pickled
+        formats = "".join(_FORMATS.get(code, "") for code in codes)
+        size = len(self._head) + struct.calcsize(f"<{formats}")
+        self._numbers = struct.Struct(f"<{formats}{-size % _ALIGNMENT}x")
+        self._kinds = [_KINDS[code] for code in codes if code in _KINDS]
+        self._number_places = [place for place, code in enumerate(codes) if code in _KINDS]
+        # Positions of the values that are pickled, and whether each was an array.
+        self._others = [(place, code == _ARRAY) for place, code in enumerate(codes) if code not in _KINDS]
+
+    def encode(self, info: Any, object_leaves: list[Any]) -> bytes:
+        """Return an info of this layout, and object leaves, as bytes.
+
+        Raises:
+            struct.error: An integer has more than 64 bits.
+            Exception: A value does not pickle.
+        """
+        numbers: Iterable[Any] = ()
+        others = [info]
+        if self._keys and not self._others:
+            numbers, others = info.values(), []
+        elif self._keys:
+            values = list(info.values())
+            numbers = [values[place] for place in self._number_places]
+            others = [_array_to_bytes(values[place]) if is_array else values[place] for place, is_array in self._others]
+        others += object_leaves
+        return b"".join((self._head, self._numbers.pack(*numbers), dumps(others) if others else b""))
+
+    def decode(self, content: bytes | memoryview) -> tuple[Any, list[Any]]:
+        """Return what `encode` was given."""
+        start = len(self._head)
+        end = start + self._numbers.size
+        others = loads(content[end:]) if end < len(content) else []
+        if not self._keys:
+            return others[0], others[1:]
+        numbers = self._numbers.unpack_from(content, start)
+        values = [kind(number) for kind, number in zip(self._kinds, numbers, strict=True)]
+        for at, (place, is_array) in enumerate(self._others):  # in order, so that each ends up in its place
+            values.insert(place, _array_of_bytes(others[at]) if is_array else others[at])
+        return dict(zip(self._keys, values, strict=True)), others[len(self._others) :]
 
 
-def _restore(layout: bytes, content: Any) -> Any:
-    """Return the info that `_simplify` was given."""
-    if not layout:
-        return content
-    keys, converters = _read_layout(layout)
-    pairs = zip(converters, content, strict=True)
-    return dict(zip(keys, [value if convert is None else convert(value) for convert, value in pairs], strict=True))
+_PICKLED = _Layout()
 
 
 @functools.lru_cache(_MOST_LAYOUTS, typed=True)
-def _layout(*keys_and_kinds: Any) -> tuple[bytes, list[Callable[[Any], Any] | None]]:
-    """Return the layout of a dict with these keys and types of values, and how the values are made to travel."""
+def _layout_of(*keys_and_kinds: Any) -> _Layout:
+    """Return the layout of a dict with these keys and types of values."""
     count = len(keys_and_kinds) // 2
     keys = keys_and_kinds[:count]
-    codes = "".join([_CODES.get(kind, _OTHER) for kind in keys_and_kinds[count:]])
-    layout = pickle.dumps((keys, codes)) if all(type(key) is str for key in keys) else b""
-    return layout, [_array_to_bytes if code == _ARRAY else _BUILTINS.get(code) for code in codes]
+    if not all(type(key) is str for key in keys):
+        return _PICKLED
+    return _Layout(keys, tuple([_CODES.get(kind, "") for kind in keys_and_kinds[count:]]))
 
 
 @functools.lru_cache(_MOST_LAYOUTS)
-def _read_layout(layout: bytes) -> tuple[tuple[str, ...], list[Callable[[Any], Any] | None]]:
-    """Return the keys that a layout has, and how the values are made what they were."""
-    keys, codes = pickle.loads(layout)
-    return keys, [_array_of_bytes if code == _ARRAY else _KINDS.get(code) for code in codes]
+def _read_layout(pickled: bytes) -> _Layout:
+    return _Layout(*pickle.loads(pickled))
+
+
+def encode(info: Any, object_leaves: list[Any]) -> bytes:
+    """Return an info and object leaves as bytes.
+
+    Raises:
+        Exception: They do not pickle.
+    """
+    layout = _layout_of(*info, *map(type, info.values())) if type(info) is dict else _PICKLED
+    try:
+        return layout.encode(info, object_leaves)
+    except struct.error:  # an integer has more than 64 bits
+        return _PICKLED.encode(info, object_leaves)
+
+
+def decode(content: bytes | memoryview) -> tuple[Any, list[Any]]:
+    """Return what `encode` was given.
+
+    Raises:
+        BaseException: Whatever unpickling raises.
+    """
+    (size,) = _LENGTH.unpack_from(content)
+    return _read_layout(bytes(content[_LENGTH.size : _LENGTH.size + size])).decode(content)
 
 
 def _array_to_bytes(array: npt.NDArray[Any]) -> Any:
-    is_simple = array.dtype.char in _NUMBERS and array.dtype.isnative and array.flags.c_contiguous
+    is_simple = array.dtype.char in _SIMPLE and array.dtype.isnative and array.flags.c_contiguous
     return (array.dtype.char, array.shape, array.tobytes()) if is_simple and array.nbytes <= _SMALL_ARRAY else array
 
 

@@ -18,7 +18,21 @@ from envactors.mailbox.specs import ArraySpec, conform, flatten, reader, split_b
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, Trajectory
 from envactors.worker.host import Fields, HostedEnv
 from envactors.worker.main import Server
-from envactors.worker.step_runner import WorkerRetiredError
+from envactors.worker.step_runner import PayloadError, WorkerRetiredError, as_failure
+
+
+class EnvFailedError(Exception):
+    """An env raised in a step of a rollout, or returned what cannot be written.
+
+    Args:
+        position: Position of the env in the actor.
+        failure: What has failed.
+    """
+
+    def __init__(self, position: int, failure: Failure) -> None:
+        super().__init__(position, failure)
+        self.position = position
+        self.failure = failure
 
 
 class Column:
@@ -80,13 +94,11 @@ class Columns:
     Attributes:
         trajectory: Trajectory to write to.
         chosen: Number of steps that the policy has chosen actions for, at the index of the worker's first env.
-        failure: Failure of the env that raised last.
         objects: Leaves of each env's last observation that have no place in the trajectory.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
         self.trajectory = trajectory
-        self.failure: Failure | None = None
         self.objects: list[list[Any]] = []
         self._has_objects = any(array is None for array in trajectory.observations)
         # Without observation spaces, the spec is what the vector learned from some env; others may differ.
@@ -171,7 +183,7 @@ class Columns:
         trajectory.starts[start + 1, due] = False
         trajectory.starts[start + 2 :, mine] = False
 
-    def step(self, step: int, due: Sequence[Column], autoreset: str) -> int | None:
+    def step(self, step: int, due: Sequence[Column], autoreset: str) -> None:
         """Take one step of some envs.
 
         Args:
@@ -179,86 +191,75 @@ class Columns:
             due: Envs that take it.
             autoreset: What happens at the end of an episode.
 
-        Returns:
-            Position of the env that raised; None if no env raised.
+        Raises:
+            EnvFailedError: An env raised, or returned what cannot be written.
         """
-        page, now, same_step = self._server.page, time.monotonic, autoreset == "same_step"
+        page, now, array, same_step = self._server.page, time.monotonic, np.ndarray, autoreset == "same_step"
         counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
         actions, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
         observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
-        counters[METHOD] = METHOD_STEP  # until now it named the policy
         for column in due:
-            if column.is_special:
-                if self._take_special(column, step, autoreset):
-                    continue
-                return column.position
             index = column.index
             times[SINCE] = now()
+            counters[METHOD] = METHOD_STEP
             counters[ENV_INDEX] = column.position
             try:
+                if column.is_special:
+                    self._take_special(column, step, autoreset)
+                    continue
                 action = self._action(step, index) if actions is None else actions[index]
                 result = column.env_step(action.copy() if copies else action)
                 if observations is not None and type(result) is tuple and len(result) == 5:
+                    # Plain results are written here: the same as `_finish`, without its calls.
                     obs, reward, terminated, truncated, info = result
+                    fits = type(obs) is array and obs.dtype is column.dtype and obs.shape == column.shape
                     is_over = terminated or truncated
-                    fits = type(obs) is np.ndarray and obs.dtype is column.dtype and obs.shape == column.shape
-                    fits = fits and isinstance(reward, float) and type(info) is dict and not (is_over and same_step)
-                    if fits and (not info or self._write_info(first_row + index, info)):
-                        # A plain result: the same as `HostedEnv.take` and `_write`, without their calls.
+                    if fits and isinstance(reward, float) and type(info) is dict and not (is_over and same_step):
+                        if info:
+                            self._write_beside(first_row + index, info, [])
                         observations[index] = obs
                         rewards[first_row + index] = reward
                         if is_over:
                             self._end_episode(column, first_row + index, terminated, truncated, autoreset)
                         done[index] = step + 1
                         continue
-                fields = column.hosted.take(result, same_step, column.seed)
+                self._finish(column, step, column.hosted.take(result, same_step, column.seed), STEP, autoreset)
+            except WorkerRetiredError:
+                raise
             except BaseException as error:
-                self.failure = pack_failure(error, Fault.RAISED)
-                return column.position
-            if not self._finish(column, step, fields, STEP, autoreset):
-                return column.position
-            counters[METHOD] = METHOD_STEP  # a reset within the step may have changed it
-        return None
+                raise EnvFailedError(column.position, as_failure(error)) from error
 
     def _end_episode(self, column: Column, row: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         self._terminated[row] = terminated
         self._truncated[row] = truncated
         column.go_on(STEP, autoreset)
 
-    def _take_special(self, column: Column, step: int, autoreset: str) -> bool:
-        """Reset an env or repeat its last observation; return False if the env raised."""
-        hosted, page = column.hosted, self._server.page
+    def _take_special(self, column: Column, step: int, autoreset: str) -> None:
+        """Reset an env, or repeat its last observation."""
         if column.repeats:
-            self._repeat(hosted, step)
-            return True
-        page.record_env(METHOD_RESET, hosted.position)
-        try:
-            fields = hosted.reset(column.seed, None)
-        except BaseException as error:
-            self.failure = pack_failure(error, Fault.RAISED)
-            return False
-        is_fine = self._finish(column, step, fields, RESET, autoreset)
-        page.counters[METHOD] = METHOD_STEP
-        return is_fine
+            self._repeat(column.hosted, step)
+            return
+        self._server.page.record_env(METHOD_RESET, column.position)
+        self._finish(column, step, column.hosted.reset(column.seed, None), RESET, autoreset)
 
-    def _finish(self, column: Column, step: int, fields: Fields, op: int, autoreset: str) -> bool:
-        """Write the result of an env; return False if it cannot be written."""
-        hosted, server = column.hosted, self._server
-        page = server.page
+    def _finish(self, column: Column, step: int, fields: Fields, op: int, autoreset: str) -> None:
+        """Write the result of an env.
+
+        Raises:
+            PayloadError: It cannot be written.
+        """
+        server, page = self._server, self._server.page
         if page.is_timing:
-            counters = page.counters
-            page.spans.add(page.times[SINCE], time.monotonic(), server.call_id, hosted.position, counters[METHOD])
+            page.spans.add(page.times[SINCE], time.monotonic(), server.call_id, column.position, page.counters[METHOD])
         over = bool(fields[2]) or bool(fields[3])
         try:
-            self._write(hosted, step, fields, op, starts=op == RESET or (over and autoreset == "same_step"))
-        except WorkerRetiredError:
+            self._write(column.hosted, step, fields, op, starts=op == RESET or (over and autoreset == "same_step"))
+        except (WorkerRetiredError, PayloadError):
             raise
         except BaseException as error:
-            self.failure = pack_failure(error, Fault.RESULT)
-            return False
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
         if op == RESET or over:
             column.go_on(op, autoreset)
-        return True
 
     def _action(self, step: int, index: int) -> Any:
         spec = self.trajectory.layout.action
@@ -311,23 +312,21 @@ class Columns:
             if guard is not None:
                 guard.writer = None
 
-    def _write_info(self, row: int, info: Any) -> bool:
-        """Write a non-empty info; return False if it cannot be pickled."""
-        try:
-            self._write_beside(row, info, [])
-        except WorkerRetiredError:
-            raise
-        except Exception:  # `_write` meets the same error and reports it
-            return False
-        return True
-
     def _copy_objects(self, leaves: list[Any]) -> list[Any]:
         """Return copies of the leaves without a place in the trajectory, since the env may change them later."""
         pairs = zip(self.trajectory.observations, leaves, strict=True)
         return [copy_value(leaf) for array, leaf in pairs if array is None]
 
     def _write_beside(self, row: int, info: Any, objects: list[Any]) -> None:
-        part = self._infos.encode(row, info, objects)
+        """Write an info and object leaves.
+
+        Raises:
+            PayloadError: They cannot be pickled.
+        """
+        try:
+            part = self._infos.encode(row, info, objects)
+        except BaseException as error:
+            raise PayloadError(pack_failure(error, Fault.RESULT)) from error
         if part is not None:
             self._server.send_part(row, part)
 

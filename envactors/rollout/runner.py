@@ -17,7 +17,7 @@ import numpy.typing as npt
 from envactors.errors import SpaceMismatchError
 from envactors.mailbox.control_page import METHOD, METHOD_POLICY, SINCE, TIMED
 from envactors.mailbox.specs import ArraySpec
-from envactors.rollout.columns import Column, Columns
+from envactors.rollout.columns import Column, Columns, EnvFailedError
 from envactors.rollout.context import PolicyContext, StepGenerators
 from envactors.rollout.orders import DONE, LEARNT, NEEDS_POLICY, RAISED, Order, Parameters, Stop
 from envactors.rollout.trajectory import Trajectory
@@ -109,10 +109,10 @@ class RolloutRunner:
                 learnt = self._choose(written, order.rollout, step)
                 if learnt is not None:
                     return learnt
-            raised = written.step(step, due, order.autoreset)
-            if raised is not None:
-                assert written.failure is not None, "the env raised"
-                return Stop(RAISED, raised, tuple(written.failure))
+            try:
+                written.step(step, due, order.autoreset)
+            except EnvFailedError as error:
+                return Stop(RAISED, error.position, tuple(error.failure))
             if self._forks != context.forks:
                 os._exit(1)  # env code forked, and its child returned to this loop
             due = columns
