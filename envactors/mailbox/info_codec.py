@@ -166,8 +166,8 @@ class InfoReader:
 # Layouts -------------------------------------------------------------------------------------------------
 
 # Pickling a number of NumPy takes 5 us, and the infos of MuJoCo's envs have ten of them. So the numbers in a dict are
-# written as a struct, and only the other values are pickled, small arrays as bytes. The layout comes first: the keys, and
-# a code per value. It is the same in every step, so both sides remember it.
+# written as a struct, and only the other values are pickled, small arrays as bytes. The layout comes first: the keys,
+# and a code per value. It is the same in every step, so both sides remember it.
 _LENGTH = struct.Struct("<I")
 # Types of numbers, and the format of each in a struct.
 _KINDS: dict[str, Any] = {

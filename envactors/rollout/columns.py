@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,51 +183,56 @@ class Columns:
         trajectory.starts[start + 1, due] = False
         trajectory.starts[start + 2 :, mine] = False
 
-    def step(self, step: int, due: Sequence[Column], autoreset: str) -> None:
-        """Take one step of some envs.
+    def run(self, steps: range, due: Sequence[Column], columns: Sequence[Column], autoreset: str) -> Iterator[int]:
+        """Take steps, each once its action has been chosen: yield the step first.
 
         Args:
-            step: Step within the rollout.
-            due: Envs that take it.
+            steps: Steps within the rollout.
+            due: Envs that take the first one.
+            columns: All envs, which take the others.
             autoreset: What happens at the end of an episode.
 
         Raises:
             EnvFailedError: An env raised, or returned what cannot be written.
         """
         page, now, array, same_step = self._server.page, time.monotonic, np.ndarray, autoreset == "same_step"
-        counters, times, done, rewards = page.counters, page.times, self._done, self._rewards
-        actions, copies, first_row = self._only_action[step], self._copies_action, step * self._envs
-        observations: Any = self._only_obs[step + 1] if self._is_short and not page.is_timing else None
-        for column in due:
-            index = column.index
-            times[SINCE] = now()
-            counters[METHOD] = METHOD_STEP
-            counters[ENV_INDEX] = column.position
-            try:
-                if column.is_special:
-                    self._take_special(column, step, autoreset)
-                    continue
-                action = self._action(step, index) if actions is None else actions[index]
-                result = column.env_step(action.copy() if copies else action)
-                if observations is not None and type(result) is tuple and len(result) == 5:
-                    # Plain results are written here: the same as `_finish`, without its calls.
-                    obs, reward, terminated, truncated, info = result
-                    fits = type(obs) is array and obs.dtype is column.dtype and obs.shape == column.shape
-                    is_over = terminated or truncated
-                    if fits and isinstance(reward, float) and type(info) is dict and not (is_over and same_step):
-                        if info:
-                            self._write_beside(first_row + index, info, [])
-                        observations[index] = obs
-                        rewards[first_row + index] = reward
-                        if is_over:
-                            self._end_episode(column, first_row + index, terminated, truncated, autoreset)
-                        done[index] = step + 1
+        counters, times, done, rewards, envs = page.counters, page.times, self._done, self._rewards, self._envs
+        is_short, copies, row_of_actions = self._is_short and not page.is_timing, self._copies_action, self._only_action
+        for step in steps:
+            yield step
+            row, actions = step * envs, row_of_actions[step]
+            observations: Any = self._only_obs[step + 1] if is_short else None
+            for column in due:
+                index = column.index
+                times[SINCE] = now()
+                counters[METHOD] = METHOD_STEP
+                counters[ENV_INDEX] = column.position
+                try:
+                    if column.is_special:
+                        self._take_special(column, step, autoreset)
                         continue
-                self._finish(column, step, column.hosted.take(result, same_step, column.seed), STEP, autoreset)
-            except WorkerRetiredError:
-                raise
-            except BaseException as error:
-                raise EnvFailedError(column.position, as_failure(error)) from error
+                    action = self._action(step, index) if actions is None else actions[index]
+                    result = column.env_step(action.copy() if copies else action)
+                    if is_short and type(result) is tuple and len(result) == 5:
+                        # Plain results are written here: the same as `_finish`, without its calls.
+                        obs, reward, terminated, truncated, info = result
+                        is_over = terminated or truncated
+                        fits = type(obs) is array and obs.dtype is column.dtype and obs.shape == column.shape
+                        if fits and isinstance(reward, float) and type(info) is dict and not (is_over and same_step):
+                            if info:
+                                self._write_beside(row + index, info, [])
+                            observations[index] = obs
+                            rewards[row + index] = reward
+                            if is_over:
+                                self._end_episode(column, row + index, terminated, truncated, autoreset)
+                            done[index] = step + 1
+                            continue
+                    self._finish(column, step, column.hosted.take(result, same_step, column.seed), STEP, autoreset)
+                except WorkerRetiredError:
+                    raise
+                except BaseException as error:
+                    raise EnvFailedError(column.position, as_failure(error)) from error
+            due = columns
 
     def _end_episode(self, column: Column, row: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         self._terminated[row] = terminated

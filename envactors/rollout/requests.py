@@ -145,4 +145,5 @@ class OrderRequest(CallRequest):
         del incarnation
         if not self._is_over:
             self._is_over = True
-            self._part.on_end(None if self._was_lost else value, error, was_lost=self._was_lost)
+            has_stop = value is not None and not self._was_lost
+            self._part.on_end(Stop(*value) if has_stop else None, error, was_lost=self._was_lost)

@@ -45,13 +45,16 @@ def set_policy(server: Server, number: int, pickled: bytes, seed: int) -> bool:
     return hasattr(policy, "load")
 
 
-def run_rollout(server: Server, *fields: Any) -> Stop:
-    """Carry out an order, given as the fields of `Order`."""
+def run_rollout(server: Server, *fields: Any) -> tuple[Any, ...]:
+    """Carry out an order, given as the fields of `Order`; return the fields of a `Stop`.
+
+    The caller reads a plain tuple in the thread that waits for the rollout, since no code of users can run in that.
+    """
     order = Order(*fields)
     runner: RolloutRunner | None = server.extension
     if runner is None or runner.number != order.policy:
-        return Stop(NEEDS_POLICY)
-    return runner.run(order)
+        return tuple(Stop(NEEDS_POLICY))
+    return tuple(runner.run(order))
 
 
 class RolloutRunner:
@@ -104,18 +107,16 @@ class RolloutRunner:
         due = [columns[position] for position in order.due]
         written.clear(order.start, [column.hosted.index for column in due])
         page.is_timing = counters[TIMED] != 0
-        for step in range(order.start, order.stop):
-            if chosen[first] <= step:
-                learnt = self._choose(written, order.rollout, step)
-                if learnt is not None:
-                    return learnt
-            try:
-                written.step(step, due, order.autoreset)
-            except EnvFailedError as error:
-                return Stop(RAISED, error.position, tuple(error.failure))
-            if self._forks != context.forks:
-                os._exit(1)  # env code forked, and its child returned to this loop
-            due = columns
+        try:
+            for step in written.run(range(order.start, order.stop), due, columns, order.autoreset):
+                if self._forks != context.forks:
+                    os._exit(1)  # env code forked, and its child returned to this loop
+                if chosen[first] <= step:
+                    learnt = self._choose(written, order.rollout, step)
+                    if learnt is not None:
+                        return learnt
+        except EnvFailedError as error:
+            return Stop(RAISED, error.position, tuple(error.failure))
         page.is_timing = False
         return Stop(DONE)
 
