@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from envactors.actor.future import ActorFuture
 from envactors.mailbox.specs import Spec
 
@@ -24,13 +21,13 @@ class Books(Protocol):
     def make_future(self, index: int) -> ActorFuture:
         """Return a future for a step that an env finishes in its row."""
 
-    def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
+    def record(self, index: int, over: bytes, resets: bytes) -> None:
         """Record consecutive steps and resets of an env.
 
         Args:
             index: Index of the env.
-            over: Whether each transition ended an episode; bool, shape (k,).
-            resets: Whether each transition was a reset; bool, shape (k,).
+            over: Whether each transition ended an episode, 0 or 1.
+            resets: Whether each transition was a reset, 0 or 1.
         """
 
     @property

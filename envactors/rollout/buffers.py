@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -104,11 +104,16 @@ class TrajectoryBuffers:
         return loan
 
 
-def view_of(memory: npt.NDArray[np.uint8], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array as a view of the memory that it lies in, which the view keeps alive."""
-    offset = array.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
-    view: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
-    return view
+def viewer_of(memory: npt.NDArray[np.uint8]) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """Return a function that returns an array in this memory as a view of it, which keeps the memory alive."""
+    start = memory.__array_interface__["data"][0]
+
+    def view_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        offset = array.__array_interface__["data"][0] - start
+        view: npt.NDArray[Any] = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
+        return view
+
+    return view_of
 
 
 def _count_fork() -> None:

@@ -102,23 +102,24 @@ class PartProgress:
         whole = trajectory.done[self._first : self._stop]
         if self.late is not None and self.late.done is not None:
             whole = self.late.done
+        ends = trajectory.terminated | trajectory.truncated
         for index, claimed in zip(self._envs, whole.tolist(), strict=True):
             before, done = self.counted[index], min(claimed, self._steps)
             if done <= before:
                 continue
-            ops = trajectory.ops[before:done, index]
-            over = trajectory.terminated[before:done, index] | trajectory.truncated[before:done, index]
+            # As bytes, which are searched in a tenth of the time that short arrays take.
+            ops, over = trajectory.ops[before:done, index].tobytes(), ends[before:done, index].tobytes()
             slot = slots.of[index]
             slot.holds = slot.incarnation
             if core.recovery.replays:
                 self._record(index, before, done)
             core.completed += done - before
-            if ops.any():
-                slot.fresh = slot.fresh and not (ops == RESET).any()
-                ran = ops != REPEAT
-                over, ops = over[ran], ops[ran]
-            if len(over):
-                self._books.record(index, over, ops == RESET)
+            slot.fresh = slot.fresh and RESET not in ops
+            if REPEAT in ops:
+                over = bytes([end for end, op in zip(over, ops, strict=True) if op != REPEAT])
+                ops = ops.replace(bytes([REPEAT]), b"")
+            if ops:
+                self._books.record(index, over, ops)
             self.counted[index] = done
             self._keep(index)
 

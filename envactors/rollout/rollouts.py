@@ -23,7 +23,7 @@ from envactors.mailbox.specs import ArraySpec, batches_alike
 from envactors.options import is_int
 from envactors.rollout.assembly import assemble, error_of
 from envactors.rollout.books import Books
-from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, view_of
+from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, viewer_of
 from envactors.rollout.orders import Stop
 from envactors.rollout.parameters import ParameterStore
 from envactors.rollout.part import ActorPart
@@ -367,7 +367,7 @@ class Rollouts:
             return np.copy  # results of single actors would keep the memory of all
         with self._lock:
             loan = self._buffers.lend(run.buffer)
-        return np.copy if loan is None else functools.partial(view_of, loan)
+        return np.copy if loan is None else viewer_of(loan)
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:

@@ -137,8 +137,8 @@ class Trajectory:
         """Return the encoded info of a row."""
         return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
 
-    def write_observation(self, step: int, index: int, obs: Any) -> None:
-        """Write the leaves of an env's observation that have a place."""
+    def write_observation(self, step: int, index: int | slice, obs: Any) -> None:
+        """Write the leaves of an env's observation that have a place; of a list of envs if it is one array."""
         for array, leaf in zip(self.observations, flatten(self.layout.observation, obs), strict=True):
             if array is not None:
                 array[step, index] = leaf

@@ -82,28 +82,27 @@ class Episodes:
         if over:
             self._end(slot)
 
-    def record_column(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
+    def record_column(self, index: int, over: bytes, resets: bytes) -> None:
         """Record consecutive transitions of an env, at least one.
 
         Args:
             index: Index of the env.
-            over: Whether each of them ended an episode; bool, shape (k,).
-            resets: Whether each of them was a reset; bool, shape (k,).
+            over: Whether each of them ended an episode, 0 or 1.
+            resets: Whether each of them was a reset, 0 or 1.
         """
         slot = self._of[index]
         if slot.counted_in != slot.incarnation:
             self.begin_process(slot)
-        ends = over.nonzero()[0]
-        last_end = int(ends[-1]) if len(ends) else -1
+        until_end = over.rfind(1) + 1
         if slot.next_seed is not None:
-            for _ in range(np.count_nonzero(resets)):
+            for _ in range(resets.count(1)):
                 slot.count_episode()
-        self._steps[index] += last_end + 1 - np.count_nonzero(resets[: last_end + 1])
+        self._steps[index] += until_end - resets.count(1, 0, until_end)
         slot.needs_reset = False
-        if len(ends):
-            self._end(slot, len(ends))
-        self._steps[index] += len(over) - last_end - 1 - np.count_nonzero(resets[last_end + 1 :])
-        is_over = last_end == len(over) - 1
+        if until_end:
+            self._end(slot, over.count(1))
+        self._steps[index] += len(over) - until_end - resets.count(1, until_end)
+        is_over = until_end == len(over)
         self._ended[index] = is_over and self.autoreset == "next_step"
         if not is_over:
             slot.needs_reset = False

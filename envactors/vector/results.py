@@ -212,8 +212,15 @@ class RowReader:
         """
         if not self._slots.has_last[env_id]:
             return None
-        step = self._restored.get(env_id) or self.step(env_id, 0, before=before, objects=self._copies.get(env_id))
+        step = self._last(env_id, before=before)
         return step._replace(info=dict(step.info))
+
+    def last_obs(self, env_id: int) -> Any:
+        """Return the last observation of an env that has a complete result."""
+        return self._last(env_id).obs
+
+    def _last(self, env_id: int, *, before: bool = False) -> EnvStep:
+        return self._restored.get(env_id) or self.step(env_id, 0, before=before, objects=self._copies.get(env_id))
 
     def last_kept(self, env_id: int) -> EnvStep | None:
         """Return `last`; None under ``on_failure="raise"``, since users may have changed its info then."""

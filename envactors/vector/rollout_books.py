@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from envactors.actor.handle import ActorView
 from envactors.actor.slots import Slots
 from envactors.backends.base import RowMemory
@@ -64,7 +61,7 @@ class RolloutBooks:
     def make_future(self, index: int) -> EnvFuture:
         return make_future(self._handles[index], index, self._pending)
 
-    def record(self, index: int, over: npt.NDArray[np.bool_], resets: npt.NDArray[np.bool_]) -> None:
+    def record(self, index: int, over: bytes, resets: bytes) -> None:
         self._episodes.record_column(index, over, resets)
         autoreset = self._slots.autoreset
         begins = bool(resets[-1]) or (bool(over[-1]) and autoreset == "same_step")
@@ -79,9 +76,7 @@ class RolloutBooks:
         self._reader.keep(EnvStep(index, obs, reward, terminated, truncated, {}, incarnation))
 
     def last_obs(self, index: int) -> Any:
-        last = self._reader.last(index)
-        assert last is not None, "the env has been reset"
-        return last.obs
+        return self._reader.last_obs(index)
 
     def starts(self, index: int) -> bool:
         slots, slab = self._slots, self._slots.slab
