@@ -177,6 +177,7 @@ _KINDS: dict[str, Any] = {
     "float": float,
 }
 _FORMATS = dict(zip(_KINDS, "?bhiqBHIQfd?qd", strict=True))
+_BUILTINS = (bool, int, float)
 _ARRAY = "array"
 _CODES: dict[type, str] = {**{kind: code for code, kind in _KINDS.items()}, np.ndarray: _ARRAY}
 # How many layouts each side remembers.
@@ -191,19 +192,26 @@ class _Layout:
     Args:
         keys: Keys of a dict; empty for an info that is pickled as a whole.
         codes: A code per value; empty for values that are pickled.
+
+    Attributes:
+        head: The layout as bytes.
+        is_fixed: Whether all values are numbers.
+        size: Size of an info without other values than numbers, in bytes.
     """
 
     def __init__(self, keys: tuple[str, ...] = (), codes: tuple[str, ...] = ()) -> None:
         pickled = pickle.dumps((keys, codes), 5)
         self._keys = keys
-        self._head = _LENGTH.pack(len(pickled)) + pickled
+        self.head: bytes = _LENGTH.pack(len(pickled)) + pickled
         formats = "".join(_FORMATS.get(code, "") for code in codes)
-        size = len(self._head) + struct.calcsize(f"<{formats}")
+        size = len(self.head) + struct.calcsize(f"<{formats}")
         self._numbers = struct.Struct(f"<{formats}{-size % _ALIGNMENT}x")
         self._kinds = [_KINDS[code] for code in codes if code in _KINDS]
         self._number_places = [place for place, code in enumerate(codes) if code in _KINDS]
+        self.size: int = len(self.head) + self._numbers.size
         # Positions of the values that are pickled, and whether each was an array.
         self._others = [(place, code == _ARRAY) for place, code in enumerate(codes) if code not in _KINDS]
+        self.is_fixed: bool = bool(keys) and not self._others
 
     def encode(self, info: Any, object_leaves: list[Any]) -> bytes:
         """Return an info of this layout, and object leaves, as bytes.
@@ -214,18 +222,18 @@ class _Layout:
         """
         numbers: Iterable[Any] = ()
         others = [info]
-        if self._keys and not self._others:
+        if self.is_fixed:
             numbers, others = info.values(), []
         elif self._keys:
             values = list(info.values())
             numbers = [values[place] for place in self._number_places]
             others = [_array_to_bytes(values[place]) if is_array else values[place] for place, is_array in self._others]
         others += object_leaves
-        return b"".join((self._head, self._numbers.pack(*numbers), dumps(others) if others else b""))
+        return b"".join((self.head, self._numbers.pack(*numbers), dumps(others) if others else b""))
 
     def decode(self, content: bytes | memoryview) -> tuple[Any, list[Any]]:
         """Return what `encode` was given."""
-        start = len(self._head)
+        start = len(self.head)
         end = start + self._numbers.size
         others = loads(content[end:]) if end < len(content) else []
         if not self._keys:
@@ -235,6 +243,17 @@ class _Layout:
         for at, (place, is_array) in enumerate(self._others):  # in order, so that each ends up in its place
             values.insert(place, _array_of_bytes(others[at]) if is_array else others[at])
         return dict(zip(self._keys, values, strict=True)), others[len(self._others) :]
+
+    def decode_all(self, numbers: bytes) -> list[tuple[Any, list[Any]]]:
+        """Return the infos whose numbers follow one another, each without object leaves; the layout is fixed."""
+        formats = [np.dtype(np.int64 if kind is int else kind).newbyteorder("<") for kind in self._kinds]
+        names = [str(place) for place in self._number_places]
+        table = np.frombuffer(numbers, {"names": names, "formats": formats, "itemsize": self._numbers.size})
+        columns = [
+            table[name].tolist() if kind in _BUILTINS else list(table[name])
+            for name, kind in zip(names, self._kinds, strict=True)
+        ]
+        return [(dict(zip(self._keys, row)), []) for row in zip(*columns)]  # noqa: B905 # `strict` takes a third more
 
 
 _PICKLED = _Layout()
@@ -274,8 +293,25 @@ def decode(content: bytes | memoryview) -> tuple[Any, list[Any]]:
     Raises:
         BaseException: Whatever unpickling raises.
     """
+    return _layout_in(content).decode(content)
+
+
+def decode_alike(contents: npt.NDArray[np.uint8]) -> list[tuple[Any, list[Any]]] | None:
+    """Return what `encode` was given for each row of an array, in a third of the time that `decode` takes.
+
+    Returns:
+        None if their layouts differ, or not all values are numbers.
+    """
+    layout = _layout_in(contents[0].data)
+    start = len(layout.head)
+    if not layout.is_fixed or contents.shape[1] != layout.size or (contents[:, :start] != contents[0, :start]).any():
+        return None
+    return layout.decode_all(contents[:, start:].tobytes())
+
+
+def _layout_in(content: bytes | memoryview) -> _Layout:
     (size,) = _LENGTH.unpack_from(content)
-    return _read_layout(bytes(content[_LENGTH.size : _LENGTH.size + size])).decode(content)
+    return _read_layout(bytes(content[_LENGTH.size : _LENGTH.size + size]))
 
 
 def _array_to_bytes(array: npt.NDArray[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envactors.errors import ActorError, VectorStepError
-from envactors.mailbox.info_codec import PLAIN, InfoReader
+from envactors.mailbox.info_codec import INLINE_INFO, PLAIN, InfoReader, decode_alike
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.part import ActorPart
 from envactors.rollout.results import Rollout
@@ -64,20 +65,36 @@ def _read_infos(
     trajectory: Trajectory, parts: Sequence[ActorPart], done: npt.NDArray[np.int64]
 ) -> tuple[list[tuple[int, int, dict[str, Any]]], dict[tuple[int, int], list[Any]]]:
     """Return all non-empty infos, and the object leaves of observations by (step, env)."""
-    reader, envs = InfoReader(trajectory), trajectory.layout.envs
-    large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
     found = [info for part in parts for info in part.infos]
     objects = {where: leaves for part in parts for where, leaves in part.objects.items()}
-    for row in np.flatnonzero(trajectory.info_encoding != PLAIN).tolist():
-        step, index = divmod(row, envs)
-        offset = index - parts[0].first
-        if 0 <= offset < len(done) and step < done[offset]:
-            info, leaves = reader.decode(row, large.get(row))
+    is_written = (trajectory.info_encoding != PLAIN).reshape(-1, trajectory.layout.envs)
+    steps, offsets = np.nonzero(is_written[:, parts[0].first : parts[-1].stop])
+    is_done = steps < done[offsets]
+    steps, indices = steps[is_done], offsets[is_done] + parts[0].first
+    if len(steps):
+        large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
+        contents = _decode(trajectory, steps * trajectory.layout.envs + indices, large)
+        for step, index, (info, leaves) in zip(steps.tolist(), indices.tolist(), contents, strict=True):
             if leaves:
                 objects[step + 1, index] = leaves
             if info:
                 found.append((step, index, info))
-    return sorted(found, key=lambda entry: entry[:2]), objects
+    return sorted(found, key=operator.itemgetter(0, 1)), objects
+
+
+def _decode(trajectory: Trajectory, rows: npt.NDArray[np.int64], large: dict[int, memoryview]) -> list[Any]:
+    """Return the info and the object leaves of each row; infos of one size are most often of one layout, too."""
+    reader = InfoReader(trajectory)
+    contents: list[Any] = [None] * len(rows)
+    sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
+    for size in np.unique(sizes):
+        places = np.flatnonzero(sizes == size)
+        alike = decode_alike(trajectory.info_rooms[rows[places], :size]) if size else None
+        if alike is None:
+            alike = [reader.decode(row, large.get(row)) for row in rows[places].tolist()]
+        for place, content in zip(places.tolist(), alike, strict=True):
+            contents[place] = content
+    return contents
 
 
 def _batch_objects(

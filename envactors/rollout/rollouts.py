@@ -372,11 +372,11 @@ class Rollouts:
 
 def _begin(part: ActorPart, slots: Slots) -> None:
     """Begin a part; first replace a process that is due for it, if the next step resets its env anyway."""
-    core = part.supervisor.core
-    with core.change, core.lock:
-        is_due = any(slots.of[index].retiring and slots.ended[index] for index in range(part.first, part.stop))
-        if is_due and core.lives and not core.closing:
-            part.supervisor.calls.queue_renewal(ActorFuture(part.supervisor, None))
+    if any(slots.of[index].retiring and slots.ended[index] for index in range(part.first, part.stop)):
+        core = part.supervisor.core
+        with core.change, core.lock:
+            if core.lives and not core.closing:
+                part.supervisor.calls.queue_renewal(ActorFuture(part.supervisor, None))
     part.begin()
 
 

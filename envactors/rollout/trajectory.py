@@ -102,6 +102,7 @@ class Trajectory:
         actions, extras: Arrays of shape (t, n, ...), for each leaf of the action and each extra.
         observations: Arrays of shape (t + 1, n, ...), None for leaves that cannot be batched.
         is_whole: Whether all leaves of observations have a place.
+        info_rooms: Encoded infos; uint8, shape (t * n, room).
         info_encoding, inline_info_sizes, inline_info_rooms: As in `envactors.mailbox.slab.Slab`, with row ``step * n +
             env``.
     """
@@ -130,7 +131,9 @@ class Trajectory:
         self.is_whole: bool = all(array is not None for array in self.observations)
         self.info_encoding: npt.NDArray[np.uint8] = place((t * n,), np.uint8)
         self.inline_info_sizes: npt.NDArray[np.uint32] = place((t * n,), np.uint32)
-        self.inline_info_rooms: _Rooms = _Rooms(place((t * n * _INFO_ROOM,), np.uint8))
+        rooms = place((t * n * _INFO_ROOM,), np.uint8)
+        self.info_rooms: npt.NDArray[np.uint8] = rooms.reshape(-1, _INFO_ROOM)
+        self.inline_info_rooms: _Rooms = _Rooms(rooms)
         self.size: int = place.size
 
     def inline_info(self, row: int) -> memoryview:

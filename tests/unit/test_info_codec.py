@@ -11,7 +11,7 @@ from budget import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envactors.mailbox.info_codec import InfoReader, InfoWriter
+from envactors.mailbox.info_codec import InfoReader, InfoWriter, decode, decode_alike, encode
 from envactors.mailbox.messages import Failure, Fault
 from envactors.mailbox.pickling import copy_value, pack_failure, unpack_failure
 from envactors.mailbox.slab import INLINE_INFO_ROOM, Layout, Slab
@@ -161,6 +161,43 @@ def test_a_value_keeps_its_type_and_layout(value):
     assert repr(arrived) == repr(value)
     assert (type(arrived), arrived.dtype, arrived.shape) == (type(value), value.dtype, value.shape)
     assert arrived.flags.f_contiguous == value.flags.f_contiguous
+
+
+def as_rows(contents):
+    return np.array([np.frombuffer(content, np.uint8) for content in contents])
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"": np.float32(0.1), "0": 0.1, "b": np.int64(-3)},
+        {"a": True, "b": np.bool_(False), "c": -(2**63), "d": np.uint64(2**64 - 1), "e": np.int8(-5)},
+        {"nan": float("nan"), "infinity": np.float64("-inf")},
+    ],
+    ids=",".join,
+)
+def test_infos_of_numbers_are_decoded_together_as_one_by_one(numbers):
+    infos = [numbers, {key: type(value)(1) for key, value in numbers.items()}]
+    contents = [encode(info, []) for info in infos]
+    assert show(decode_alike(as_rows(contents))) == show([decode(content) for content in contents])
+    assert show([decode(content)[0] for content in contents]) == show(infos)
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [{"a": 1.0}, {"b": 1.0}],
+        [{"a": 1.0}, {"a": np.uint8(1)}],
+        [{"a": 1.0, "text": "x"}, {"a": 1.0, "text": "y"}],
+        [{"a": 2**64}, {"a": 2**65}],
+    ],
+    ids=["other keys", "other types", "not only numbers", "more than 64 bits"],
+)
+def test_other_infos_are_not_decoded_together(infos):
+    contents = [encode(info, []) for info in infos]
+    size = max(map(len, contents))
+    assert decode_alike(as_rows([content.ljust(size, b"x") for content in contents])) is None
+    assert show([decode(content) for content in contents]) == show([(info, []) for info in infos])
 
 
 def test_arrays_of_an_info_are_writable_copies():
