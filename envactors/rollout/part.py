@@ -21,7 +21,6 @@ from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.slab import HALF, SEED
 from envactors.mailbox.slab import RESET as RESET_BIT
-from envactors.mailbox.specs import ArraySpec
 from envactors.rollout.books import Books
 from envactors.rollout.orders import (
     COLUMNS,
@@ -123,15 +122,10 @@ class ActorPart:
     def begin(self) -> None:
         """Write the last observations as the first ones of the trajectory, and send the first order."""
         trajectory = self.trajectory
-        trajectory.done[self.first : self.stop] = 0
-        trajectory.chosen[self.first : self.stop] = 0
-        trajectory.starts[0, self.first : self.stop] = [self._books.starts(index) for index in self._envs]
         last = [self._books.last_obs(index) for index in self._envs]
-        if isinstance(trajectory.layout.observation, ArraySpec) and trajectory.is_whole:
-            trajectory.write_observation(0, slice(self.first, self.stop), last)
-        else:
-            for index, obs in zip(self._envs, last, strict=True):
-                self._write_observation(0, index, obs)
+        trajectory.begin(self.first, last, [self._books.starts(index) for index in self._envs])
+        if not trajectory.is_whole:
+            self.objects.update({(0, index): trajectory.objects_of(last[index - self.first]) for index in self._envs})
         self.errors.update(_errors_of_lost(self._slots, self._envs, self._lost_before))
         self.failures += [(0, index, error) for index, error in self.errors.items()]
         if self.errors:

@@ -140,8 +140,25 @@ class Trajectory:
         """Return the encoded info of a row."""
         return self.inline_info_rooms[row][: self.inline_info_sizes[row]]
 
-    def write_observation(self, step: int, index: int | slice, obs: Any) -> None:
-        """Write the leaves of an env's observation that have a place; of a list of envs if it is one array."""
+    def begin(self, first: int, observations: Sequence[Any], starts: Sequence[bool]) -> None:
+        """Begin the columns of consecutive envs with their last observations, as far as these have a place.
+
+        Args:
+            first: First env.
+            observations: The last observation of each env.
+            starts: Whether each is the first of its episode.
+        """
+        mine = slice(first, first + len(observations))
+        self.done[mine] = 0
+        self.chosen[mine] = 0
+        self.starts[0, mine] = starts
+        columns = zip(*(flatten(self.layout.observation, obs) for obs in observations), strict=True)
+        for array, column in zip(self.observations, columns, strict=True):
+            if array is not None:
+                array[0, mine] = column
+
+    def write_observation(self, step: int, index: int, obs: Any) -> None:
+        """Write the leaves of an env's observation that have a place."""
         for array, leaf in zip(self.observations, flatten(self.layout.observation, obs), strict=True):
             if array is not None:
                 array[step, index] = leaf
