@@ -213,12 +213,12 @@ class NothingPendingError(VectorEnvError):
     """The caller waited for a result, but no call is pending."""
 
 
-def describe_status(exitcode: int | None, signal: int | None) -> str:
-    """Return in words how a process ended, such as "exit code 3" or "signal 9 (SIGKILL)"."""
+def describe_end(exitcode: int | None, signal: int | None) -> str:
+    """Return in words how a process ended: "ended with exit code 3" or "was killed by signal 9 (SIGKILL)"."""
     if signal is None:
-        return "an unknown status" if exitcode is None else f"exit code {exitcode}"
+        return "ended with an unknown status" if exitcode is None else f"ended with exit code {exitcode}"
     names = {int(known): known.name for known in signals.Signals}
-    return f"signal {signal} ({names.get(signal, 'a real-time signal')})"
+    return f"was killed by signal {signal} ({names.get(signal, 'a real-time signal')})"
 
 
 def copy_error(error: ActorError) -> ActorError:

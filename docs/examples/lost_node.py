@@ -65,8 +65,9 @@ def cluster(*nodes):
 
 
 # %%
-# A node counts as lost once nothing has arrived from it for the lease. Its envs must not start elsewhere earlier, since
-# they may still be running there. Here all processes of a node are killed.
+# Here all processes of a node are killed. The broken connection shows within two seconds that the node is lost; a
+# silent node is lost when the lease is over. The envs start on the other node once their old processes are known to
+# have ended, or 1.1 leases later, since they might still be running.
 
 
 def run(backend, lose_a_node):

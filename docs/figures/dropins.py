@@ -395,7 +395,7 @@ def show(name: str, measured: dict[str, Any]) -> str:
     if not sides:
         return ""
     peer = next(iter(sides))
-    lines = [f"| 8 envs that do nothing | steps/s | of {peer} |", "| --- | --- | --- |"]
+    lines = [f"| 8 envs that do nothing | steps/s | relative to {peer} |", "| --- | --- | --- |"]
     for side, rates in sides.items():
         ratio = statistics.median(one / other for one, other in zip(rates, sides[peer], strict=True))
         lines.append(f"| {side} | {statistics.median(rates):,.0f} | {ratio:.2f} |")

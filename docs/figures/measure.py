@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import dropins
 import readme
 import rollouts
+import sessions
 import suites
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ ENVS = {
     "ALE/Pong-v5, 4 frames": WORKLOADS + "pong",
     "MuJoCo Humanoid-v5": WORKLOADS + "humanoid",
     "1 ms of fixed work": WORKLOADS + "busy_1ms",
-    "sleeps, 2 ms in the mean": WORKLOADS + "sleeping",
+    "sleeps 2 ms on average": WORKLOADS + "sleeping",
 }
 START_METHODS = ("forkserver", "fork", "spawn", "loky")
 PEER = "AsyncVectorEnv, forkserver"
@@ -555,7 +556,7 @@ def show_readme(measured: Any) -> str:
 
 def show_rollouts(measured: Any) -> str:
     """Return the table of rollouts."""
-    head = ["8 envs, 2 processes", "rollout / two apart", "rollout / one loop", "rollout / step"]
+    head = ["8 envs, 2 processes", "rollout / two apart", "rollout / step"]
     return table(head, rollouts.show(measured))
 
 
@@ -596,7 +597,7 @@ def show_nodes(measured: Any) -> str:
         far, near, peer = measured[name].values()
         row = [said, f"{statistics.median(far):,.0f}", ratio(far, peer), ratio(far, near)]
         rows.append(row)
-    head = ["8 envs, 4 per process", "steps/s on two nodes", "of `AsyncVectorEnv`", "of the process backend"]
+    head = ["8 envs, 4 per process", "steps/s on two nodes", "relative to `AsyncVectorEnv`", "to one machine"]
     return table(head, rows)
 
 
@@ -678,7 +679,7 @@ def show_snapshots(measured: Any) -> str:
         none, seldom, often = sides["rates"].values()
         row = [name, f"{get:.2f}", f"{put:.2f}", f"{step:.2f}"]
         rows.append([*row, ratio(seldom, none), ratio(often, none)])
-    head = ["", "taken in (ms)", "put back in (ms)", "a step takes (ms)", "every 1,000 steps / none"]
+    head = ["", "snapshot (ms)", "restore (ms)", "step (ms)", "every 1,000 steps / none"]
     return table([*head, "every 100 steps / none"], rows)
 
 
@@ -695,6 +696,10 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     "seeds": (measure_seeds, {"seeds": show_seeds}),
     "snapshots": (measure_snapshots, {"snapshots": show_snapshots}),
     "nodes": (measure_nodes, {"nodes": show_nodes, "sizes": show_sizes}),
+    "sessions": (
+        lambda rounds: sessions.measure(rounds, known("sessions")),
+        {"sessions": lambda measured: table(["question", "figure"], sessions.show(measured))},
+    ),
     "dropins": (
         lambda rounds: dropins.measure(rounds, known("dropins")),
         {f"dropin {name}": functools.partial(dropins.show, name) for name in dropins.LIBRARIES},

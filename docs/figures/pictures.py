@@ -69,11 +69,11 @@ def draw_trace(path: Path) -> None:
         if event["ph"] == "X":
             row, color = tracks.index(event["tid"]), COLORS.get(event["name"], "#c46a6a")
             axes.barh(row, event["dur"] / 1000, left=event["ts"] / 1000, color=color, height=0.72)
-        elif event["ph"] == "i" and "died" in event["name"]:
+        elif event["ph"] == "i" and "was killed by" in event["name"]:
             axes.plot(event["ts"] / 1000, tracks.index(event["tid"]), marker="x", color="#b02020", markersize=9)
     for name, color in COLORS.items():
         axes.barh(0, 0, color=color, label=name)
-    axes.plot([], [], marker="x", color="#b02020", linestyle="", label="died with SIGKILL")
+    axes.plot([], [], marker="x", color="#b02020", linestyle="", label="killed with SIGKILL")
     axes.set_yticks(range(len(tracks)), [names[tid] for tid in tracks])
     axes.invert_yaxis()
     axes.set_xlabel("ms")

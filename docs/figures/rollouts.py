@@ -189,9 +189,9 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def show(measured: Any) -> list[list[str]]:
-    """Return the rows of the table: rollouts as a multiple of two apart, of one loop, and of steps."""
+    """Return the rows of the table: rollouts as a multiple of two apart and of steps. The README has the loop."""
     return [
-        [title, *(ratio(found[side], found["rollout"]) for side in ("two apart", "one loop", "step"))]
+        [title, *(ratio(found[side], found["rollout"]) for side in ("two apart", "step"))]
         for title, found in measured.items()
     ]
 

@@ -1,4 +1,4 @@
-"""Measures sessions into ``sessions.json``: ``python docs/figures/sessions.py pool openenv``.
+"""Measures what sessions cost; see `measure.py`.
 
 pool      the start of a session from standbys, a call of a session against a plain actor call, and the CPU time of
           sessions that idle
@@ -14,20 +14,18 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import importlib.util
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import envactors as ea
 
-RESULTS = Path(__file__).with_name("sessions.json")
 SESSIONS = 64
 
 
@@ -227,26 +225,31 @@ async def compare_servers(rounds: int, size: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="pool|openenv")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sessions", type=int, default=SESSIONS)
-    parser.add_argument("--serve", choices=["plain", "actors"])
-    options = parser.parse_args()
-    if options.serve:
-        serve(options.serve, options.sessions)
-        return
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results |= {"cores": os.cpu_count(), "python": sys.version.split()[0], "rounds": options.rounds}
-    if "pool" in options.parts:
-        results["pool"] = measure_pool(options.rounds)
-    if "openenv" in options.parts:
-        results["openenv"] = asyncio.run(compare_servers(options.rounds, options.sessions))
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps(results, indent=1))
+def measure(rounds: int, known: dict[str, Any]) -> dict[str, Any]:
+    """Measure the pool, and the servers of OpenEnv if they can be imported; else what is known of them stays."""
+    measured = known | {"pool": measure_pool(rounds)}
+    if all(importlib.util.find_spec(package) for package in ("echo_env", "openenv", "uvicorn")):
+        measured["openenv"] = asyncio.run(compare_servers(rounds, SESSIONS))
+    return measured
+
+
+def show(measured: Any) -> list[list[str]]:
+    """Return the rows of the table."""
+    pool, servers = measured["pool"], measured["openenv"]
+    return [
+        ["start of a session from standbys, median", f"{pool['start p50, ms']:.2f} ms"],
+        ["call in a session / plain call, time", f"{pool['call / plain call']:.2f}"],
+        ["OpenEnv server on actors / plain, steps per second", f"{servers['on actors / plain']:.2f}"],
+        [
+            "OpenEnv server on actors, p99 of the other sessions while one blocks / without",
+            f"{servers['p99 of the others while one blocks / without']:.2f}",
+        ],
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="Serve the echo env.")
+    parser.add_argument("--serve", choices=["plain", "actors"], required=True)
+    parser.add_argument("--sessions", type=int, default=SESSIONS)
+    options = parser.parse_args()
+    serve(options.serve, options.sessions)

@@ -20,7 +20,7 @@ from envactors.errors import (
     RestartsExhaustedError,
     SerializationError,
     copy_error,
-    describe_status,
+    describe_end,
 )
 from envactors.mailbox.messages import Failure, Fault, Frame
 from envactors.mailbox.pickling import loads, unpack_failure
@@ -110,7 +110,7 @@ class ErrorFactory:
         elif report.loss is not None:
             text = f"{who} was lost with its node {report.loss.node!r}, {report.loss.reason}, before its env was made"
         else:
-            text = f"{who} died with {describe_status(*report.status)}{_after(where)}, before its env was made"
+            text = f"{who} {describe_end(*report.status)}{_after(where)}, before its env was made"
         text += _appendix(report)
         if timed_out and reply is None:
             cause = _timeout(text, seconds, report, where)
@@ -141,7 +141,7 @@ class ErrorFactory:
             node, reason = report.loss
             text = f"{who} was lost with its node {node!r}, {reason}, {running}"
             return NodeLostError(text, node=node, reason=reason, **_ending(report), **where)
-        ended = "was ended on purpose" if aborted else f"died with {describe_status(*report.status)}"
+        ended = "was ended on purpose" if aborted else describe_end(*report.status)
         if report.untrue:
             ended = f"was killed, since it has overwritten memory that it shares with the caller ({report.untrue}),"
         return ActorDiedError(f"{who} {ended} {running}", aborted=aborted, **_ending(report), **where)

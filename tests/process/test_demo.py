@@ -241,7 +241,7 @@ def test_faults_in_the_live_table():
     assert "last failure" in screen
     assert "renewing" in screen
     # Each stays until the next one of the same actor.
-    assert re.search("died with|exceeded", screen)
+    assert re.search("was killed by|exceeded", screen)
     for text in ("SIGKILL 2", "hang in C 1", "exception 2", "slow reset 1", "Episodes lost: 0"):
         assert text in re.sub(r"\s*\r?\n", " ", screen)
     assert "Traceback" not in screen

@@ -121,8 +121,8 @@ for method in METHODS:
     with ea.spawn(Env, backend=ea.ProcessBackend(method)) as actor:
         assert actor.run().result() == 3, method  # workers do not ignore it
         error = actor.die().exception()
-        known = (None, 9), "died with signal 9 (SIGKILL)"
-        unknown = (None, None), "died with an unknown status"
+        known = (None, 9), "was killed by signal 9 (SIGKILL)"
+        unknown = (None, None), "ended with an unknown status"
         status, text = known if method == "forkserver" else unknown
         assert (error.exitcode, error.signal) == status, (method, error)
         assert text in str(error), (method, error)

@@ -11,7 +11,7 @@ import pytest
 
 import envactors as ea
 from envactors import errors
-from envactors.errors import copy_error, describe_status
+from envactors.errors import copy_error, describe_end
 
 TREE = {
     ea.EnvActorsError: Exception,
@@ -171,11 +171,11 @@ def test_a_twin_is_another_error_with_the_same_story():
 
 
 def test_the_end_of_a_process_in_words():
-    assert describe_status(3, None) == "exit code 3"
-    assert describe_status(None, 9) == "signal 9 (SIGKILL)"
-    assert describe_status(None, 11) == "signal 11 (SIGSEGV)"
-    assert describe_status(None, 44) == "signal 44 (a real-time signal)"
-    assert describe_status(None, None) == "an unknown status"
+    assert describe_end(3, None) == "ended with exit code 3"
+    assert describe_end(None, 9) == "was killed by signal 9 (SIGKILL)"
+    assert describe_end(None, 11) == "was killed by signal 11 (SIGSEGV)"
+    assert describe_end(None, 44) == "was killed by signal 44 (a real-time signal)"
+    assert describe_end(None, None) == "ended with an unknown status"
 
 
 def test_a_copy_of_a_timeout_keeps_its_message():
