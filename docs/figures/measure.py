@@ -30,7 +30,7 @@ import sessions
 import suites
 
 HERE = Path(__file__).parent
-MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "alf", "pettingzoo")
+MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "pettingzoo")
 PAGES = (
     "../README.md",
     "guides/performance.md",
@@ -702,7 +702,7 @@ QUESTIONS: dict[str, tuple[Callable[[int], Any], dict[str, Callable[[Any], str]]
     ),
     "dropins": (
         lambda rounds: dropins.measure(rounds, known("dropins")),
-        {f"dropin {name}": functools.partial(dropins.show, name) for name in dropins.LIBRARIES},
+        {f"dropin {name}": functools.partial(dropins.show, name) for name in dropins.LIBRARIES if name != "alf"},
     ),
     "suites": (
         lambda _: suites.measure(known("suites")),
