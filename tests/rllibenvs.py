@@ -1,4 +1,4 @@
-"""An unreliable CartPole, and a program that trains PPO of RLlib on it and prints what it counted."""
+"""An unreliable CartPole, and a program that trains PPO of RLlib on it or on pairs of it, and prints its counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -36,7 +38,8 @@ class Unreliable(gymnasium.Wrapper):
 
 def count_end(episode, metrics_logger, **kwargs):
     """Called in the env runner at the end of each episode."""
-    failed = "failure" in episode.get_infos(-1)
+    infos = episode.get_infos(-1)
+    failed = "failure" in infos or any("failure" in info for info in infos.values() if isinstance(info, dict))
     metrics_logger.log_value("failed" if failed else "finished", 1, reduce="lifetime_sum")
 
 
@@ -67,32 +70,45 @@ def evaluate(module):
     return np.mean([play(module, seed) for seed in range(10)])
 
 
-def train(crashes, errors, iterations, batch_size):
-    """Train, and return what happened."""
-    import ray
-    import torch
+def configure(kind):
+    """Return the part of the configuration that depends on the kind of env, which is registered."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.tune.registry import register_env
 
+    if kind == "single":
+        register_env("unreliable", on_actors(Unreliable, restart=FOREVER))
+        return PPOConfig().env_runners(gym_env_vectorize_mode="vector_entry_point")
+    from rllibagents import Pair
+
+    from envactors.integrations.rllib import ActorMultiAgentEnvRunner
+
+    register_env("unreliable", on_actors(Pair, restart=FOREVER))
+    shared = {"policies": {"pole"}, "policy_mapping_fn": lambda agent, episode, **kwargs: "pole"}
+    return PPOConfig().env_runners(env_runner_cls=ActorMultiAgentEnvRunner).multi_agent(**shared)
+
+
+def trained_module(algorithm, kind):
+    return algorithm.get_module("pole" if kind == "pairs" else "default_policy")
+
+
+def train(kind, crashes, errors, iterations, batch_size):
+    """Train, and return what happened."""
+    import ray
+    import torch
+
     torch.set_num_threads(1)  # more only spin on so small a network
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    register_env("unreliable", on_actors(Unreliable, restart=FOREVER))
     config = (
-        PPOConfig()
+        configure(kind)
         .environment("unreliable", env_config={"crashes": crashes, "errors": errors})
-        .env_runners(
-            num_env_runners=1,
-            num_envs_per_env_runner=4,
-            gym_env_vectorize_mode="vector_entry_point",
-            sample_timeout_s=600,
-        )
+        .env_runners(num_env_runners=1, num_envs_per_env_runner=4, sample_timeout_s=600)
         .callbacks(on_episode_end=count_end)
         .training(train_batch_size_per_learner=batch_size, minibatch_size=128, num_epochs=8, lr=0.0005)
         .debugging(seed=1)
     )
     algorithm = config.build_algo()
     group = algorithm.env_runner_group
-    untrained = evaluate(algorithm.get_module())
+    untrained = evaluate(trained_module(algorithm, kind))
     ((first_pid, _, _),) = group.foreach_env_runner(describe, local_env_runner=False)
     for _ in range(iterations):
         counted = algorithm.train()["env_runners"]
@@ -107,12 +123,31 @@ def train(crashes, errors, iterations, batch_size):
         "restarts": restarts,
         "failed_steps_of_the_runner": counted.get("num_env_step_failures_lifetime", 0),
         "untrained_return": untrained,
-        "trained_return": evaluate(algorithm.get_module()),
+        "trained_return": evaluate(trained_module(algorithm, kind)),
     }
     algorithm.stop()
     ray.shutdown()
     return {name: float(value) for name, value in found.items()}
 
 
+def train_in_a_program(*args):
+    """Train in a program of its own, whose processes Ray ends with it, and return what it counted."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    run = [sys.executable, str(Path(__file__)), *map(str, args)]
+    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def assert_accounted_for(found):
+    """Assert that the runner has counted each episode once, and has not noticed any failure."""
+    assert found["same_runner"]
+    assert found["failed_steps_of_the_runner"] == 0
+    assert found["episodes"] == found["finished"] + found["failed"]
+    assert found["failed"] == found["restarts"]
+    assert found["finished"] == found["finished_in_the_vector"]
+
+
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(train(*map(float, sys.argv[1:3]), *map(int, sys.argv[3:]))))
+    counted = train(sys.argv[1], *map(float, sys.argv[2:4]), *map(int, sys.argv[4:]))
+    sys.stdout.write("\n" + json.dumps(counted))

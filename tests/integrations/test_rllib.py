@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ import envactors as ea
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from rllibenvs import FOREVER, Unreliable  # noqa: E402
+from rllibenvs import FOREVER, Unreliable, assert_accounted_for, train_in_a_program  # noqa: E402
 
 from envactors.integrations.gymnasium import ActorVectorEnv  # noqa: E402
 from envactors.integrations.rllib import on_actors  # noqa: E402
@@ -97,14 +93,12 @@ def test_workers_get_no_registration_of_the_env_runner(make):
 
 
 def test_a_creator_can_be_pickled():
-    assert pickle.loads(pickle.dumps(on_actors("CartPole-v1", standbys=1))).args == (
-        "CartPole-v1",
-        {"standbys": 1, "on_failure": "renew"},
-    )
+    creator = pickle.loads(pickle.dumps(on_actors("CartPole-v1", standbys=1)))
+    assert (creator.env, creator.options) == ("CartPole-v1", {"standbys": 1, "on_failure": "renew"})
 
 
 def test_another_vectorize_mode_is_rejected():
-    with pytest.raises(ea.VectorInputError, match="gym_env_vectorize_mode='vector_entry_point'"):
+    with pytest.raises(ea.VectorInputError, match=r"gym_env_vectorize_mode='vector_entry_point'.*env_runner_cls="):
         on_actors("CartPole-v1")({})
 
 
@@ -120,31 +114,13 @@ def test_what_is_no_env_is_rejected():
 # With Ray -------------------------------------------------------------------------------------------------
 
 
-def train(*args):
-    """Train in a program of its own, whose processes Ray ends with it, and return what it counted."""
-    program = Path(__file__).parents[1] / "rllibenvs.py"
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    run = [sys.executable, str(program), *map(str, args)]
-    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def assert_accounted_for(found):
-    assert found["same_runner"]
-    assert found["failed_steps_of_the_runner"] == 0
-    assert found["episodes"] == found["finished"] + found["failed"]
-    assert found["failed"] == found["restarts"]
-    assert found["finished"] == found["finished_in_the_vector"]
-
-
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
 @needs_ray
 @pytest.mark.timeout(600)
 def test_crashes_and_errors_cost_episodes_and_neither_steps_nor_the_runner():
-    found = train(0.05, 0.05, 2, 256)
+    found = train_in_a_program("single", 0.05, 0.05, 2, 256)
     assert_accounted_for(found)
     assert found["steps"] >= 512
     assert found["failed"] >= 20
@@ -154,6 +130,6 @@ def test_crashes_and_errors_cost_episodes_and_neither_steps_nor_the_runner():
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_ppo_learns_with_failures_in_a_tenth_of_the_steps():
-    found = train(0.05, 0.05, 10, 1024)
+    found = train_in_a_program("single", 0.1, 0.1, 10, 1024)
     assert_accounted_for(found)
     assert found["trained_return"] > 100 > found["untrained_return"]
