@@ -49,6 +49,7 @@ LIBRARIES = (
     "openenv",
     "pettingzoo",
     "pufferlib",
+    "ray",
     "stable_baselines3",
     "tensordict",
     "tianshou",
