@@ -40,6 +40,7 @@ OF_FRAMEWORKS = {
     "test_openenv",
     "test_pufferlib",
     "test_recipes",
+    "test_recipes_training",
     "test_rllib_multi_agent",
     "test_verifiers",
     "test_sb3",
