@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import os
 import reprlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 
@@ -155,6 +156,28 @@ def as_deadlines(value: Deadlines | float) -> Deadlines:
             "means Deadlines(call=10.0)"
         )
     return Deadlines(call=value)
+
+
+def check_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the environment variables of workers.
+
+    Raises:
+        TypeError: ``env_vars`` is not a mapping of strings.
+        ValueError: It has names or values that no environment can have.
+    """
+    if env_vars is not None and not isinstance(env_vars, Mapping):
+        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping of names to values, all strings")
+    checked = dict(env_vars or {})
+    for name, value in checked.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars has {name!r}: {value!r}: expected strings")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env_vars has {name!r}: expected a name without '=', and no NUL in the name or the value")
+        try:
+            os.fsencode(name + value)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"env_vars has {name!r}: expected text that the system can encode: {error}") from error
+    return checked
 
 
 def is_int(value: object, least: int = 1) -> TypeGuard[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, overload
@@ -24,7 +23,7 @@ from envactors.mailbox import registry
 from envactors.mailbox.factory import Factory, as_callable
 from envactors.mailbox.messages import Start
 from envactors.mailbox.pickling import dumps_by_value, has_code
-from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines
+from envactors.options import Deadlines, RestartPolicy, SnapshotPolicy, as_deadlines, check_env_vars
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,7 +118,7 @@ def launch(
     journal, levels = max_journal is not None, levels_of_loggers()
     functions = None if snapshot is None else _pickle_snapshot(snapshot)
     start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
-    variables = _checked_env_vars(env_vars)
+    variables = check_env_vars(env_vars)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
         raise SerializationError(
             f"the factories or snapshot functions of actor {name!r} are pickled by value, as code of "
@@ -151,19 +150,3 @@ def _pickle_snapshot(snapshot: SnapshotPolicy) -> bytes:
         return dumps_by_value((snapshot.get, snapshot.set))
     except Exception as error:
         raise SerializationError(f"the functions of {snapshot!r} cannot be pickled: {error!r}") from error
-
-
-def _checked_env_vars(env_vars: Mapping[str, str] | None) -> dict[str, str]:
-    if env_vars is not None and not isinstance(env_vars, Mapping):
-        raise TypeError(f"env_vars is {env_vars!r}: expected a mapping of names to values, all strings")
-    checked = dict(env_vars or {})
-    for name, value in checked.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env_vars has {name!r}: {value!r}: expected strings")
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env_vars has {name!r}: expected a name without '=', and no NUL in the name or the value")
-        try:
-            os.fsencode(name + value)
-        except UnicodeEncodeError as error:
-            raise ValueError(f"env_vars has {name!r}: expected text that the system can encode: {error}") from error
-    return checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from envactors.actor.decide import Cause, Decision, Failed, Fate, decide
 from envactors.actor.requests import Group, Request
@@ -72,8 +73,8 @@ def fail(
     can_retry = core.recovery.replays and journal.can_retry(slots, index, error)
     if cause is Cause.RUNNING and core.recovery.replays and not (can_retry or was_aborted or is_innocent):
         inputs = journal.inputs(core.recovery.attach, slots, index)
-        if inputs is not None and isinstance(error, ActorError):
-            error = core.errors.poison(error, inputs)
+        if inputs is not None:
+            error = core.errors.poison(cast("ActorError", error), inputs)  # env code alone raises others
     failed = Failed(
         cause,
         slots.on_failure,

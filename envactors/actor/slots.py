@@ -217,7 +217,7 @@ class Slots:
             # A reset in place of a step ignores the action.
             payload = op.payload if op.method == "reset" or not resets else None
         if resets and (payload is not None or (seed or 0) > _LARGEST_SEED):
-            options = Pickled(payload) if isinstance(payload, bytes) else payload
+            options = payload if payload is None or not self.pickles else Pickled(payload)
             content = (None if bits & SEED else seed), options
             payload = bytes(dumps(content)) if self.pickles else content
         if payload is not None:

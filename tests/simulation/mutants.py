@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant(PAGE + "ring_for_result", "complete() >= wanted", "complete() > wanted", HANGS),
     Mutant(PAGE + "ring_at", "self.counters[RING_AT] = count", "pass", HANGS),
     Mutant(PAGE + "ring_at_end", "self.counters[WATCHED] = call_id", "pass", HANGS),
-    Mutant("actor.process:ActorProcess.send", "page.last_call = frame.call_id", "pass", ONCE),
+    Mutant("actor.process:ActorProcess.send", "page.last_call = max(page.last_call, frame.call_id)", "pass", ONCE),
     Mutant("actor.process:ActorProcess.drain_and_reap", "self.page.keep()", "pass", ONCE),
     # The worker.
     Mutant(RUNNER + "StepRunner.run_rows", "if posted_id != completed[index]:", "if True:", ONCE),
@@ -175,9 +175,9 @@ MUTANTS = [
     Mutant(DECIDE, 'failed.autoreset == "next_step"', "False", "an env that failed is reset"),
     Mutant(DECIDE, "failed.is_closing or not failed.actor_lives", "failed.is_closing", HANGS),
     Mutant(DECIDE, "Decision(Fate.STAND_IN, raised,", "Decision(Fate.STAND_IN, False,", "its process is discarded"),
-    Mutant("actor.exit_decision:_restart", "discarded or facts.retries == 0", "discarded", ONCE),
+    Mutant("actor.exit_decision:decide", " and facts.retries > 0", "", ONCE),
     Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, hold)", "ExitDecision(Next.LAUNCH)", HANGS),
-    Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, fail,", "ExitDecision(Next.LAUNCH, hold,", HANGS),
+    Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, fail)", "ExitDecision(Next.LAUNCH, hold)", HANGS),
     # Calls.
     Mutant(CALL_FAILURES + "take_running", "table.queue.appendleft(call)", "pass", HANGS),
     Mutant(CALL_FAILURES + "take_running", "process.page.progress().call_id == call.call_id", "False", ONCE),
@@ -228,7 +228,9 @@ MUTANTS = [
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
     Mutant(ASKER + "_post", "or not core.is_free()", "", "no call runs beside rows"),
     Mutant(ASKER + "_post", "not self._slots.unusual.isdisjoint(envs)", "False", LOSSES),
-    Mutant(ASKER + "_retire", "supervisor.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"),
+    Mutant(
+        ASKER + "_retire", "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"
+    ),
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
     Mutant(STEPPER + "_start_all", "slots.align_halves(half)", "pass", LAST),
     Mutant(STEPPER + "_start_all", "slots.ended * np.uint8(RESET) | ", "", "an episode that ended is reset"),
@@ -260,7 +262,7 @@ MUTANTS = [
     Mutant(OUTCOMES + "_as_result", "over and bits & NO_AUTORESET", "False", "an episode that ended is reset"),
     Mutant(
         OUTCOMES + "_reset_in_next_process",
-        "supervisor.queue_renewal(ActorFuture(supervisor, None))",
+        "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))",
         "pass",
         "old processes go",
     ),
