@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envactors.actor.calls import Calls
-from envactors.actor.exit_decision import Fate, Running
+from envactors.actor.exit_decision import Fate
 from envactors.actor.process import ActorProcess
 from envactors.actor.requests import CallRequest
 from envactors.actor.states import EndReason
@@ -27,14 +27,6 @@ def take_running(calls: Calls, process: ActorProcess | None) -> CallRequest | No
             call = None
     table.withdraw_calls(lambda waiting: waiting.kind == Kind.REPLAY)  # the next process gets its own
     return call
-
-
-def what_runs(running: CallRequest | None) -> Running:
-    """Return the kind of what a process runs."""
-    if running is None:
-        return Running.NOTHING
-    special = {None: Running.RENEWAL, Kind.REPLAY: Running.REPLAY}
-    return special.get(running.kind, Running.CALL)
 
 
 def settle_running(calls: Calls, fate: Fate, call: CallRequest, error: ActorError) -> None:

@@ -17,28 +17,18 @@ from typing import NamedTuple
 
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
+from envactors.mailbox.messages import Kind
 from envactors.options import RestartPolicy
 
 
-class Running(enum.Enum):
-    """What a process was running when it ended."""
-
-    NOTHING = enum.auto()
-    RENEWAL = enum.auto()  # it waits for the next process
-    REPLAY = enum.auto()  # an env was being brought back to where it was
-    CALL = enum.auto()  # any other call
-
-
 class ExitFacts(NamedTuple):
-    """What the decision depends on.
+    """What the decision about the actor depends on.
 
     Attributes:
         reason: Why the parent ended the process; None if it died by itself.
         closing: Whether the actor is being closed.
         started: Whether its envs had been made.
         adopting: Whether it was a standby on its way to this actor.
-        running: What it was running.
-        retries: How many deaths the running call still survives.
         refused: Whether it could not be started, and no other one can be; also if the factory raised at the actor's
             first start.
     """
@@ -47,8 +37,6 @@ class ExitFacts(NamedTuple):
     closing: bool = False
     started: bool = True
     adopting: bool = False
-    running: Running = Running.NOTHING
-    retries: int = 0
     refused: bool = False
 
 
@@ -63,46 +51,42 @@ class Next(enum.Enum):
 
 
 class Fate(enum.Enum):
-    """What happens to the request that was running."""
+    """What happens to the call that was running."""
 
-    DROP = enum.auto()  # nothing: there was none, or the next process makes it anew
+    DROP = enum.auto()  # nothing: the next process gets its own replay
     HOLD = enum.auto()  # it stays the running one until the next process has started
     AGAIN = enum.auto()  # it runs again before all others, with one retry less
     FAIL = enum.auto()
 
 
-class ExitDecision(NamedTuple):
-    """What follows.
-
-    Attributes:
-        next: What the actor does next.
-        fate: What happens to the running request.
-    """
-
-    next: Next
-    fate: Fate = Fate.DROP
-
-
-def decide(facts: ExitFacts) -> ExitDecision:
-    """Decide what follows from the end of a process."""
-    runs = facts.running is not Running.NOTHING
-    fail, hold = (Fate.FAIL, Fate.HOLD) if runs else (Fate.DROP, Fate.DROP)
+def decide(facts: ExitFacts) -> Next:
+    """Decide what the actor does once its process has ended."""
     if facts.closing:
-        return ExitDecision(Next.CLOSED, fail)
-    if facts.reason is EndReason.RENEW:
-        return ExitDecision(Next.LAUNCH, hold)
-    if facts.reason is EndReason.ABORT:
-        return ExitDecision(Next.LAUNCH, fail)
+        return Next.CLOSED
+    if facts.reason in (EndReason.RENEW, EndReason.ABORT):
+        return Next.LAUNCH
     if facts.adopting and not facts.started:
-        return ExitDecision(Next.LAUNCH_AGAIN, hold)
-    if facts.refused:
-        return ExitDecision(Next.DEAD, hold)
-    if facts.running is Running.RENEWAL:
-        return ExitDecision(Next.RESTART, Fate.HOLD)
-    if facts.running is not Running.CALL:
-        return ExitDecision(Next.RESTART)
-    may_retry = facts.reason is not EndReason.DISCARDED and facts.retries > 0
-    return ExitDecision(Next.RESTART, Fate.AGAIN if may_retry else Fate.FAIL)
+        return Next.LAUNCH_AGAIN
+    return Next.DEAD if facts.refused else Next.RESTART
+
+
+def decide_call(following: Next, reason: EndReason | None, kind: Kind | None, retries: int) -> Fate:
+    """Decide what happens to the call that was running.
+
+    Args:
+        following: What the actor does next.
+        reason: Why the parent ended the process; None if it died by itself.
+        kind: The kind of the call; None for a renewal, which waits for the next process.
+        retries: How many deaths the call still survives.
+    """
+    if following is Next.CLOSED or reason is EndReason.ABORT:
+        return Fate.FAIL
+    if kind is None:
+        return Fate.HOLD
+    if kind is Kind.REPLAY:
+        return Fate.DROP
+    may_retry = reason is not EndReason.DISCARDED and retries > 0
+    return Fate.AGAIN if may_retry else Fate.FAIL
 
 
 def restart_delay(policy: RestartPolicy, restarts: Sequence[float], now: float) -> float | None:

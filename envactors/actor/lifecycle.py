@@ -19,7 +19,7 @@ from envactors.actor import call_failures, row_failures
 from envactors.actor.calls import Calls
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
-from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide
+from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide, decide_call
 from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
@@ -237,7 +237,7 @@ class Lifecycle:
             rows.keep_complete()
         if running is not None and running.started:
             core.record_span(f"{running.method} (lost)", running.started)
-        decision = decide(self._facts(report, call))
+        following = decide(self._facts(report))
         core.process, core.reason = None, None
         if process is not None and not process.worker.is_over:
             self._uncertain = worker = process.worker
@@ -246,28 +246,27 @@ class Lifecycle:
         error = discarded_for or self._exit_error(report, reason, running)
         if core.started:
             core.loss = error
-        if decision.next is Next.CLOSED:
+        if following is Next.CLOSED:
             self._finish(call, report, aborted=reason is not None)
         else:
             core.tell_end(reason, error)
             if call is not None:
                 blame = error if discarded_for is None else core.loss_of(call)
-                call_failures.settle_running(self.calls, decision.fate, call, blame)
-            self._go_on(decision.next, error)
+                fate = decide_call(following, reason, call.kind, call.retries)
+                call_failures.settle_running(self.calls, fate, call, blame)
+            self._go_on(following, error)
         if rows is not None:
             aborted = reason is EndReason.ABORT
             row_failures.lose(rows, begun, error, was_aborted=aborted, is_innocent=discarded_for is not None)
         self.calls.fail_lost()
 
-    def _facts(self, report: ExitReport, call: CallRequest | None) -> ExitFacts:
+    def _facts(self, report: ExitReport) -> ExitFacts:
         core = self._core
         return ExitFacts(
             reason=core.reason,
             closing=core.closing,
             started=core.started,
             adopting=self._adopting,
-            running=call_failures.what_runs(call),
-            retries=0 if call is None else call.retries,
             refused=report.is_refused
             # It would raise again; later, when it has made an env before, it may be the machine's fault.
             or (self._failure is not None and core.incarnation == 0),
@@ -319,40 +318,35 @@ class Lifecycle:
         """Fail the requests that wait for a dead actor, up to a renewal, which revives it."""
         core, final = self._core, self._final_error()
         while core.phase is DEAD and core.queue:
-            entry = core.queue[0]
-            if entry.group is not None:
-                if self.calls.rows is not None:
-                    row_failures.fail_group(
-                        self.calls.rows, entry.group, lambda request: core.errors.after_all(final, request)
-                    )
-                core.queue.popleft()
-            elif entry.call.kind is None:
-                core.table.start_call(entry.call).started = time.monotonic()
+            call = core.queue[0].call
+            if call is not None and call.kind is None:
+                core.table.start_call(call).started = time.monotonic()
                 self.relaunch()
             else:
-                core.queue.popleft()
-                self.calls.fail(entry.call, core.errors.after_all(final, entry.call))
+                self._fail_first(lambda request: core.errors.after_all(final, request))
 
     def _finish(self, running: CallRequest | None, report: ExitReport, *, aborted: bool) -> None:
         """End a closed actor: fail whatever is left, free everything."""
         core = self._core
-
-        def error(request: Request) -> ActorError:
-            return core.errors.death(report, core.incarnation, request, aborted=aborted)
-
-        left = core.table.withdraw_calls(lambda _: True)
-        for request in left if running is None else [running, *left]:
-            if request.kind == Kind.CLOSE:
-                self.calls.answer(request, None)
-            else:
-                self.calls.fail(request, error(request))
-        if self.calls.rows is not None:
-            for group in core.table.groups():
-                row_failures.fail_group(self.calls.rows, group, error)
-        core.queue.clear()
+        if running is not None:
+            core.queue.appendleft(running)
+        while core.queue:
+            self._fail_first(lambda request: core.errors.death(report, core.incarnation, request, aborted=aborted))
         core.timers.cancel("close")
         core.phase = CLOSED
         core.deferred.waiting.append(self._on_closed)
+
+    def _fail_first(self, error: Callable[[Request], ActorError]) -> None:
+        """Fail what heads the queue, and take it out; to close the env is no failure."""
+        queue, rows = self._core.queue, self.calls.rows
+        call, group = queue[0].call, queue[0].group
+        if group is not None and rows is not None:
+            row_failures.fail_group(rows, group, error)
+        elif call is not None and call.kind == Kind.CLOSE:
+            self.calls.answer(call, None)
+        elif call is not None:
+            self.calls.fail(call, error(call))
+        queue.popleft()
 
 
 def _authkey_for(backend: Backend) -> bytes | None:

@@ -66,6 +66,7 @@ LOSSES = "a lost episode is told of"
 LIMIT = "no more run than may"
 LATE = "nothing counts that comes after a deadline"
 ENDED = "an env whose episode has ended repeats its last observation"
+RENEWS = "old processes go"
 
 PAGE = "mailbox.control_page:ControlPage."
 RUNNER = "worker.step_runner:"
@@ -175,9 +176,9 @@ MUTANTS = [
     Mutant(DECIDE, 'failed.autoreset == "next_step"', "False", "an env that failed is reset"),
     Mutant(DECIDE, "failed.is_closing or not failed.actor_lives", "failed.is_closing", HANGS),
     Mutant(DECIDE, "Decision(Fate.STAND_IN, raised,", "Decision(Fate.STAND_IN, False,", "its process is discarded"),
-    Mutant("actor.exit_decision:decide", " and facts.retries > 0", "", ONCE),
-    Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, hold)", "ExitDecision(Next.LAUNCH)", HANGS),
-    Mutant("actor.exit_decision:decide", "ExitDecision(Next.LAUNCH, fail)", "ExitDecision(Next.LAUNCH, hold)", HANGS),
+    Mutant("actor.exit_decision:decide_call", " and retries > 0", "", ONCE),
+    Mutant("actor.exit_decision:decide_call", "return Fate.HOLD", "return Fate.DROP", HANGS),
+    Mutant("actor.exit_decision:decide_call", "return Fate.FAIL\n    if kind", "return Fate.HOLD\n    if kind", HANGS),
     # Calls.
     Mutant(CALL_FAILURES + "take_running", "table.queue.appendleft(call)", "pass", HANGS),
     Mutant(CALL_FAILURES + "take_running", "process.page.progress().call_id == call.call_id", "False", ONCE),
@@ -212,7 +213,7 @@ MUTANTS = [
     Mutant(LIFECYCLE + "_on_start_reply", "self.calls.fail_lost()", "pass", LOSSES),
     Mutant(LIFECYCLE + "end", "process.worker.kill()", "pass", HANGS),
     Mutant(LIFECYCLE + "settle_dead", "core.phase is DEAD and core.queue", "False", HANGS),
-    Mutant(LIFECYCLE + "_finish", "row_failures.fail_group(self.calls.rows, group, error)", "pass", HANGS),
+    Mutant(LIFECYCLE + "_fail_first", "row_failures.fail_group(rows, group, error)", "pass", HANGS),
     Mutant("actor.supervisor:Supervisor.on_timer", 'core.timers.set("kill", now + _STACKS_GRACE)', "pass", HANGS),
     # Permits.
     Mutant(PERMITS + "release", "self._holders.remove(holder)", "pass", LIMIT),
@@ -264,7 +265,7 @@ MUTANTS = [
         OUTCOMES + "_reset_in_next_process",
         "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))",
         "pass",
-        "old processes go",
+        RENEWS,
     ),
     Mutant(PENDING + "take", "self.slots.states[env_id] = IDLE", "pass", STATES),
     Mutant(PENDING + "in_flight", "not in (IDLE, READY)", "== 2", "nothing is handed out too early"),
