@@ -38,7 +38,6 @@ from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
 from envactors.mailbox.specs import reader
 from envactors.options import Deadlines
 
-_FIRST_ROWS = 64
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
 
@@ -161,7 +160,7 @@ class Journal:
         """Return the columns that the next step is added to."""
         columns = self._entries[-1].columns
         if columns is None:
-            columns = StepColumns([np.empty((_FIRST_ROWS, *a.shape[1:]), a.dtype) for a in slab.actions])
+            columns = StepColumns([array[:0] for array in slab.actions])
             self._entries.append(columns)
         return columns
 

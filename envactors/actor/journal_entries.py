@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -32,15 +33,21 @@ class Message:
 
 
 class StepColumns:
-    """Steps in shared memory, one after the other, in arrays that grow."""
+    """Steps in shared memory, one after the other: the bytes of their actions, leaf by leaf.
+
+    Args:
+        columns: The actions so far, an array of shape (k, ...) per leaf.
+        ops: For each step, whether it was a reset.
+    """
 
     attribute: ClassVar[None] = None
     resets = False
 
-    def __init__(self, columns: list[npt.NDArray[Any]], ops: bytes = b"") -> None:
-        self._columns = columns
+    def __init__(self, columns: Sequence[npt.NDArray[Any]], ops: bytes = b"") -> None:
+        self._outlines = [(column.dtype, column.shape[1:]) for column in columns]
+        self._columns = [bytearray(column.tobytes()) for column in columns]
         self._ops = bytearray(ops)
-        self.size: int = sum(column[:1].nbytes for column in columns)
+        self.size: int = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._outlines)
 
     @property
     def columns(self) -> StepColumns:
@@ -51,43 +58,30 @@ class StepColumns:
         return len(self._ops)
 
     def add(self, rows: Slab, env: int, resets: bool) -> None:
-        row = len(self._ops)
         for number, array in enumerate(rows.actions):
-            column = self._columns[number]
-            if row == len(column):
-                column = self._grow(number, row + 1)
-            column[row] = array[env]
+            self._columns[number] += array[env].tobytes()
         self._ops.append(RECORDED_RESET if resets else 0)
 
     def extend(self, columns: Sequence[npt.NDArray[Any]], ops: bytes) -> None:
         """Add several steps at once."""
-        count = len(self._ops)
         for number, added in enumerate(columns):
-            column, size = self._columns[number], count + len(added)
-            if size > len(column):
-                column = self._grow(number, size)
-            column[count:size] = added
+            self._columns[number] += added.astype(self._outlines[number][0], copy=False).tobytes()
         self._ops += ops
-
-    def _grow(self, number: int, size: int) -> npt.NDArray[Any]:
-        """Return a copy of a column that is at least twice as long and has room for ``size`` rows."""
-        column = self._columns[number]
-        larger = np.empty((max(size, 2 * len(column)), *column.shape[1:]), column.dtype)
-        larger[: len(column)] = column
-        self._columns[number] = larger
-        return larger
 
     @property
     def recorded(self) -> RecordedSteps:
-        return RecordedSteps([column[: len(self._ops)] for column in self._columns], bytes(self._ops))
+        outlined = zip(self._columns, self._outlines, strict=True)
+        columns = [np.ndarray((len(self._ops), *shape), dtype, bytearray(data)) for data, (dtype, shape) in outlined]
+        return RecordedSteps(columns, bytes(self._ops))
 
     def inputs(self, action: Spec | None) -> Iterator[tuple[Any, ...]]:
+        columns = self.recorded.actions
         for row, resets in enumerate(self._ops):
             if resets:
                 yield "reset", None, None
             else:
                 assert action is not None, "actions in rows have a spec"
-                yield "step", unflatten(action, iter([column[row] for column in self._columns]))
+                yield "step", unflatten(action, iter([column[row] for column in columns]))
 
 
 def as_messages(

@@ -190,8 +190,7 @@ class Stepper:
             return None
         if self._inline:
             self.run_inline()
-        is_simple = self._is_simple
-        is_finished = self._are_all_finished if is_simple else functools.partial(self._is_finished, selection)
+        is_finished = functools.partial(self._is_finished, selection)
         if self._inline and is_finished():
             finished = True
         elif self._reads_replies:
@@ -202,42 +201,29 @@ class Stepper:
             finished = self.wait_set.wait_rings(is_finished, self._pending, deadline)
         if finished:
             with defer_signals:
-                return self._gather_all(selection) if is_simple else self.gather(selection)
+                return self._gather_all(selection) if self._is_simple else self.gather(selection)
         return None
-
-    def _are_all_finished(self) -> bool:
-        """Return `_is_finished` for a step of all envs that was posted at once."""
-        if self._slots.states != self._all_posted:
-            return True
-        unfinished = False
-        for actor in self._actors:
-            process, rows = actor.core.process, actor.calls.rows
-            # Stop to listen to a process that has replaced another one, and taken over its rows, since the wait began.
-            if process is None or rows is None or self._heard.get(actor) is not process.page:
-                return True
-            if process.page.counters[FINISHED] < rows.last:
-                unfinished = True
-        if unfinished and not self._slots.infos.all_plain():
-            return self._is_finished(self._asker.all)
-        return not unfinished
 
     def _is_finished(self, selection: Selection) -> bool:
         """Return whether all envs have finished, or an env needs more than waiting."""
-        states, numbers, is_finished = self._slots.states, self._slots.numbers_of, True
+        slots, is_finished = self._slots, True
+        states, numbers = slots.states, slots.numbers_of
+        if selection.is_all and states != self._all_posted:
+            return True
         early: list[int] = []
         for supervisor, envs, _ in selection.parts:
-            core = supervisor.core
-            process, rows = core.process, supervisor.calls.rows
+            process, rows = supervisor.core.process, supervisor.calls.rows
+            # Stop to listen to a process that has replaced another one, and taken over its rows, since the wait began.
             if process is None or rows is None or self._heard.get(supervisor) is not process.page:
                 return True
-            if any(states[env_id] != POSTED for env_id in envs):
+            if not selection.is_all and any(states[env_id] != POSTED for env_id in envs):
                 return True
             # Not the number of the last post: a signal handler may have posted other envs, whose end does not ring.
-            if process.page.counters[FINISHED] < max(numbers[env_id] for env_id in envs):
+            if process.page.counters[FINISHED] < max(map(numbers.__getitem__, envs)):
                 is_finished = False
-            else:
-                early += [env_id for env_id in envs if rows.is_complete(env_id)]
-        if not is_finished and early and not self._slots.infos.all_plain():
+            elif not slots.infos.all_plain():
+                early += filter(rows.is_complete, envs)
+        if early and not is_finished:
             self._reader.decode_early(early)
         return is_finished
 

@@ -242,7 +242,7 @@ MUTANTS = [
         MIXES,
     ),
     Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
-    Mutant(STEPPER + "_are_all_finished", "if self._slots.states != self._all_posted:", "if False:", HANGS),
+    Mutant(STEPPER + "_is_finished", "if selection.is_all and states != self._all_posted:", "if False:", HANGS),
     Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
     Mutant(STEPPER + "_is_finished", " or self._heard.get(supervisor) is not process.page", "", HANGS),
     Mutant(STEPPER + "_gather_all", "slots.states[:] = self._all_idle", "pass", STATES),
