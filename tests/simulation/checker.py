@@ -127,6 +127,11 @@ class Checker:
         if is_lost and (failure.index, failure.call_id) in self.world.completed:
             raise Violation(f"its result was complete, and {failure!r}")
 
+    def _hung_in(self, failure: ea.ActorError) -> set[int | None]:
+        """Return what an env ran when it passed a deadline."""
+        assert failure.pid is not None, "it was running"
+        return self.world.hung.get((failure.pid - FIRST_PID, failure.index), set())
+
     def settle(self, env_id: int, row: Any) -> None:
         """Check one result."""
         model = self.models[env_id]
@@ -144,6 +149,9 @@ class Checker:
             raise Violation(f"a failure that is not raised: {what}")
         if failure is not None:
             self.check_cause(env_id, failure)
+            is_late = isinstance(failure, ea.ActorTimeoutError) and failure.method == "step"
+            if is_late and failure.index == env_id and model.token not in self._hung_in(failure):
+                raise Violation(f"another step was late: {what}")
             model.may_skip = True
         final = np.array(info["final_obs"]) if "final_obs" in info else None
         shown = obs if final is None else final

@@ -78,7 +78,7 @@ class SimulatedPolicy:
         elif kind == "slow":
             self._process.sleep(world.random.choice((1.1, 1.6)))  # too long for an env
         else:
-            world.hang(self._process.number, env_ids or self._process.hosted_ids())
+            world.hang(self._process.number, env_ids or self._process.hosted_ids(), in_policy=True)
             self._process.sleep(world.random.choice((None, 2.4, 2.6, 3.6)))
 
 

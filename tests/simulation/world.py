@@ -131,7 +131,7 @@ class World:
         on_signal: What a signal handler of the user's does.
         raised: How often steps have raised, by their tokens.
         failed_seeds: The seeds of resets that have raised: (env, seed).
-        hung: Which envs hang, by the number of their process and their index.
+        hung: What the envs run that hang (see ``log``), by the number of their process and their index.
         late: How long the log was when a process began to hang, by its number.
         check: Called before each event, when no thread of the caller's is in the middle of a change.
     """
@@ -151,7 +151,7 @@ class World:
         self.on_signal: Callable[[], None] = lambda: None
         self.raised: Counter[int] = Counter()
         self.failed_seeds: set[tuple[int, int]] = set()
-        self.hung: set[tuple[int, int]] = set()
+        self.hung: dict[tuple[int, int], set[int | None]] = {}
         self.late: dict[int, int] = {}
         self.check: Callable[[], None] = lambda: None
         self.interrupts = self.signal_is_due = False
@@ -192,9 +192,11 @@ class World:
         self.troubles += 1
         raise Interrupted
 
-    def hang(self, process: int, env_ids: Iterable[int]) -> None:
-        """Note that some envs of a process hang, at least for longer than their deadline."""
-        self.hung.update((process, env_id) for env_id in env_ids)
+    def hang(self, process: int, env_ids: Iterable[int], *, in_policy: bool = False) -> None:
+        """Note that some envs of a process, or its policy, hang, at least for longer than their deadline."""
+        for env_id in env_ids:
+            runs = (token for env, token, place in reversed(self.log) if (env, place) == (env_id, process))
+            self.hung.setdefault((process, env_id), set()).update([] if in_policy else [next(runs, None)])
         self.late.setdefault(process, len(self.log))
 
     def contain(self, run: Callable[[], object]) -> None:
