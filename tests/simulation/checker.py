@@ -114,6 +114,9 @@ class Checker:
         if is_blamed and (failure.pid - FIRST_PID, failure.index) not in self.world.hung:
             raise Violation(f"it does not hang, and {failure!r}")
         model = self.models[env_id]
+        is_own = is_blamed and failure.method == "step" and failure.index == env_id and model.is_pending
+        if is_own and model.token not in (None, *self.world.hung[failure.pid - FIRST_PID, env_id]):
+            raise Violation(f"it hangs, but not in {model.token}, and {failure!r}")
         is_blamed = isinstance(failure, ea.ActorDiedError) and failure.method == "step" and failure.__cause__ is None
         is_blamed = is_blamed and not failure.aborted and failure.index == env_id and failure.pid is not None
         if is_blamed and failure.call_id > model.posted:
@@ -126,11 +129,6 @@ class Checker:
         is_lost = is_lost and not any(env == failure.index for _, env in self.world.hung)  # too late does not count
         if is_lost and (failure.index, failure.call_id) in self.world.completed:
             raise Violation(f"its result was complete, and {failure!r}")
-
-    def _hung_in(self, failure: ea.ActorError) -> set[int | None]:
-        """Return what an env ran when it passed a deadline."""
-        assert failure.pid is not None, "it was running"
-        return self.world.hung.get((failure.pid - FIRST_PID, failure.index), set())
 
     def settle(self, env_id: int, row: Any) -> None:
         """Check one result."""
@@ -149,9 +147,6 @@ class Checker:
             raise Violation(f"a failure that is not raised: {what}")
         if failure is not None:
             self.check_cause(env_id, failure)
-            is_late = isinstance(failure, ea.ActorTimeoutError) and failure.method == "step"
-            if is_late and failure.index == env_id and model.token not in self._hung_in(failure):
-                raise Violation(f"another step was late: {what}")
             model.may_skip = True
         final = np.array(info["final_obs"]) if "final_obs" in info else None
         shown = obs if final is None else final

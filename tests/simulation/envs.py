@@ -91,11 +91,13 @@ class SimulatedEnv(Misbehaving, EchoEnv):
         self._is_fresh, self._has_raised = True, False
         # How many episodes have ended here, without those too short for the process to be replaced.
         self._episodes = 0
+        # The token of the step that ended an episode, which may also reset the env; 0 for none.
+        self._last_step = 0
         self._misbehave()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self.world.log.append((self.env_id, None, self._process.number))
-        with self._counted():
+        with self._counted(self._last_step):
             try:
                 self._misbehave()
             except (EnvFailedError, Killed):
@@ -124,6 +126,7 @@ class SimulatedEnv(Misbehaving, EchoEnv):
                 self._process.crash()
         obs, reward, terminated, truncated, info = super().step(action)
         self._episodes += terminated
+        self._last_step = int(action) if terminated else 0
         if self.world.chance(0.2):
             info = {"token": int(action)}
             if self.world.chance(0.3):
@@ -139,8 +142,8 @@ class SimulatedEnv(Misbehaving, EchoEnv):
         return token
 
     @contextlib.contextmanager
-    def _counted(self, token: int = 0) -> Iterator[None]:
-        """Count it among the envs that run a step with this token, or a reset."""
+    def _counted(self, token: int) -> Iterator[None]:
+        """Count it among the envs that run a step with this token, or a reset that may belong to that step."""
         world = self.world
         if self._has_raised and self.discards:
             world.errors.append(Violation(f"env {self.env_id} has raised, and runs in the same process"))

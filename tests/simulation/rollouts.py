@@ -108,7 +108,8 @@ class RolloutUser:
 
     def actions(self) -> list[Callable[[ea.VectorEnv], object]]:
         """Return what the user does at random, besides what is done without rollouts."""
-        return [self.run] * 4 + [self.start] * 6 + [self.take] * 3 + [self.take_impatiently, self.ask_too_much]
+        rarely = [self.take_impatiently, self.ask_too_much, self.wait_for_newest]
+        return [self.run] * 4 + [self.start] * 6 + [self.take] * 3 + rarely
 
     @property
     def is_rolling(self) -> bool:
@@ -181,6 +182,14 @@ class RolloutUser:
     def take_impatiently(self, envs: ea.VectorEnv) -> None:
         """Wait a moment for the oldest rollout."""
         self.take(envs, timeout=self._random.choice((0.0, 1e-4, 0.05)))
+
+    def wait_for_newest(self, envs: ea.VectorEnv) -> None:
+        """Wait for the newest rollout, which is read before those that have ended before it, and ask for more."""
+        if self._flights:
+            with contextlib.suppress(Interrupted):
+                for future in self._flights[-1].futures:
+                    future.exception()
+            self.ask_too_much(envs)
 
     def take_all(self, envs: ea.VectorEnv) -> None:
         """Wait for all rollouts, and check them."""

@@ -113,6 +113,9 @@ class RowChecker:
                 self._check_env(rollout, env_id, env_id - envs.start, end, infos, told)
                 if env_id in failures:
                     self._models[env_id].is_pending = True
+                    is_known = last is not None and rollout.actions is not None
+                    token = int(rollout.actions[last, env_id - envs.start]) if is_known else None
+                    self._models[env_id].token = token
                     self._checker.fail(env_id, failures[env_id])
                     self._unknown.add(env_id)
                     self._errors[env_id] = failures[env_id]

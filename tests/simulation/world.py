@@ -195,8 +195,10 @@ class World:
     def hang(self, process: int, env_ids: Iterable[int], *, in_policy: bool = False) -> None:
         """Note that some envs of a process, or its policy, hang, at least for longer than their deadline."""
         for env_id in env_ids:
-            runs = (token for env, token, place in reversed(self.log) if (env, place) == (env_id, process))
-            self.hung.setdefault((process, env_id), set()).update([] if in_policy else [next(runs, None)])
+            ran = [token for env, token, place in self.log if (env, place) == (env_id, process)]
+            # A reset may belong to the step before it.
+            runs = set(ran[-2:] if ran[-1:] == [None] else ran[-1:])
+            self.hung.setdefault((process, env_id), set()).update(set() if in_policy else runs)
         self.late.setdefault(process, len(self.log))
 
     def contain(self, run: Callable[[], object]) -> None:
