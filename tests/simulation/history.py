@@ -78,6 +78,25 @@ class History:
     # What the user does ----------------------------------------------------------------------------------
 
     def _live(self) -> None:
+        try:
+            envs = self._make_envs()
+        except ea.RestartsExhaustedError:
+            if self.world.troubles <= self._most_restarts:
+                raise  # otherwise that many starts have failed
+        else:
+            self._use(envs)
+        while self.world.step():
+            pass
+        for env_id, future in self.futures.items():
+            if not future.done():
+                raise Violation(f"the future of env {env_id} outlives the vector")
+        if self.rollouts is not None:
+            self.rollouts.check_ended()
+        left = [process.number for process in self.world.processes if not process.has_ended]
+        if left:
+            raise Violation(f"the processes {left} are left")
+
+    def _make_envs(self) -> ea.VectorEnv:
         hangs = self.random.random() < 0.5 and not self.is_hidden
         SimulatedEnv.may_hang = SimulatedPolicy.may_hang = hangs
         SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
@@ -85,8 +104,8 @@ class History:
         deadlines, slow = ea.Deadlines(slow=None), self.random.choice((0.5, 1.5, None))
         if hangs:
             deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, policy=2.5, slow=slow)
-        most = 1000 if self.is_hidden else self.random.choice((1000, 1000, 2))
-        policy = ea.RestartPolicy(max_restarts=most, backoff=0.01)
+        self._most_restarts = 1000 if self.is_hidden else self.random.choice((1000, 1000, 2))
+        policy = ea.RestartPolicy(max_restarts=self._most_restarts, backoff=0.01)
         SimulatedEnv.poison = 0 if self.is_hidden else self.random.choice((0, 7))
         SimulatedEnv.discards = self.on_failure == "renew"
         max_running = self.random.choice((None, None, None, 1))
@@ -106,7 +125,7 @@ class History:
             f"seeds {self.seeds_episodes}, {SimulatedEnv.action_space}, hidden {self.is_hidden}, "
             f"rollouts {self.rollouts is not None}"
         )
-        envs = ea.VectorEnv(
+        return ea.VectorEnv(
             [SimulatedEnv] * self.num_envs,
             envs_per_actor=per_actor,
             backend=backend,
@@ -121,6 +140,8 @@ class History:
             snapshot=snapshot,
             seed_episodes=self.seeds_episodes,
         )
+
+    def _use(self, envs: ea.VectorEnv) -> None:
         self._numbers = envs._slots.numbers
         invariants = Invariants(envs)
         self.world.check = invariants.check
@@ -141,16 +162,6 @@ class History:
             self.world.interrupts = False
             envs.close()
             self.world.check = lambda: None
-        while self.world.step():
-            pass
-        for env_id, future in self.futures.items():
-            if not future.done():
-                raise Violation(f"the future of env {env_id} outlives the vector")
-        if self.rollouts is not None:
-            self.rollouts.check_ended()
-        left = [process.number for process in self.world.processes if not process.has_ended]
-        if left:
-            raise Violation(f"the processes {left} are left")
 
     def _choose_actions(self, envs: ea.VectorEnv) -> tuple[list[Callable[[ea.VectorEnv], object]], int]:
         """Return what the user does at random, and at most how often."""
