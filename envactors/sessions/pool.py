@@ -87,9 +87,7 @@ class SessionPool(Generic[T_co]):
         # Only the reactor's thread changes the places and the books, so neither an interrupt nor user code can run
         # between two changes. The lock protects threads that read them, and is never held while an actor is called.
         self._lock = threading.RLock()
-        # `_is_closed`: no session may begin any more. `_is_shut`: all sessions have ended.
-        self._is_closed = False
-        self._is_shut = False
+        self._is_closed = False  # no session may begin any more
         self._books = SessionBooks()
         self._idle_watch = None if idle_timeout is None else IdleWatch(idle_timeout, self._sessions, self._on_idle)
         limits = dataclasses.replace(as_deadlines(deadlines), start=start_timeout)
@@ -99,7 +97,7 @@ class SessionPool(Generic[T_co]):
         self._places = Places([start(name=f"{name}-{i}", first=i) for i in range(size + standbys)], size)
         self._supervisor = self._places.all[0].actor._supervisor
         for place in self._places.all:
-            self._prepare(place, _readiness(place.actor))
+            self._prepare(place, functools.partial(_readiness, place.actor))
 
     # Leasing ---------------------------------------------------------------------------------------------
 
@@ -195,14 +193,19 @@ class SessionPool(Generic[T_co]):
                 place.actor.kill()
         elif is_running:
             place.actor.kill(restart=True)
-            self._prepare(place, _readiness(place.actor))
+            self._prepare(place, functools.partial(_readiness, place.actor))
         elif self._fresh == "reset" and place.actor._supervisor.is_usable:
-            self._prepare(place, place.actor.call("reset"))
+            self._prepare(place, functools.partial(place.actor.call, "reset"))
         else:
-            self._prepare(place, place.actor.renew())
+            self._prepare(place, place.actor.renew)
         self._serve()
 
-    def _prepare(self, place: Place, preparation: concurrent.futures.Future[Any]) -> None:
+    def _prepare(self, place: Place, begin: Callable[[], concurrent.futures.Future[Any]]) -> None:
+        try:
+            preparation = begin()
+        except ActorClosedError:  # the program is ending, and nobody has closed the pool
+            self._shut()
+            return
         with self._lock:
             place.phase = Phase.PREPARING
             place.preparation = preparation
@@ -236,7 +239,7 @@ class SessionPool(Generic[T_co]):
                     place.session = session = Session(place.actor, waiter.name)
                     self._books.start_seconds.append(time.monotonic() - waiter.since)
             for lost in broken:
-                self._prepare(lost, lost.actor.renew())
+                self._prepare(lost, lost.actor.renew)
             if waiter is None:
                 return
             if self._idle_watch is not None:
@@ -248,8 +251,8 @@ class SessionPool(Generic[T_co]):
         self._supervisor.core.check_owner()
         done: Request[None] = Request(self._places.all[0].actor)
         self._supervisor.post(lambda: done.resolve(None))
-        # After the pool is shut, the reactor may have ended.
-        while not (self._is_shut or done.settled() or self._supervisor.reactor.is_current_thread()):
+        # Once the actors are closed, which the end of the program also does, the reactor may have ended.
+        while not (self._supervisor.closed.is_set() or done.settled() or self._supervisor.reactor.is_current_thread()):
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 done.result(_BEAT)
 
@@ -262,7 +265,6 @@ class SessionPool(Generic[T_co]):
         closed = ActorClosedError("the pool is closed")
         for session in self._sessions():
             self._finish(session, failed(session.name, "cancelled", closed, session.seconds))
-        self._is_shut = True
 
     # Idle sessions ---------------------------------------------------------------------------------------
 

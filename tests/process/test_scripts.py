@@ -435,3 +435,20 @@ def test_without_its_package_a_drop_in_says_which_extra_to_install(module, name,
         package,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pool_of_sessions_that_nobody_closes_ends_with_the_program():
+    done = run_script(
+        """
+        import atexit
+        pools = []
+        atexit.register(lambda: [pools[0].stats(), pools[0].close(), print("closed")])
+
+        import envactors as ea
+
+        pools.append(ea.SessionPool("envactors.testing:EchoEnv", 1))
+        with pools[0].session() as env:
+            print(env.echo(1).result(20))
+        """
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("1\nclosed\n", "", 0)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import envactors as ea
+from envactors.actor.handle import close_all
 from envactors.sessions.places import Phase
 from simulation.event_loop import WorldEventLoop
 from simulation.installation import installed
@@ -145,6 +146,9 @@ class SessionHistory:
     def _close(self, pool: ea.SessionPool[Any]) -> None:
         self._plan.is_closed = True
         interrupts, self.world.interrupts = self.world.interrupts, False
+        if self.world.chance(0.2):
+            self.world.note("the program ends, which closes all actors")
+            close_all([place.actor for place in pool._places.all], None)
         self.world.note("the pool is closed")
         pool.close()
         self.world.interrupts = interrupts
