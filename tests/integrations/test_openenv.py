@@ -142,6 +142,20 @@ def test_a_client_that_disconnects_in_a_call_gives_its_actor_back():
         asyncio.run(main(address))
 
 
+@pytest.mark.parametrize("kind", [Robot, Toolbox])
+def test_an_environment_that_nobody_closes_gives_its_actor_back(kind):
+    # The server does not close the environment of a session if the task that serves it is cancelled.
+    actors = on_actors(kind, 1)
+    actors.shared.start_timeout = SOON
+    with contextlib.closing(actors.shared) as shared:
+        for _ in range(2):
+            env = actors()
+            env.reset()
+            assert getattr(env, "mcp_client", env) is not None
+            del env
+        assert shared.get().stats().outcomes["cancelled"] == 2
+
+
 def test_a_session_without_a_free_actor_gets_a_protocol_error():
     async def main(address):
         async with session(address) as first, session(address) as second:

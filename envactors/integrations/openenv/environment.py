@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, ClassVar, get_type_hints
 
@@ -39,6 +41,8 @@ class ActorEnvironment(Environment[Any, Any, Any]):  # type: ignore[misc] # it i
         super().__init__()
         self._lease: Lease[HostedEnvironment] | None = None
         self._session: Session[HostedEnvironment] | None = None
+        # Gives the actor back if nobody closes the environment: a server whose task is cancelled drops it.
+        self._finalizer: weakref.finalize[Any, ActorEnvironment] | None = None
         self._last: Result | None = None
 
     # Calls -----------------------------------------------------------------------------------------------
@@ -78,30 +82,40 @@ class ActorEnvironment(Environment[Any, Any, Any]):  # type: ignore[misc] # it i
 
     def close(self) -> None:
         """Give the actor back; its process is replaced, whatever it is doing."""
-        lease, self._lease = self._lease, None
-        if lease is not None and self._session is not None:
-            lease.__exit__(None, None, None)
-        self._session = self._last = None
+        self._give_back()
 
     # The lease -------------------------------------------------------------------------------------------
 
+    def _give_back(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None and self._session is not None:
+            lease.__exit__(None, None, None)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._session = self._last = None
+
     def _enter(self) -> Session[HostedEnvironment]:
         if self._session is None:
-            self._lease = self.shared.lease(self.description.name)
-            self._session = self._lease.__enter__()
+            self._session = self._make_lease().__enter__()
         return self._session
 
     async def _enter_async(self) -> Session[HostedEnvironment]:
         if self._session is None:
-            self._lease = self.shared.lease(self.description.name)
-            self._session = await self._lease.__aenter__()
+            self._session = await self._make_lease().__aenter__()
         return self._session
+
+    def _make_lease(self) -> Lease[HostedEnvironment]:
+        self._lease = self.shared.lease(self.description.name)
+        dropped = concurrent.futures.CancelledError("the environment was dropped, and nobody has closed it")
+        self._finalizer = weakref.finalize(self, self._lease.cancel, dropped)
+        self._finalizer.atexit = False
+        return self._lease
 
     def _drop_failed(self) -> None:
         """Give the actor back if its session has failed."""
         session = self._session
         if session is not None and (session.fatal_error() is not None or isinstance(session.outcome, Failed)):
-            self.close()
+            self._give_back()
 
     def _take(self, result: Result) -> Any:
         self._last = result
@@ -148,23 +162,24 @@ class ActorToolEnvironment(ActorEnvironment):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mcp_client: ToolClient | None = ToolClient(self._enter_async, self._take)
+        self._is_closed = False
+
+    @property
+    def mcp_client(self) -> ToolClient | None:
+        """The client; None once the environment is closed. It refers to the environment, which is why none is kept."""
+        return None if self._is_closed else ToolClient(self._enter_async, self._take)
 
     @contextlib.asynccontextmanager
     async def mcp_session(self) -> AsyncIterator[ToolClient]:
         """Return the client; the connection lasts as long as the session."""
-        if self.mcp_client is None:
+        client = self.mcp_client
+        if client is None:
             raise RuntimeError("cannot use the tools of this environment: it is closed")
-        yield self.mcp_client
+        yield client
 
     def close(self) -> None:
-        self.mcp_client = None
+        self._is_closed = True
         super().close()
-
-    def _drop_failed(self) -> None:
-        client = self.mcp_client
-        super()._drop_failed()
-        self.mcp_client = client
 
 
 def on_actors(factory: Callable[[], Any], size: int, **pool_options: Any) -> type[ActorEnvironment]:
