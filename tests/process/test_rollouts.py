@@ -481,11 +481,14 @@ def test_with_replay_a_failure_after_the_end_of_another_episode_changes_no_resul
         with ea.VectorEnv(makers, envs_per_actor=2, autoreset="disabled", on_failure="replay") as envs:
             envs.reset(seed=1)
             envs.set_policy(make_policy)
-            return envs.rollout(10, timeout=SOON)
+            rollout = envs.rollout(10, timeout=SOON)
+            return rollout, envs.reset()[0]
 
-    expected, rollout = run(""), run("die")
+    expected, expected_obs = run("")
+    rollout, obs = run("die")
     assert (tmp_path / "orders").exists()
     assert not rollout.failures
+    np.testing.assert_array_equal(obs, expected_obs)
     np.testing.assert_array_equal(rollout.obs, expected.obs)
     np.testing.assert_array_equal(rollout.last_obs, expected.last_obs)
     np.testing.assert_array_equal(rollout.valid, expected.valid)

@@ -205,7 +205,7 @@ class Checker:
         if seed is None and info["is_renewed"]:
             raise Violation(f"no seed after the end of a process: {what}")
         was_given = (model.token is None and model.seed is not None) or info["is_renewed"] or self._seeds_episodes
-        if seed is not None and not was_given and self._on_failure != "replay":
+        if seed is not None and not was_given and (self.is_hidden or not self.replays):
             raise Violation(f"a seed that nobody gave: {what}")
         # A reset within a step is no attempt of its own.
         counts_attempts = self._on_failure != "replay" and self._autoreset != "same_step"
