@@ -22,7 +22,7 @@ SESSION_MUTANTS = [
     Mutant(POOL + "_finish", "outcome = session.finish(outcome)", "session.finish(outcome)", ONCE),
     Mutant(POOL + "_finish", "if place is None:\n            return\n        ", "", ONCE),
     Mutant(POOL + "_finish", "place.actor.kill(restart=True)", "pass", MIXES),
-    Mutant(POOL + "_finish", "place.actor.renew()", "_readiness(place.actor)", MIXES),
+    Mutant(POOL + "_finish", "place.actor.renew)", "functools.partial(_readiness, place.actor))", MIXES),
     Mutant(POOL + "_finish", 'self._fresh == "reset" and', "", MIXES),
     Mutant(POOL + "_finish", "    self._serve()", "    pass", HANGS),
     Mutant(POOL + "_on_prepared", "    self._serve()", "    pass", HANGS),

@@ -7,6 +7,8 @@ import logging
 import pytest
 
 from simulation.history import run_history
+from simulation.mutants import MUTANTS
+from simulation.session_mutants import SESSION_MUTANTS
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +23,12 @@ def silent():
 def test_no_promise_is_broken(first):
     broken = {seed: str(violation) for seed in range(first, first + 40) if (violation := run_history(seed))}
     assert broken == {}
+
+
+def test_each_bug_can_be_planted():
+    for mutant in MUTANTS + SESSION_MUTANTS:
+        with mutant.planted():
+            pass
 
 
 def test_a_history_is_decided_by_its_seed():
