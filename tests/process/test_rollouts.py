@@ -19,6 +19,7 @@ import envactors as ea
 from envactors.backends.process import ProcessWorker
 from envactors.rollout import rollouts
 from envactors.rollout.part import ActorPart
+from envactors.rollout.runner import RolloutRunner
 
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
@@ -537,6 +538,39 @@ def test_an_error_says_that_the_policy_was_running(tmp_path, fault, on_failure):
     assert "in policy" in str(first)
     assert first.method == "policy"
     assert rollout.valid[:, 2:].all()
+
+
+def make_twice_faulty_policy(where):
+    """A policy that crashes at step 4; the process after it crashes with the order that tries this step again."""
+
+    def make():
+        run = RolloutRunner.run
+
+        def crash_first(self, order):
+            if order.start == 4:
+                obey(where / "before the policy", "die")
+            return run(self, order)
+
+        RolloutRunner.run = crash_first
+        return make_faulty_policy(where / "in the policy", "die")()
+
+    return make
+
+
+def test_a_crash_before_the_first_call_of_the_policy_does_not_count_as_a_failure_of_the_step(tmp_path):
+    def run(make_policy):
+        with ea.VectorEnv([Walk] * 2, envs_per_actor=2, on_failure="replay", restart=ALWAYS) as envs:
+            envs.reset(seed=1)
+            envs.set_policy(make_policy)
+            return envs.rollout(7, timeout=SOON), envs.stats().actors[0].restarts
+
+    expected, _ = run(make_policy)
+    found, restarts = run(make_twice_faulty_policy(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before the policy", "in the policy"]
+    assert restarts == 2
+    assert found.failures == []
+    for mine, theirs in zip(found[1:6], expected[1:6], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("envs_per_actor", [1, 4])
