@@ -226,9 +226,10 @@ class Rollouts:
         self.give(parameters)
         with self._lock:
             run = _Run(self._take_buffer(steps), copy=self._copy if copy is None else copy)
-            run.futures = [ActorFuture(self._owner, None) for _ in range(len(self._supervisors) if each else 1)]
-            for future in run.futures:
+            futures = [ActorFuture(self._owner, None) for _ in range(len(self._supervisors) if each else 1)]
+            for future in futures:
                 future.mark_running()
+            run.futures = futures
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
             run.left = set(run.parts)
             run.unsettled = set(run.futures)
@@ -243,7 +244,7 @@ class Rollouts:
             ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
         for part in ready:
             _begin(part, self._slots)
-        return run.futures
+        return futures
 
     def _make_part(self, run: _Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
         part = ActorPart(
@@ -358,6 +359,9 @@ class Rollouts:
                 for index in range(len(slots.states)):
                     slots.make_idle(index)
         future.settle(rollout if error is None else None, error, 0)
+        if not run.unsettled:
+            # The run and its parts refer to each other: a result must not live until they are collected.
+            run.futures = []
 
     def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         """Return the function that turns views of the trajectory into arrays for the user."""

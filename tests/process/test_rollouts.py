@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import gymnasium
@@ -493,6 +495,33 @@ def test_with_replay_a_failure_after_the_end_of_another_episode_changes_no_resul
     np.testing.assert_array_equal(rollout.obs, expected.obs)
     np.testing.assert_array_equal(rollout.last_obs, expected.last_obs)
     np.testing.assert_array_equal(rollout.valid, expected.valid)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_result_is_let_go_as_soon_as_it_is_dropped(each):
+    with ea.VectorEnv([Walk] * 2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        gc.disable()
+        try:
+            for _ in range(4):
+                futures = envs.rollout_each(3) if each else [envs.rollout_async(3)]
+                rewards = [weakref.ref(future.result(SOON).rewards) for future in futures]
+                del futures
+                wait_until(lambda found=rewards: all(reward() is None for reward in found))
+        finally:
+            gc.enable()
+
+
+def test_results_that_are_dropped_are_never_copied():
+    with ea.VectorEnv([Walk] * 2) as envs:
+        envs.reset(seed=1)
+        envs.set_policy(make_policy)
+        gc.disable()
+        try:
+            assert all(envs.rollout(3).rewards.base is not None for _ in range(6))
+        finally:
+            gc.enable()
 
 
 def make_faulty_policy(orders, fault):
