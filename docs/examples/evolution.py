@@ -2,7 +2,7 @@
 Evolution strategies with an ActorPool
 ======================================
 
-An evolution strategy evaluates many parameter vectors, each for a whole episode, and moves towards the good ones. The
+An evolution strategy evaluates many parameter vectors, each for a whole episode, and moves toward the good ones. The
 evaluations are independent calls of different lengths, which is what `ActorPool` is for: it sends each call to the
 next idle actor.
 """
@@ -38,25 +38,25 @@ class Player:
 
 
 # %%
-# Each generation samples around a centre, more closely than the one before. The gradient estimate weighs the samples
+# Each generation samples around a center, more closely than the one before. The gradient estimate weighs the samples
 # by the ranks of their returns. `ActorPool.map` returns the results in the order of the candidates.
 
 rng = np.random.default_rng(2)
-centre = np.zeros(4)
+center = np.zeros(4)
 history = []
 
 with ea.ActorPool(Player, 2) as pool:
     for generation in range(GENERATIONS):
         noise, sigma = rng.normal(size=(POPULATION, 4)), 0.3 * 0.92**generation
-        candidates = [(centre + sigma * each, generation) for each in noise]
+        candidates = [(center + sigma * each, generation) for each in noise]
         returns = np.array(list(pool.map("evaluate", candidates)))
         history.append(returns)
         ranks = returns.argsort().argsort() / (POPULATION - 1) - 0.5
-        centre = centre + sigma * (ranks @ noise) / POPULATION**0.5
+        center = center + sigma * (ranks @ noise) / POPULATION**0.5
 
     # %%
     # `ActorPool.map_unordered` returns results as they come, which suits a test of the final policy.
-    final = list(pool.map_unordered("evaluate", [(centre, 1000 + seed) for seed in range(20)]))
+    final = list(pool.map_unordered("evaluate", [(center, 1000 + seed) for seed in range(20)]))
 
 print(f"the final policy: a mean return of {np.mean(final):.0f} over {len(final)} episodes")
 assert np.mean(final) > 2 * history[0].mean()

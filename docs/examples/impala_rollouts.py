@@ -2,8 +2,8 @@
 IMPALA: learn from each process as it finishes
 ==============================================
 
-IMPALA learns from the rollout of each worker as soon as it arrives, and corrects for the policy that collected it being
-older than the one it trains. `VectorEnv.rollout_each` returns one future per process, and ``ea.as_completed`` yields
+IMPALA learns from the rollout of each worker as soon as it arrives, and corrects for the age of the policy that
+collected it. `VectorEnv.rollout_each` returns one future per process, and ``ea.as_completed`` yields
 them in the order in which they finish. This example trains on CartPole, in four processes of four envs each.
 """
 

@@ -131,7 +131,7 @@ assert hung == sum(what == "deadline" for _, what, _, _ in spans) > 0
 assert np.mean(batches) > 2
 
 # %%
-# Each row is a session at a time. If a tool hangs, its deadline ends it. The other sessions continue.
+# Each row shows one session after another. If a tool hangs, its deadline ends the session; the others continue.
 
 begun = min(span[2] for span in spans)
 fig, ax = plt.subplots(figsize=(8, 5), layout="constrained")

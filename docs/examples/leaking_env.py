@@ -2,8 +2,9 @@
 An env that leaks memory, recycled
 ==================================
 
-Simulators leak, and a run of days ends when a machine has no memory left. ``recycle=ea.RecyclePolicy(max_rss=...)``
-gives an env a new process once its own has grown too large, between two episodes, so that no episode is cut short.
+Simulators leak, and a run of several days ends when the machine has no memory left. With
+``recycle=ea.RecyclePolicy(max_rss=...)``, an env whose process has grown too large gets a new one between two episodes,
+so that no episode is cut short.
 """
 
 # %%
@@ -41,8 +42,8 @@ class LeakyEnv:
 
 
 # %%
-# ``actor.stats().rss`` is the resident memory of an actor's process, and ``incarnation`` counts its processes. A
-# recycled process does not count against the `RestartPolicy`.
+# ``actor.stats().rss`` is the resident memory of an actor's process, and ``incarnation`` counts its processes.
+# Recycling does not use up the restarts of the `RestartPolicy`.
 
 
 def run(recycle):
@@ -82,7 +83,7 @@ ax.plot(steps, leaking, color="C1", label="left alone")
 ax.plot(steps, recycled, color="C0", label=f"RecyclePolicy(max_rss={LIMIT} MB)")
 changes = steps[1:][np.diff(processes) > 0]
 ax.plot(changes, recycled[changes], "o", color="C0", markersize=5, label="a new process")
-ax.axhline(LIMIT, color="grey", linestyle=":", linewidth=1)
+ax.axhline(LIMIT, color="gray", linestyle=":", linewidth=1)
 ax.set(xlabel="steps", ylabel="resident memory of the worker (MB)", ylim=(0, None))
 ax.set_title(f"Recycling keeps a leaking env at {recycled.max():.0f} MB at most")
 ax.legend(loc="upper left")

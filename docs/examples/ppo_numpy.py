@@ -2,8 +2,8 @@
 PPO in NumPy on CartPole
 ========================
 
-Proximal policy optimisation, written with NumPy alone, trains on a `VectorEnv` of eight envs in two processes. The
-loop is what any algorithm on batches looks like: ask the policy, step all envs, learn from what came.
+Proximal policy optimization, written with NumPy alone, trains on a `VectorEnv` of eight envs in two processes. The
+loop is that of any algorithm on batches: choose actions, step all envs, learn from the results.
 """
 
 # %%

@@ -2,7 +2,7 @@
 PPO of TorchRL on CartPole
 ==========================
 
-TorchRL's parts for proximal policy optimisation, a collector, generalised advantages and the clipped loss, train on
+TorchRL's parts for proximal policy optimization, a collector, generalized advantages and the clipped loss, train on
 an `envactors.integrations.torchrl.ActorEnv` of eight envs in two processes.
 """
 

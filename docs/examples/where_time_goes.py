@@ -34,8 +34,8 @@ class Arm(EchoEnv):
 
 
 # %%
-# Times are taken from the first call of `VectorEnv.stats` on. The caller sleeps 2 ms per batch, as a policy would
-# compute. The trace is a JSON file that Perfetto opens, too.
+# The first call of `VectorEnv.stats` starts the clocks. The caller sleeps 2 ms per batch, in place of a policy. The
+# trace is a JSON file that Perfetto also opens.
 
 rng = np.random.default_rng(0)
 with tempfile.TemporaryDirectory() as directory:

@@ -175,4 +175,6 @@ def summarize(measured: Any) -> str:
         if statistics.median(found["loop"])
         < min(statistics.median(found[side]) for side in ("gymnasium", "sb3", "torchrl", "step") if side in found)
     ]
-    return f"The plain loop is faster than every `step` for: {', '.join(slow) or 'none of them'}."
+    if not slow:
+        return "The plain loop is not faster than every `step` for any of them."
+    return f"For {' and '.join(slow)}, the plain loop is faster than every `step`."
