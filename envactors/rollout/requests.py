@@ -121,8 +121,8 @@ class OrderRequest(CallRequest):
 
     def on_overdue(self, turn: Turn, page: ControlPage) -> None:
         super().on_overdue(turn, page)
-        progress = page.progress()
-        self._part.be_late(progress.position, in_policy=progress.method == METHOD_POLICY)
+        in_policy = self._note_policy(page)  # now, since it may return before the process ends
+        self._part.be_late(page.progress().position, in_policy=in_policy)
 
     def add_part(self, number: int, content: memoryview) -> None:
         self._part.add_part(number, content)
@@ -135,11 +135,15 @@ class OrderRequest(CallRequest):
 
     def hand_over(self, rows: ActorRows, process: ActorProcess) -> list[int]:
         self._was_lost = True
-        progress = process.page.progress()
+        return self._part.hand_over(rows, self.call_id, in_policy=self._note_policy(process.page))
+
+    def _note_policy(self, page: ControlPage) -> bool:
+        """Return whether the worker is running the policy; then errors say so."""
+        progress = page.progress()
         in_policy = progress.method == METHOD_POLICY and progress.call_id == self.call_id
         if in_policy:
             self.method = "policy"
-        return self._part.hand_over(rows, self.call_id, in_policy=in_policy)
+        return in_policy
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         del incarnation

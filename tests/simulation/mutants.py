@@ -312,6 +312,7 @@ MUTANTS = [
     Mutant(ROLLOUTS + "_on_part_end", "_begin(following, self._slots)", "pass", HANGS),
     Mutant(ROLLOUTS + "_settle", "slots.make_idle(index)", "pass", STATES),
     Mutant(ORDER + "hand_over", "self._was_lost = True", "pass", HANGS),
+    Mutant(ORDER + "_note_policy", 'self.method = "policy"', "pass", BLAMES),
     Mutant(
         ROLLOUTS + "_settle",
         "while self._runs and not self._runs[0].unsettled:\n            self._runs.pop(0)",
