@@ -207,17 +207,17 @@ class ActorFuture(AwaitableFuture[R]):
             error: What it ended with instead, or None.
             incarnation: The process that the outcome comes from.
         """
-        if self._state in _SETTLED:
-            return
-        self.incarnation = incarnation
-        outcome = self._claim.setdefault(None, (value, error))
-        if outcome is not None:  # without a condition nobody waits, and no callback exists
-            self._result, self._exception = outcome
-            self._state = "FINISHED"
-        elif error is None:
-            self.set_result(value)
-        else:
-            self.set_exception(error)
+        if self._state not in _SETTLED:
+            self.incarnation = incarnation
+            outcome = self._claim.setdefault(None, (value, error))
+            if outcome is not None:  # without a condition nobody waits, and no callback exists
+                self._result, self._exception = outcome
+                self._state = "FINISHED"
+            elif error is None:
+                self.set_result(value)
+            else:
+                self.set_exception(error)
+        # The second time, too: an exception may have ended the first one before this.
         # Let go of what it was made of, such as the memory of a vector: futures may be kept for long.
         self._keep_alive = self._read = None
         self.__dict__.pop("_readers", None)

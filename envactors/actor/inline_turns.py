@@ -40,6 +40,7 @@ class InlineTurns:
         me = threading.get_ident()
         if self._threads and is_on_stack(self._threads.get(me), sys._getframe()):
             return
+        process = self._core.process
         try:
             self._threads[me] = sys._getframe()
             if self.launch_due:
@@ -52,7 +53,9 @@ class InlineTurns:
             if process is not None and process.on_ring is not None:
                 process.on_ring()
         except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
-            self._core.kill_inconsistent()
+            with self._core.lock:
+                if self._core.process is process:  # else the change that was interrupted has replaced it
+                    self._core.kill_inconsistent()
             raise
         finally:
             self._threads.pop(me, None)

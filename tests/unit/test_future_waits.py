@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import time
 from types import SimpleNamespace
@@ -41,3 +42,24 @@ def test_a_wait_with_a_timeout_ends_in_time():
         ActorFuture(Idle(), None).result(0.01)
     owner = HastyActor()
     assert ActorFuture(owner, None).result(SOON) == "value"
+
+
+def test_a_thread_that_waits_is_woken_although_an_exception_has_ended_the_settling():
+    woken = []
+
+    def wake(future):
+        woken.append(future)
+        if len(woken) == 1:
+            raise KeyboardInterrupt
+
+    class Sleepy(HastyActor):
+        def wait(self, future, done, deadline):
+            with contextlib.suppress(KeyboardInterrupt):
+                future.settle("value", None, 0)
+            future.settle("value", None, 0)  # once more, in a thread that nothing interrupts
+
+    owner = Sleepy()
+    owner.reactor.wake = wake
+    future = ActorFuture(owner, None)
+    assert future.result() == "value"
+    assert woken == [future, future]
