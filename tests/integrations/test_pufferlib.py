@@ -168,6 +168,30 @@ def test_killed_worker_does_not_change_a_replayed_run(make_one):
     whole.close()
 
 
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("iterations", "every", "count"), [(4, 100, 3), pytest.param(30, 900, 4, marks=pytest.mark.soak)]
+)
+def test_training_with_failures_ends_with_the_same_weights_as_with_serial(iterations, every, count, make_one):
+    torch = pytest.importorskip("torch")
+    import cleanrlppo
+    from trainingfaults import Failing
+
+    torch.set_num_threads(1)
+    args = cleanrlppo.Args(num_iterations=iterations)
+
+    def failing(buf=None, seed=0):
+        return emulated(lambda: Failing(gymnasium.make(args.env_id), every, count), buf, seed)
+
+    restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
+    ours = make_one(failing, num_envs=args.num_envs, num_workers=2, on_failure="replay", restart=restart)
+    agent, _ = cleanrlppo.train(args, ours)
+    whole, _ = cleanrlppo.train(args, serial(cartpole, args.num_envs))
+    assert sum(actor.incarnation for actor in ours.vector.actors) >= count
+    for name, weights in agent.state_dict().items():
+        assert torch.equal(weights, whole.state_dict()[name]), name
+
+
 def test_killed_worker_truncates_its_agents_when_failures_renew(make_one):
     envs = make_one(Killed, [3], num_envs=1, on_failure="renew")
     results = rollout(envs, [np.array([1])] * 5)

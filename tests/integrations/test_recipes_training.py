@@ -1,4 +1,4 @@
-"""Training with the recipes for CleanRL and skrl: failures that are replayed leave the trained weights as they are."""
+"""Training with the recipes for CleanRL and skrl, and with a registered id: replayed failures change nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import cleanrlppo  # noqa: E402
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from envactors.integrations.gymnasium import ActorVectorEnv  # noqa: E402
+from envactors.integrations.gymnasium import ActorVectorEnv, register  # noqa: E402
 
 FOREVER = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
 # How long, how many steps are between the failures of an env, and how many of its processes fail.
@@ -43,6 +43,29 @@ def test_cleanrl_trains_the_same_agent_as_without_failures(iterations, every, co
     assert_same_weights(agent, whole)
     if iterations > 20:
         assert np.mean(returns[-20:]) > 100 > np.mean(returns[:20])
+
+
+@pytest.fixture
+def failing_id():
+    """An id that is registered, whose env takes arguments for its failures."""
+    gymnasium.register("FailingCartPole-v0", cleanrlppo.make_failing)
+    yield "FailingCartPole-v0"
+    del gymnasium.registry["FailingCartPole-v0"]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("iterations", "every", "count"), SIZES)
+def test_registered_id_trains_the_same_agent_as_without_failures(iterations, every, count, failing_id):
+    args = cleanrlppo.Args(num_iterations=iterations)
+    register(failing_id, autoreset_mode="SameStep", envs_per_actor=2, on_failure="replay", restart=FOREVER)
+    faults = {"every": every, "count": count}
+    envs = gymnasium.make_vec(failing_id, args.num_envs, vectorization_mode="vector_entry_point", **faults)
+    agent, returns = cleanrlppo.train(args, envs)
+    factories = [cleanrlppo.make_env(args.env_id, 0, 0)] * args.num_envs
+    whole, expected = cleanrlppo.train(args, SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP))
+    assert sum(actor.incarnation for actor in envs.unwrapped.actors) >= count
+    assert returns == expected
+    assert_same_weights(agent, whole)
 
 
 @pytest.mark.timeout(600)
