@@ -79,7 +79,20 @@ SUBJECTS = {
     ),
     # Ray pins its own version of Gymnasium, so the extra's oldest one cannot be installed beside it.
     "rllib": Subject(
-        "3.12", "3.12", ("cli",), ("tests/integrations/test_rllib.py",), torch=(TORCH,), beside=("ray[rllib]",)
+        "3.12",
+        "3.12",
+        ("cli",),
+        ("tests/integrations/test_rllib.py", "tests/integrations/test_rllib_multi_agent.py"),
+        torch=(TORCH,),
+        beside=("ray[rllib]",),
+    ),
+    "recipes": Subject(
+        "3.12",
+        "3.12",
+        ("cli", "gymnasium"),
+        ("tests/integrations/test_recipes.py", "tests/integrations/test_recipes_training.py"),
+        torch=(TORCH,),
+        beside=("skrl",),
     ),
     "dask": Subject("3.10", "3.13", ("dask",), ("tests/remote/test_dask.py",)),
 }

@@ -103,7 +103,7 @@ def train(kind, crashes, errors, iterations, batch_size):
         .environment("unreliable", env_config={"crashes": crashes, "errors": errors})
         .env_runners(num_env_runners=1, num_envs_per_env_runner=4, sample_timeout_s=600)
         .callbacks(on_episode_end=count_end)
-        .training(train_batch_size_per_learner=batch_size, minibatch_size=128, num_epochs=8, lr=0.0005)
+        .training(train_batch_size_per_learner=batch_size, minibatch_size=128, num_epochs=20, lr=0.003)
         .debugging(seed=1)
     )
     algorithm = config.build_algo()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import doors
 import gymnasium
 import numpy as np
 
@@ -336,6 +337,7 @@ LIBRARIES = {
     "torchrl": ("torchrl", torchrl_sides),
     "ding": ("ding", ding_sides),
     "pettingzoo": ("pettingzoo", pettingzoo_sides),
+    **doors.LIBRARIES,
 }
 
 
@@ -384,7 +386,8 @@ def measure(rounds: int, known: dict[str, Any]) -> dict[str, Any]:
             rate(each, 0.2)
         for _ in range(rounds):
             for side, each in steps.items():
-                rates[side].append(rate(each, SECONDS))
+                per_call = getattr(made[side], "steps_per_call", 1)
+                rates[side].append(per_call * rate(each, SECONDS))
         for envs in made.values():
             envs.close()
         measured[name] = rates
@@ -395,9 +398,10 @@ def show(name: str, measured: dict[str, Any]) -> str:
     """Return the table of one library's page, which says what users can choose from."""
     sides = measured.get(name)
     if not sides:
-        return ""
+        return "Not measured yet.\n"
     peer = next(iter(sides))
-    lines = [f"| 8 envs that do nothing | steps/s | relative to {peer} |", "| --- | --- | --- |"]
+    work = doors.WORK.get(name, "8 envs that do nothing")
+    lines = [f"| {work} | steps/s | relative to {peer} |", "| --- | --- | --- |"]
     for side, rates in sides.items():
         if side.startswith(PARTS):
             continue

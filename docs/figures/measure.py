@@ -30,7 +30,10 @@ import sessions
 import suites
 
 HERE = Path(__file__).parent
-MIGRATE = ("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "pettingzoo")
+MIGRATE = (
+    *("gymnasium", "stable-baselines3", "tianshou", "torchrl", "di-engine", "pettingzoo"),
+    *("jax", "lerobot", "pufferlib", "rllib"),
+)
 PAGES = (
     "../README.md",
     "guides/performance.md",

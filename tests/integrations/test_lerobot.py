@@ -17,6 +17,7 @@ from lerobot.policies import PreTrainedPolicy  # noqa: E402
 from lerobot.scripts import lerobot_eval  # noqa: E402
 from lerobotenvs import Task, most_alive  # noqa: E402
 from tqdm import tqdm  # noqa: E402
+from trainingfaults import Failing  # noqa: E402
 
 from envactors.integrations.lerobot import LazyActorVectorEnv, eval_policy_all  # noqa: E402
 
@@ -50,7 +51,7 @@ class Policy(PreTrainedPolicy):
         return {}
 
 
-class Failing(Policy):
+class FailingPolicy(Policy):
     def select_action(self, batch, **kwargs):
         raise ArithmeticError("policy")
 
@@ -90,6 +91,27 @@ def test_results_are_those_of_lerobot(make):
     assert found["per_task"][0]["metrics"]["successes"] == [True, True, False, False]
 
 
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("tasks", [2, pytest.param(40, marks=pytest.mark.soak)])
+def test_results_with_failures_that_are_replayed_are_those_of_lerobot(tasks, tmp_path):
+    def failing():
+        return Failing(Task(tmp_path), 4, 2)
+
+    restart = ea.RestartPolicy(max_restarts=1000, backoff=0.0)
+    ours = {"suite": {i: LazyActorVectorEnv([failing] * 2, on_failure="replay", restart=restart) for i in range(tasks)}}
+    fns = [freeze_after_episode_end(Task)] * 2
+    mode = gymnasium.vector.AutoresetMode.NEXT_STEP
+    theirs = {"suite": {i: gymnasium.vector.SyncVectorEnv(fns, autoreset_mode=mode) for i in range(tasks)}}
+    found = evaluate(eval_policy_all, ours)
+    expected = evaluate(lerobot_eval.eval_policy_all, theirs)
+    assert len(list(tmp_path.glob("pid-*"))) > 2 * tasks  # processes were replaced
+    assert found.pop("failed") == []
+    for info in (found, expected):
+        for name in ("eval_s", "eval_ep_s"):
+            info["overall"].pop(name)
+    assert found == expected
+
+
 def test_lerobots_own_evaluation_takes_them(make):
     found = evaluate(lerobot_eval.eval_policy_all, {"suite": {0: make(2)}})
     assert found["overall"]["n_episodes"] == 4
@@ -122,7 +144,7 @@ def test_each_process_has_its_gpu(make):
 
 
 def test_an_exception_of_the_policy_is_raised(make):
-    policy = Failing()
+    policy = FailingPolicy()
     with pytest.raises(ArithmeticError, match="policy"):
         evaluate(eval_policy_all, {"suite": {0: make(1)}}, policy)
     assert policy.training

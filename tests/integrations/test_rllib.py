@@ -132,4 +132,4 @@ def test_crashes_and_errors_cost_episodes_and_neither_steps_nor_the_runner():
 def test_ppo_learns_with_failures_in_a_tenth_of_the_steps():
     found = train_in_a_program("single", 0.1, 0.1, 10, 1024)
     assert_accounted_for(found)
-    assert found["trained_return"] > 100 > found["untrained_return"]
+    assert found["trained_return"] > 2 * found["untrained_return"]
