@@ -92,7 +92,7 @@ def test_results_are_those_of_lerobot(make):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("tasks", [2, pytest.param(40, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("tasks", [2, pytest.param(12, marks=pytest.mark.soak)])
 def test_results_with_failures_that_are_replayed_are_those_of_lerobot(tasks, tmp_path):
     def failing():
         return Failing(Task(tmp_path), 4, 2)
