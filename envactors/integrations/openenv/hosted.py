@@ -87,6 +87,8 @@ class HostedEnvironment:
         # Made here, since some environments create objects of asyncio when they are made.
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
+        self._coroutines: asyncio.Queue[tuple[Coroutine[Any, Any, Any], asyncio.Future[Any]]] = asyncio.Queue()
+        self._task = self._loop.create_task(self._run_all())
         self._env = factory()
         self._stack = contextlib.AsyncExitStack()
         self._is_connected = False
@@ -124,6 +126,9 @@ class HostedEnvironment:
             self._run(self._stack.aclose())
         finally:
             self._env.close()
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._task)
             self._loop.close()
 
     async def _call_connected(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +154,21 @@ class HostedEnvironment:
             return Result(value, None, error)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return self._loop.run_until_complete(coroutine)
+        ended: asyncio.Future[Any] = self._loop.create_future()
+        self._coroutines.put_nowait((coroutine, ended))
+        return self._loop.run_until_complete(ended)
+
+    async def _run_all(self) -> None:
+        """Run all coroutines in one task: AnyIO, which the tools run on, ends its threads with the task that uses them.
+
+        A task for each call would start a thread in each call of a tool, and could not leave what another has entered.
+        """
+        while True:
+            coroutine, ended = await self._coroutines.get()
+            try:
+                ended.set_result(await coroutine)
+            except BaseException as error:
+                ended.set_exception(error)
 
 
 def hosting(factory: Callable[[], Any]) -> Callable[[], HostedEnvironment]:
