@@ -158,9 +158,10 @@ class History:
                 self._take_all(envs)
                 invariants.check_idle()
         finally:
-            SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
+            SimulatedEnv.trouble = 0.0
             self.world.interrupts = False
             envs.close()
+            SimulatedPolicy.trouble = 0.0
             self.world.check = lambda: None
 
     def _choose_actions(self, envs: ea.VectorEnv) -> tuple[list[Callable[[ea.VectorEnv], object]], int]:

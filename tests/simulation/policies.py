@@ -18,8 +18,8 @@ LEAST, _MOST = 1 << 33, 1 << 40
 _PER_VERSION = 1 << 41
 # How often the policy misbehaves, compared with an env: it is called once for all envs of its process.
 _SHARE = 0.5
-# A process that ends within a step makes at most so many stores before.
-_MOST_LAST_STORES = 20
+# A process that ends within a step makes at most so many stores before: often it has just chosen the actions.
+_MOST_LAST_STORES = 3, 20
 
 
 class PolicyFailedError(Exception):
@@ -70,7 +70,7 @@ class SimulatedPolicy:
         if kind == "crash":
             self._process.crash()
         elif kind == "die":
-            self._process.fiber.stores_left = world.random.randint(1, _MOST_LAST_STORES)
+            self._process.fiber.stores_left = world.random.randint(1, world.random.choice(_MOST_LAST_STORES))
         elif kind == "raise":
             raise PolicyFailedError("the policy has failed")
         elif kind == "nap":
