@@ -103,7 +103,9 @@ class SimulatedEnv(Misbehaving, EchoEnv):
             except (EnvFailedError, Killed):
                 if self.most_episodes == 2 and self._episodes:
                     self._episodes -= 1  # it may be a reset within a step: then nobody learns that an episode has ended
-                if seed is not None and not self._process.is_being_killed:
+                # Nobody learns of what fails in a process that is being ended.
+                is_ending = self._process.is_being_killed or self._process.number in self.world.late
+                if seed is not None and not is_ending:
                     self.world.failed_seeds.add((self.env_id, seed))
                 raise
         if self.most_episodes is not None and self._episodes >= self.most_episodes:
