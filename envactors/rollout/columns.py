@@ -95,6 +95,7 @@ class Columns:
         trajectory: Trajectory to write to.
         chosen: Number of steps that the policy has chosen actions for, at the index of the worker's first env.
         objects: Leaves of each env's last observation that have no place in the trajectory.
+        has_extras: Whether the policy returns more than actions of a known spec.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
@@ -107,6 +108,7 @@ class Columns:
         self._guard = server.guard
         self._infos = InfoWriter(trajectory)
         layout = trajectory.layout
+        self.has_extras: bool = bool(layout.extras) or layout.action is None
         self._envs = layout.envs
         self._spec = layout.observation
         is_array = isinstance(self._spec, ArraySpec)
@@ -155,13 +157,14 @@ class Columns:
         Raises:
             SpaceMismatchError: The actions do not conform to the action spec.
         """
-        mine, spec = self._my_action, self.trajectory.layout.action
+        mine: Any = self._my_action
+        if type(actions) is np.ndarray and actions.dtype is self._action_dtype and actions.shape == self._action_shape:
+            mine[step] = actions
+            return
+        spec = self.trajectory.layout.action
         assert spec is not None, "the spec was learned"
         if mine is not None:
-            shape, dtype = self._action_shape, self._action_dtype
-            if type(actions) is not np.ndarray or actions.dtype is not dtype or actions.shape != shape:
-                actions = split_batch(spec, actions, shape[0], "the policy's actions")
-            mine[step] = actions
+            mine[step] = split_batch(spec, actions, self._action_shape[0], "the policy's actions")
             return
         count = self._mine.stop - self._mine.start
         for position, value in enumerate(split_batch(spec, actions, count, "the policy's actions"), self._mine.start):
@@ -209,10 +212,15 @@ class Columns:
                 counters[ENV_INDEX] = column.position
                 try:
                     if column.is_special:
-                        self._take_special(column, step, autoreset)
-                        continue
-                    action = self._action(step, index) if actions is None else actions[index]
-                    result = column.env_step(action.copy() if copies else action)
+                        if column.repeats:
+                            self._repeat(column.hosted, step)
+                            continue
+                        op, counters[METHOD] = RESET, METHOD_RESET
+                        result = column.hosted.reset(column.seed, None)
+                    else:
+                        op = STEP
+                        action = self._action(step, index) if actions is None else actions[index]
+                        result = column.env_step(action.copy() if copies else action)
                     if is_short and type(result) is tuple and len(result) == 5:
                         # Plain results are written here: the same as `_finish`, without its calls.
                         obs, reward, terminated, truncated, info = result
@@ -223,42 +231,39 @@ class Columns:
                                 self._write_beside(row + index, info, [])
                             observations[index] = obs
                             rewards[row + index] = reward
-                            if is_over:
-                                self._end_episode(column, row + index, terminated, truncated, autoreset)
+                            if is_over or op:
+                                self._write_turn(column, row + index, op, terminated, truncated, autoreset)
                             done[index] = step + 1
                             continue
-                    self._finish(column, step, column.hosted.take(result, same_step, column.seed), STEP, autoreset)
+                    self._finish(column, step, op, result, autoreset)
                 except WorkerRetiredError:
                     raise
                 except BaseException as error:
                     raise EnvFailedError(column.position, as_failure(error)) from error
             due = columns
 
-    def _end_episode(self, column: Column, row: int, terminated: Any, truncated: Any, autoreset: str) -> None:
+    def _write_turn(self, column: Column, row: int, op: int, terminated: Any, truncated: Any, autoreset: str) -> None:
+        """Write that an episode has ended, or that a reset has begun one."""
         self._terminated[row] = terminated
         self._truncated[row] = truncated
-        column.go_on(STEP, autoreset)
+        self._ops[row] = op
+        self._starts[row + self._envs] = op == RESET
+        column.go_on(op, autoreset)
 
-    def _take_special(self, column: Column, step: int, autoreset: str) -> None:
-        """Reset an env, or repeat its last observation."""
-        if column.repeats:
-            self._repeat(column.hosted, step)
-            return
-        self._server.page.record_env(METHOD_RESET, column.position)
-        self._finish(column, step, column.hosted.reset(column.seed, None), RESET, autoreset)
-
-    def _finish(self, column: Column, step: int, fields: Fields, op: int, autoreset: str) -> None:
-        """Write the result of an env.
+    def _finish(self, column: Column, step: int, op: int, result: Any, autoreset: str) -> None:
+        """Write what an env has returned from a step, or the result of its reset.
 
         Raises:
             PayloadError: It cannot be written.
+            BaseException: A reset within the step raises.
         """
-        server, page = self._server, self._server.page
+        server, page, same_step = self._server, self._server.page, autoreset == "same_step"
+        fields: Fields = result if op == RESET else column.hosted.take(result, same_step, column.seed)
         if page.is_timing:
             page.spans.add(page.times[SINCE], time.monotonic(), server.call_id, column.position, page.counters[METHOD])
         over = bool(fields[2]) or bool(fields[3])
         try:
-            self._write(column.hosted, step, fields, op, starts=op == RESET or (over and autoreset == "same_step"))
+            self._write(column.hosted, step, fields, op, starts=op == RESET or (over and same_step))
         except (WorkerRetiredError, PayloadError):
             raise
         except BaseException as error:

@@ -74,6 +74,7 @@ class RolloutRunner:
         self.number = number
         self._server = server
         self._page = server.page
+        self._counters, self._times = server.page.counters, server.page.times
         self._policy = policy
         self._forks = context.forks
         hosted_envs = server.host.hosted_envs
@@ -145,14 +146,13 @@ class RolloutRunner:
         if self._chosen is not None and self._chosen[0] == (rollout, step):
             returned = self._chosen[1]
         else:
-            page = self._page
-            page.times[SINCE] = time.monotonic()
-            page.counters[METHOD] = METHOD_POLICY
+            self._times[SINCE] = time.monotonic()
+            self._counters[METHOD] = METHOD_POLICY
             obs, starts = written.observed(step)
             returned = self._policy(obs, PolicyContext(self._env_ids, starts, step, self._generators))
         self._chosen = None
-        layout = written.trajectory.layout
-        if type(returned) is tuple or layout.extras or layout.action is None:
+        if type(returned) is tuple or written.has_extras:
+            layout = written.trajectory.layout
             actions, extras = self._split(written, returned)
             learnt = self._write_extras(written.trajectory, step, extras)
             action = self._learn_action(actions) if layout.action is None else None

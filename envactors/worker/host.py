@@ -111,9 +111,12 @@ class HostedEnv:
             seed: The seed; None lets the env choose.
             options: The options, None for none.
         """
-        given = {"seed": seed, "options": options}
-        needed = self._needed_by_reset
-        result = self.env.reset(**{name: value for name, value in given.items() if value is not None or name in needed})
+        given: dict[str, Any] = {}
+        if seed is not None or "seed" in self._needed_by_reset:
+            given["seed"] = seed
+        if options is not None or "options" in self._needed_by_reset:
+            given["options"] = options
+        result = self.env.reset(**given)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._refuse("reset", result, "(obs, info)")
         obs = self._conform(result[0])
