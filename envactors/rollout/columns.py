@@ -205,7 +205,7 @@ class Columns:
             yield step
             row, actions = step * envs, row_of_actions[step]
             observations: Any = self._only_obs[step + 1] if is_short else None
-            for column in due:
+            for column in due if step == steps.start else columns:
                 index = column.index
                 times[SINCE] = now()
                 counters[METHOD] = METHOD_STEP
@@ -236,11 +236,8 @@ class Columns:
                             done[index] = step + 1
                             continue
                     self._finish(column, step, op, result, autoreset)
-                except WorkerRetiredError:
-                    raise
                 except BaseException as error:
                     raise EnvFailedError(column.position, as_failure(error)) from error
-            due = columns
 
     def _write_turn(self, column: Column, row: int, op: int, terminated: Any, truncated: Any, autoreset: str) -> None:
         """Write that an episode has ended, or that a reset has begun one."""
