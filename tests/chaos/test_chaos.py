@@ -118,7 +118,7 @@ def test_a_run_over_a_users_env():
 
 
 @pytest.mark.parametrize("factory", [None, lambda: gymnasium.make("CartPole-v1")], ids=["echo", "CartPole"])
-def test_a_replaying_run_leaves_no_trace(factory):
+def test_faults_do_not_change_a_run_with_replay(factory):
     report = run_chaos(
         factory,
         faults=ALL_KINDS,
@@ -239,7 +239,7 @@ def test_an_armed_fault_occurs_once_even_if_the_process_exits(fault_table):
         assert actor.step(1).result()[0][1] == 1
 
 
-def test_a_child_is_left_running_until_its_worker_is_dead(fault_table):
+def test_a_child_is_left_running_until_its_worker_has_ended(fault_table):
     fault_table.arm(0, Place.STEP, ArmedFault(FaultKind.CHILD))
     with ea.spawn(lambda path=fault_table.path: FaultInjectingEnv(EchoEnv, path, 1, 0)) as actor:
         actor.reset().result()

@@ -236,7 +236,7 @@ def test_the_tests_of_the_promises_exist():
     assert missing == []
 
 
-def test_log_in_the_readme_is_what_a_crash_logs(caplog):
+def test_readme_shows_the_log_of_a_crash(caplog):
     def without_numbers(line):
         return re.sub(r"\d[\d.]*", "N", line)
 

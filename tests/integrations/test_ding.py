@@ -454,7 +454,7 @@ def test_retries_by_renew_take_a_new_process(make, tmp_path):
     assert manager.who == [1, 0]
 
 
-def test_a_process_that_is_lost_in_a_reset_is_a_failed_try(make, tmp_path):
+def test_a_process_that_crashes_in_a_reset_is_a_failed_attempt(make, tmp_path):
     manager = make(max_retry=2, retry_waiting_time=0.0)
     manager.reset({0: {"first": ("die",), "mark": tmp_path / "mark"}})
     assert manager.who == [1, 0]

@@ -318,7 +318,7 @@ class Watches(Shows):
 # Reset, step, call -------------------------------------------------------------------------------------------
 
 
-def test_the_two_halves_of_everything():
+def test_async_and_wait_methods_are_the_halves_of_the_synchronous_ones():
     envs = ActorVectorEnv([Probe] * 2)
     assert envs.metadata == {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.NEXT_STEP}
     assert envs.render_mode == "rgb_array"
@@ -668,7 +668,7 @@ def learn_frozen_lake(envs, steps):
 
 
 @pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.soak), True], ids=["", "one of which is lost"])
-def test_what_is_learnt_on_nodes_is_what_is_learnt_in_one_process(kill):
+def test_a_policy_learns_the_same_on_nodes_and_in_one_process(kill):
     make = functools.partial(gymnasium.make, "FrozenLake-v1", is_slippery=False)
     nodes = LocalNodes(2)
     options = {"backend": ea.RemoteBackend(nodes, lease=2.0, heartbeat=0.2), "on_failure": "replay"}
@@ -859,7 +859,7 @@ class Loose(gymnasium.Env):
 
 
 @pytest.mark.parametrize("which", range(5))
-def test_the_last_observation_is_what_the_env_gave(which):
+def test_final_observation_is_the_one_that_the_env_returned(which):
     envs = ActorVectorEnv([lambda: Loose(which)] * 2, autoreset_mode="SameStep")
     reference = SyncVectorEnv([lambda: Loose(which)] * 2, autoreset_mode="SameStep")
     envs.reset(), reference.reset()

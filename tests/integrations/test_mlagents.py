@@ -450,7 +450,7 @@ def test_restarts_after_a_crash_while_idle(make):
     assert ask(manager, "parameters")[0] == [("gravity", 9.75)]
 
 
-def test_restarts_when_the_new_process_dies_in_its_start(make, arm):
+def test_restarts_when_the_new_process_crashes_in_its_start(make, arm):
     manager = make(1)
     manager.reset()
     arm(0, "step", "die")
@@ -485,7 +485,7 @@ def test_many_restarts_mix_nothing_up(make, arm):
 
 
 @pytest.mark.parametrize("name", ["training_behaviors", "get_properties"])
-def test_restarts_when_something_else_is_asked(make, name):
+def test_restarts_when_another_request_finds_the_crash(make, name):
     manager = make(1)
     assert len(manager.training_behaviors) == 2
     manager.reset()
@@ -600,7 +600,7 @@ def test_close_lets_the_envs_close(make, tmp_path):
         manager.reset()
 
 
-def test_close_is_bounded_with_dead_and_hung_workers(make, arm, tmp_path):
+def test_close_is_bounded_with_crashed_and_hung_workers(make, arm, tmp_path):
     manager = make(3, deadlines=ea.Deadlines(close=0.5), restart=ea.RestartPolicy(max_restarts=0))
     manager.reset()
     pids = [worker.actor.pid for worker in manager.env_workers]

@@ -69,7 +69,7 @@ def test_registered_id_trains_the_same_agent_as_without_failures(iterations, eve
 
 
 @pytest.mark.timeout(600)
-def test_cleanrl_goes_on_when_failures_end_episodes():
+def test_cleanrl_continues_when_failures_end_episodes():
     args = cleanrlppo.Args(num_iterations=4)
     _, returns, replaced = cleanrlppo.train_with_failures(args, 100, 3, on_failure="renew")
     assert sum(replaced) >= 3

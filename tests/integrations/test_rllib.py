@@ -74,7 +74,7 @@ def test_a_crash_truncates_the_episode_of_one_env(make):
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")  # Gymnasium's log
-def test_failures_raise_if_asked_for(make):
+def test_failures_raise_with_on_failure_raise(make):
     envs = make(Unreliable, 1, {"errors": 1.0}, on_failure="raise")
     envs.reset()
     with pytest.raises(RuntimeError, match="unreliable"):
@@ -102,7 +102,7 @@ def test_another_vectorize_mode_is_rejected():
         on_actors("CartPole-v1")({})
 
 
-def test_what_is_no_env_is_rejected():
+def test_objects_that_are_not_envs_are_rejected():
     with pytest.raises(TypeError, match="expected the id of a Gymnasium env or an env creator"):
         on_actors(3)
     with pytest.raises(ea.VectorInputError, match="autoreset='same_step'"):

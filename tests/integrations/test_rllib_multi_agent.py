@@ -135,7 +135,7 @@ def test_reset_that_fails_is_repeated_in_a_new_process(make):
     assert results[12][4][0] == {"quick": {"steps": 1}}
 
 
-def test_failures_raise_if_asked_for(make):
+def test_failures_raise_with_on_failure_raise(make):
     envs = make({"killed_at": 1}, on_failure="raise")
     observations, _ = envs.reset(seed=0)
     with pytest.raises(ea.ActorDiedError, match="SIGKILL"):

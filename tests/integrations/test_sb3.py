@@ -168,7 +168,7 @@ class Counts(gymnasium.Env):
         return self.count, 0.0, self.count == 3, False, {}
 
 
-def test_the_terminal_observation_is_what_the_env_gave(make):
+def test_terminal_observation_is_the_one_that_the_env_returned(make):
     ours, theirs = make([Counts]), DummyVecEnv([Counts])
     for envs in (ours, theirs):
         envs.reset()

@@ -104,7 +104,7 @@ def test_the_table_and_the_words(measured):
     assert re.search(r"^The fastest of the others is (pipe|gymnasium [\d.]+): .* its steps\.$", done.stdout, re.M)
 
 
-def test_everything_is_in_the_file(measured):
+def test_trace_file_has_every_event(measured):
     done, record, _ = measured
     assert record["arguments"] == {
         "env": "CartPole-v1",
@@ -383,7 +383,7 @@ def steps_per_turn(workload, seed, env_ids):
                 ended[env_id] = terminated or truncated
 
 
-def test_loops_apart_count_what_their_envs_would():
+def test_loops_apart_count_whole_rounds_over_their_envs():
     # Wherever a slice of time ends, each process has made a whole number of rounds over its envs.
     workload = sample("CartPole-v1", 3)
     side = LoopsApart(workload)
@@ -489,7 +489,7 @@ def test_a_spread_has_its_values_in_order(values):
 
 
 @given(SIDES)
-def test_what_a_rounds_time_does_to_both_sides_does_nothing_to_their_ratio(rounds):
+def test_ratios_do_not_depend_on_the_length_of_rounds(rounds):
     slow = [(Round(one, seconds), Round(other, seconds)) for one, other, seconds in rounds]
     quick = [(Round(one, 1.0), Round(other, 1.0)) for one, other, _ in rounds]
     (ours, theirs), (our_counts, their_counts) = (zip(*sides, strict=True) for sides in (slow, quick))

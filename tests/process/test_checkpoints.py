@@ -42,7 +42,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("way", "packing"), [*((way, 1) for way in WAYS), ("seeded episodes", 3), ("snapshots", 3)])
-def test_a_resumed_vector_goes_on_as_the_other_would_have(way, packing, tmp_path):
+def test_a_resumed_vector_continues_like_the_original(way, packing, tmp_path):
     options, path = WAYS[way], tmp_path / "envs"
     with make(**options) as envs:
         envs.reset(seed=5)

@@ -65,7 +65,7 @@ def traced(tmp_path_factory):
     return tmp_path_factory.mktemp("demo") / "run.json"
 
 
-def test_it_learns_and_says_so_in_plain_lines(begun):
+def test_demo_prints_its_progress_as_plain_lines(begun):
     assert (begun.returncode, begun.stderr) == (1, "")
     title, *generations, verdict, work, where, _, reason = begun.stdout.splitlines()
     assert title == f"CartPole-v1 on 8 actors, seed {QUICK_SEED}"
@@ -288,7 +288,7 @@ def test_ctrl_c_closes_the_actors():
     assert left == []
 
 
-def test_nobody_reads_the_output_any_more():
+def test_demo_ends_quietly_when_its_output_is_closed():
     with subprocess.Popen(
         [COMMAND, "demo", "--num-envs", "2", "--no-faults"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

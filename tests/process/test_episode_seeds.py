@@ -310,7 +310,7 @@ def test_a_replay_makes_the_steps_of_the_present_episode_alone(autoreset):
 @pytest.mark.parametrize("where", ["step", "reset"])
 @pytest.mark.parametrize("fault", ["exit", "raise"])
 @MODES
-def test_what_befalls_an_env_once_leaves_no_trace(tmp_path, autoreset, fault, where):
+def test_one_fault_does_not_change_seeded_episodes(tmp_path, autoreset, fault, where):
     def perform(with_fault):
         factory = functools.partial(Drift, 3, str(tmp_path / "0"))
         with Seeding([factory], on_failure="replay", autoreset=autoreset) as envs:
@@ -366,7 +366,7 @@ def test_a_journal_that_was_given_up_begins_again_with_the_next_episode():
 
 @MODES
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
-def test_a_renewal_goes_on_with_the_next_number(autoreset, envs_per_actor):
+def test_a_renewed_env_continues_with_the_seed_of_the_next_episode(autoreset, envs_per_actor):
     options = {"autoreset": autoreset, "envs_per_actor": envs_per_actor}
     with Seeding([functools.partial(Drift, 6)] * 2, on_failure="renew", **options) as envs:
         track = Track(envs)
@@ -407,7 +407,7 @@ def test_an_episode_that_could_not_begin_is_not_begun_again(tmp_path, autoreset,
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("standbys", [0, 1])
-def test_recycling_and_standbys_go_on_with_the_next_number(autoreset, standbys):
+def test_recycled_envs_and_standbys_continue_with_the_seed_of_the_next_episode(autoreset, standbys):
     def perform(**options):
         with Seeding([Drift] * 2, autoreset=autoreset, **options) as envs:
             track = Track(envs)

@@ -152,7 +152,7 @@ def test_without_restarts_a_crash_while_idle_is_the_error_of_later_calls():
         assert actor.incarnation == 1
 
 
-def test_queued_calls_of_a_dead_actor_fail_and_those_after_a_renewal_run(tmp_path):
+def test_queued_calls_of_an_ended_actor_fail_and_later_ones_run_after_renew(tmp_path):
     touched = tmp_path / "touched"
     with ea.spawn(Counter, restart=NEVER) as actor:
         running = actor.hang_in_c(str(touched))
@@ -187,7 +187,7 @@ def test_restarts_are_exhausted_and_every_cause_is_listed(policy):
         assert actor.state is ea.ActorState.DEAD
 
 
-def test_no_call_runs_twice_unless_it_asked(tmp_path):
+def test_no_call_runs_twice_without_retries(tmp_path):
     log, mark = tmp_path / "log", str(tmp_path / "mark")
 
     class Env(Counter):
@@ -534,7 +534,7 @@ def test_rounds_of_create_renew_close_leave_nothing(rounds):
             actor.close()
 
 
-def test_calls_that_wait_behind_a_deadline_say_so_too():
+def test_errors_of_queued_calls_name_the_deadline_that_ended_the_process():
     class Env:
         def hang(self):
             time.sleep(60)

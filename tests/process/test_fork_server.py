@@ -190,7 +190,7 @@ def test_workers_outlive_their_server_and_the_next_start_makes_a_new_one():
         assert (actor.pid, actor.incarnation) == (pid, 0)
 
 
-def test_the_end_of_a_worker_whose_server_is_lost_is_noticed_though_not_how_it_came():
+def test_the_end_of_a_worker_is_noticed_without_its_fork_server():
     with spawn() as actor:
         server = server_of(actor)
         server.kill()

@@ -52,7 +52,7 @@ sys.stdin.read()
     ("method", "helper"),
     [*((method, "reaper") for method in METHODS), ("forkserver", "keeper"), ("forkserver", "fork_server")],
 )
-def test_nothing_survives_a_caller_that_is_killed_right_after_a_helper(method, helper):
+def test_no_process_survives_a_caller_that_is_killed_right_after_a_helper(method, helper):
     with running(HUNG, method) as (caller, everybody):
         lost = helpers_of(caller.pid, helper)
         assert len(lost) == 1

@@ -122,7 +122,7 @@ sys.stdin.read()
 """
 
 
-def test_what_has_taken_off_its_tag_ends_with_the_caller():
+def test_processes_that_removed_their_tag_end_with_the_caller():
     with running(UNTAGGED) as (caller, everybody):
         assert [process.name() for process in everybody].count("sleep") == 1
         caller.kill()

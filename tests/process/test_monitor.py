@@ -382,7 +382,7 @@ def test_a_file_is_never_removed(path):
     assert path.read_text() == "precious"
 
 
-def test_what_has_taken_the_sockets_place_stays(path):
+def test_a_file_that_replaced_the_socket_is_not_removed(path):
     with ea.monitor(path):
         path.unlink()
         path.write_text("another's")

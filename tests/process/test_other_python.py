@@ -272,7 +272,7 @@ def test_a_generator_of_numpy_2_is_too_new_for_numpy_1(spawn):
         assert isinstance(actor.echo(np.random.default_rng(3)).exception(SOON), ea.SerializationError)
 
 
-def test_the_same_version_runs_what_is_pickled_by_value(same):
+def test_code_pickled_by_value_runs_in_the_same_python_version(same):
     class Mine(EchoEnv):
         def triple(self, value):
             return 3 * value
@@ -307,7 +307,7 @@ def test_a_vector_steps_through_shared_memory(server):
         assert envs.stats().steps == [29] * 4
 
 
-def test_what_is_lost_is_replayed_and_replaced_by_standbys(server):
+def test_crashed_envs_are_replayed_on_standbys(server):
     options = {"on_failure": "replay", "standbys": 1, "restart": MANY, "backend": server, "env_vars": PATH}
     with ea.VectorEnv([MAKE] * 2, **options) as envs:
         envs.reset(seed=1)

@@ -159,7 +159,7 @@ class Mortal:
         os._exit(3)
 
 
-def test_what_an_ended_worker_ran_is_known_although_its_page_is_another_ones(tmp_path, monkeypatch):
+def test_the_call_of_an_ended_worker_is_known_after_its_page_is_reused(tmp_path, monkeypatch):
     """What had begun is not run again, and its error says what it was."""
     reap, taken = ProcessWorker.reap, []
 

@@ -181,7 +181,7 @@ class Watchful(ea.ProcessBackend):
 
 
 @pytest.mark.fresh_processes
-def test_no_process_is_started_before_the_one_that_it_replaces_is_dead(tmp_path):
+def test_a_process_is_started_only_after_the_one_that_it_replaces_has_ended(tmp_path):
     made = tmp_path / "made"
 
     def factory():
@@ -332,7 +332,7 @@ def test_helper_processes_end_with_the_caller_without_leak_warnings(method):
 
 
 @pytest.mark.fresh_processes
-def test_only_who_asks_for_fork_has_the_caller_forked():
+def test_the_caller_is_forked_only_with_start_method_fork():
     forks = []
     os.register_at_fork(before=lambda: forks.append(threading.current_thread().name))
     for method in METHODS:

@@ -102,7 +102,7 @@ def test_a_failure_in_a_reset_is_done_again_on_the_new_process(fault):
             assert "failure" in envs.reset(env_ids=[1])[1][0]
 
 
-def test_a_reset_is_done_again_as_it_was_asked_for_once():
+def test_a_failed_reset_is_repeated_once_with_the_same_arguments():
     class Picky(EchoEnv):
         def reset(self, *, seed=None, options=None):
             if ea.current_actor().incarnation < self.bad_until or seed == 66:

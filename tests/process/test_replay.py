@@ -139,7 +139,7 @@ TRANSIENT = [
 
 
 @pytest.mark.parametrize(("fault", "where"), TRANSIENT)
-def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where):
+def test_one_fault_of_any_kind_does_not_change_the_trajectories(tmp_path, fault, where):
     def run(with_fault):
         orders = [str(tmp_path / f"{env}") for env in range(2)]
         factories = [functools.partial(Walk, one, 4) for one in orders]
@@ -165,7 +165,7 @@ def test_whatever_befalls_an_env_once_leaves_no_trace(tmp_path, fault, where):
 
 
 @pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_first_seeded_reset_that_is_lost_is_simply_done(tmp_path, where):
+def test_a_first_seeded_reset_is_repeated_after_a_crash(tmp_path, where):
     Path(f"{tmp_path}/0.reset").write_text("crash")
     with Replaying([functools.partial(Walk, str(tmp_path / "0"))]) as envs, Replaying([Walk]) as others:
         obs, infos = envs.reset(seed=11)
@@ -262,7 +262,7 @@ def test_different_observations_in_a_replay_are_reported_like_renew():
         assert "failure" not in infos[1]
 
 
-def test_a_step_after_a_renewal_right_after_a_seeded_reset_tells_of_it():
+def test_a_step_after_a_renewal_right_after_a_seeded_reset_reports_it():
     with Replaying([EchoEnv]) as envs:
         first, _ = envs.reset(seed=7)
         envs.actors[0].renew().result(SOON)
@@ -396,7 +396,7 @@ def test_the_length_of_the_journal_is_checked(option):
         ea.VectorEnv([Walk], max_journal=option)
 
 
-def test_attributes_are_set_again_where_nothing_else_can_be_brought_back():
+def test_attributes_are_set_again_if_the_episode_cannot_be_replayed():
     with Replaying([Walk]) as envs:
         envs.set_attr("scale", 4.0)
         envs.set_attr("length", 3)
@@ -610,7 +610,7 @@ def test_a_reset_that_fails_twice_is_not_tried_a_third_time(tmp_path, end):
             future.join(SOON)
 
 
-def test_deaths_between_steps_do_not_count_against_the_inputs():
+def test_crashes_between_steps_do_not_count_against_the_inputs():
     with Replaying([Walk]) as envs, ea.VectorEnv([Walk]) as others:
         envs.reset(seed=5)
         others.reset(seed=5)
@@ -626,7 +626,7 @@ def test_deaths_between_steps_do_not_count_against_the_inputs():
 
 
 @pytest.mark.parametrize("losses", [1, 2, 3])
-def test_deaths_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses):
+def test_crashes_during_a_replay_do_not_count_against_the_inputs(tmp_path, losses):
     """The steps that are replayed had succeeded before."""
     with Replaying([functools.partial(Gates, tmp_path)]) as envs:
         envs.reset(seed=5)

@@ -34,7 +34,7 @@ class Timed:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_envs_with_such_observations_are_brought_back_to_where_they_were(kind):
+def test_envs_with_observations_of_times_and_objects_are_replayed(kind):
     make = KINDS[kind]
     with ea.VectorEnv([lambda: Timed(make)], on_failure="replay", restart=ea.RestartPolicy(backoff=0.0)) as envs:
         assert envs.reset(seed=1)[0][0].tolist() == make(0).tolist()

@@ -426,7 +426,7 @@ class DiesFirst:
 
 @pytest.mark.parametrize("envs_per_actor", [1, 2])
 @pytest.mark.parametrize("env", [Walk, Spaceless])
-def test_what_a_policy_returns_is_learnt_after_a_failure_at_the_first_step(tmp_path, env, envs_per_actor):
+def test_the_results_of_a_policy_are_known_after_a_failure_at_the_first_step(tmp_path, env, envs_per_actor):
     orders = tmp_path / "orders"
     with ea.VectorEnv([env] * 2, envs_per_actor=envs_per_actor, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=1)

@@ -68,7 +68,7 @@ def test_a_snapshot_goes_into_another_env_of_another_vector():
 
 
 @pytest.mark.parametrize("options", [{}, {"envs_per_actor": 2}, {"autoreset": "same_step"}])
-def test_lost_envs_are_brought_back_from_their_last_snapshot(options):
+def test_crashed_envs_are_restored_from_their_last_snapshot(options):
     def kill(step):
         if step % 37 == 20:
             pid = envs.actors[step % len(envs.actors)].pid
@@ -87,7 +87,7 @@ def test_lost_envs_are_brought_back_from_their_last_snapshot(options):
     assert all(0 < one.longest_replay < SOON for one in stats)
 
 
-def test_an_env_that_was_never_seeded_is_brought_back_too():
+def test_an_env_that_was_never_seeded_is_restored():
     results = []
     with make(1, on_failure="replay", every=10) as envs:
         envs.reset()

@@ -53,7 +53,7 @@ def test_c_code_that_holds_the_gil_hides_nothing(backend):
         envs[1].kill(restart=True)
 
 
-def test_a_stopped_process_is_said_to_be_one(backend):
+def test_a_stopped_process_is_reported_as_stopped(backend):
     with ea.spawn(Counter, backend=backend) as actor:
         actor.add(1).result(SOON)
         os.kill(actor.pid, signal.SIGSTOP)

@@ -65,7 +65,7 @@ def test_quantiles_are_those_of_the_durations_to_about_a_tenth(durations):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-12, 2.0**-20, 2.0**11, 1e9])
-def test_what_is_very_short_or_long_is_counted_too(seconds):
+def test_very_short_and_very_long_times_are_counted(seconds):
     counted = histograms_of(1, [(0, METHOD_STEP, seconds)]).durations()[0][0]
     assert (counted.count, counted.total, counted.max) == (1, seconds, seconds)
 

@@ -70,7 +70,7 @@ def test_the_stand_in_has_the_same_names(file):
     assert ours
 
 
-def test_its_pollers_and_doorbells_are_called_alike():
+def test_both_systems_have_the_same_pollers_and_doorbells():
     linux, portable = (implementation(system, "polling") for system in SYSTEMS)
     methods = "add", "watch", "remove", "close", "fileno"
     for name in methods:
@@ -317,7 +317,7 @@ def test_windows_raises_with_an_alternative(monkeypatch):
         choice.choose()
 
 
-def test_the_stand_in_works_and_says_what_it_has_not():
+def test_the_portable_system_works_and_names_what_it_lacks():
     code = """
         import os, signal
         import envactors as ea
@@ -346,7 +346,7 @@ def test_the_stand_in_works_and_says_what_it_has_not():
     ]
 
 
-def test_workers_use_what_their_caller_uses():
+def test_workers_use_the_system_of_their_caller():
     with ea.spawn(Chosen, env_vars={choice.VARIABLE: ""}) as actor:
         assert actor.system().result(SOON) == choice.SYSTEM
 

@@ -328,7 +328,7 @@ def refusal(program):
     return str(caught.value)
 
 
-def test_a_stopped_caller_is_said_to_be_one(standing, run):
+def test_a_stopped_caller_is_reported_as_stopped(standing, run):
     standing.check_steps()
     stop(standing.pid)
     said = f"program {standing.pid} is stopped (by SIGSTOP, Ctrl-Z or a debugger): kill -CONT {standing.pid}"
@@ -389,7 +389,7 @@ def test_a_worker_that_hangs_in_c(program, run):
     assert program.do("print(envs.recv().obs[:2, 2].tolist())") == ["[1, 1]"]
 
 
-def test_a_stopped_worker_is_said_to_be_one(standing, run):
+def test_a_stopped_worker_is_reported_as_stopped(standing, run):
     standing.check_steps()
     stop(standing.workers[1])
     standing.do("envs.send([0] * 4)")

@@ -190,7 +190,7 @@ def test_a_cluster_without_processes_has_nodes():
         assert actor.add(1).result(SOON) == 1
 
 
-def test_an_address_is_enough_and_what_was_opened_for_it_is_closed():
+def test_an_address_is_enough_and_the_client_for_it_is_closed():
     with local_cluster(security=None) as cluster, distributed.Client(cluster) as watching:
 
         def clients():

@@ -193,7 +193,7 @@ def test_a_killed_worker_does_not_count_as_a_lost_node(shared, tmp_path):
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_far_envs_step_as_near_ones(shared, autoreset):
+def test_envs_on_nodes_step_like_local_ones(shared, autoreset):
     def run(backend):
         with ea.VectorEnv([Short] * 4, envs_per_actor=2, autoreset=autoreset, backend=backend) as envs:
             results = [envs.reset(seed=3)]

@@ -420,7 +420,7 @@ def test_a_worker_whose_lease_is_over_begins_nothing(launcher, backend, tmp_path
                 process.resume()
 
 
-def test_when_the_caller_dies_its_agents_and_their_workers_end(tmp_path):
+def test_agents_and_workers_end_when_the_caller_is_killed(tmp_path):
     code = """
     import sys, time
     import envactors as ea
@@ -445,7 +445,7 @@ def test_when_the_caller_dies_its_agents_and_their_workers_end(tmp_path):
     assert alive == []
 
 
-def test_when_the_caller_dies_behind_a_silent_link_the_lease_ends_everything(tmp_path):
+def test_the_lease_ends_everything_when_the_caller_is_killed_behind_a_silent_link(tmp_path):
     """With agents that somebody else has started, as on a cluster: neither their pipes nor the link tell them."""
     code = """
     import json, sys, time

@@ -83,7 +83,7 @@ def test_records_come_out_however_they_are_cut(examples):
 
 @pytest.mark.timeout(3000)
 @EXAMPLES
-def test_what_a_connection_does_to_the_bytes_is_never_taken_for_a_record(examples):
+def test_damaged_bytes_are_never_taken_for_a_record(examples):
     @check(examples, st.lists(records, min_size=1, max_size=4), st.data())
     def _(sent, data):
         whole = encode(sent)

@@ -137,7 +137,7 @@ def test_a_wire_that_is_cut_for_less_than_the_lease_loses_nothing(lease, seconds
         pytest.param(10.0, 8.0, BOTH, id="for 8 s both ways", marks=SOAK),
     ],
 )
-def test_no_heartbeat_that_comes_late_prolongs_what_is_over(lease, seconds, ways, tmp_path):
+def test_a_late_heartbeat_does_not_prolong_an_expired_lease(lease, seconds, ways, tmp_path):
     run(keep_back_and_cut, lease, seconds, ways, str(tmp_path))
 
 

@@ -77,7 +77,7 @@ def test_a_kill_overtakes_payloads(patient, way, tmp_path):
 
 
 @LINKS
-def test_urgent_records_overtake_what_is_not_written_yet(tls):
+def test_urgent_records_overtake_unwritten_ones(tls):
     ours, theirs = linked(tls)
     ours.send(Record(RecordKind.FRAME, payload=bytes(20_000_000)))
     assert ours.is_full

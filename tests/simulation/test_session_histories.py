@@ -19,7 +19,7 @@ def silent():
     logging.disable(logging.NOTSET)
 
 
-def test_sessions_keep_what_is_promised():
+def test_the_promises_of_sessions_hold_in_random_histories():
     kinds = set()
     for seed in range(40):
         history = SessionHistory(seed)

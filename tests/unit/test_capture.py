@@ -192,7 +192,7 @@ def test_attributes_that_share_an_object_share_it_after_restoring():
     assert env.column.strides == (32,)
 
 
-def test_functions_stay_and_what_they_count_is_restored():
+def test_functions_are_kept_and_their_attributes_are_restored():
     def tick():
         tick.calls += 1
         return tick.calls

@@ -167,7 +167,7 @@ def test_what_ran_and_ended_its_process_runs_again_only_as_often_as_failures_are
         assert decision.counts_failure is (decision.fate is Fate.REDO), one
 
 
-def test_a_process_is_discarded_only_for_what_its_env_has_raised():
+def test_a_process_is_discarded_only_if_its_env_raised():
     for one, decision in those_where(lambda _: True):
         assert decision.discards_process is (one.cause is RAISED and decision.fate is not Fate.FAIL), one
 

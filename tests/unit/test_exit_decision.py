@@ -66,7 +66,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_the_actor_does_next(case):
+def test_the_next_action_of_an_actor_whose_process_ended(case):
     facts, following = TABLE[case]
     assert decide(facts) is following
 
@@ -92,13 +92,13 @@ each_fact = settings(max_examples=examples(500))
 
 @each_fact
 @given(some_facts)
-def test_what_is_being_closed_launches_nothing_and_nothing_else_is_closed(facts):
+def test_only_an_actor_that_is_being_closed_ends_as_closed(facts):
     assert (decide(facts) is Next.CLOSED) is facts.closing
 
 
 @each_fact
 @given(some_facts)
-def test_a_wanted_end_is_not_counted_and_whatever_else_is(facts):
+def test_only_deliberate_ends_are_not_counted(facts):
     assume(not facts.closing)
     uncounted = facts.reason in (RENEW, ABORT) or (facts.adopting and not facts.started)
     counted = Next.DEAD if facts.refused else Next.RESTART

@@ -220,7 +220,7 @@ def test_copy_raises_for_values_that_cannot_be_copied():
         copy_value({"lock": threading.Lock()})
 
 
-def test_copies_share_nothing_that_can_change():
+def test_copies_share_no_mutable_objects():
     value = {
         "list": [1, [2]],
         "array": np.arange(3),

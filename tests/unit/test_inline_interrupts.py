@@ -26,7 +26,7 @@ def interrupt_once(monkeypatch):
     return lambda: due.append(True)
 
 
-def test_recv_runs_what_an_interrupt_has_left(interrupt_once):
+def test_recv_runs_a_step_that_an_interrupt_delayed(interrupt_once):
     with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
         envs.reset(seed=0)
         interrupt_once()
@@ -35,7 +35,7 @@ def test_recv_runs_what_an_interrupt_has_left(interrupt_once):
         assert envs.recv(timeout=1).obs[:, 2].tolist() == [3]
 
 
-def test_what_an_interrupt_has_left_is_not_taken_for_the_next_result(interrupt_once):
+def test_results_of_an_interrupted_step_are_not_taken_for_the_next_ones(interrupt_once):
     with ea.VectorEnv([EchoEnv] * 2, backend="inline") as envs:
         envs.reset(seed=0)
         interrupt_once()

@@ -49,7 +49,7 @@ def test_without_cgroups_the_machine_is_the_limit(tmp_path):
     assert (room.whose, room.limit, room.free) == ("the machine", 1024 * MIB, 350 * MIB)
 
 
-def test_a_system_that_tells_nothing_sets_no_limit(tmp_path):
+def test_a_system_without_information_sets_no_limit(tmp_path):
     assert find_tightest(tmp_path) is None
     make_tree(tmp_path, {"proc/meminfo": "rubbish\n", "proc/self/cgroup": ""})
     assert find_tightest(tmp_path) is None

@@ -208,7 +208,7 @@ def test_the_deadline_of_a_call_counts_from_when_it_was_sent(page):
     ("number", "method", "limit"),
     [(METHOD_CALL, "call", 500.0), (METHOD_STEP, "step", 5.0), (METHOD_RESET, "reset", 50.0)],
 )
-def test_each_part_of_a_replay_has_the_deadline_of_what_it_is(page, number, method, limit):
+def test_each_part_of_a_replay_has_the_deadline_of_its_method(page, number, method, limit):
     deadlines = ea.Deadlines(call=500.0, step=5.0, reset=50.0)
     replay = CallRequest("replay", 3, kind=Kind.REPLAY, call_id=40, started=100.0)
     page.last_call = 40

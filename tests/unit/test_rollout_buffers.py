@@ -26,7 +26,7 @@ def pool():
     return TrajectoryBuffers(LocalMemory())
 
 
-def test_two_buffers_alternate_while_nobody_keeps_a_result(pool):
+def test_two_buffers_alternate_if_no_result_is_kept(pool):
     first, second = pool.take(layout_of(4), []), pool.take(layout_of(4), [])
     assert first is not second
     assert [pool.take(layout_of(4), []) for _ in range(4)] == [first, second, first, second]
@@ -101,7 +101,7 @@ def test_generators_draw_what_the_formula_says():
             assert use(generators, step) == draws(generator_of(2**100 + 7, step, rollout, 6))
 
 
-def test_a_generator_that_nobody_keeps_is_used_again():
+def test_a_generator_without_references_is_reused():
     generators = StepGenerators(1, 0)
     use(generators, 0)
     first = generators._generator

@@ -307,7 +307,7 @@ def test_a_post_behind_an_env_that_runs_gives_it_no_more_time(make_actor):
     assert deadline(actor.rows) == since + 5.0
 
 
-def test_a_reset_without_a_deadline_is_looked_at_again(make_actor):
+def test_a_running_reset_without_a_deadline_sets_the_timer_again(make_actor):
     actor = make_actor(deadlines=ea.Deadlines(step=5.0))
     actor.reset(2, seed=1)
     actor.begin_env(2)
@@ -339,7 +339,7 @@ def test_no_result_counts_of_the_env_that_has_passed_its_deadline(make_actor, wr
     assert len(actor.deliver()) == 3, "it may be late once more"
 
 
-def test_an_env_that_has_passed_its_deadline_is_to_blame_although_its_worker_went_on(make_actor):
+def test_an_overdue_env_is_blamed_even_if_its_worker_continued(make_actor):
     actor = make_actor(deadlines=DEADLINES)
     actor.step()
     actor.begin_env(3)
@@ -351,7 +351,7 @@ def test_an_env_that_has_passed_its_deadline_is_to_blame_although_its_worker_wen
     assert [type(results[env]) for env in (3, 4)] == [ea.ActorTimeoutError, ea.ActorDiedError]
 
 
-def test_a_deadline_that_has_not_passed_is_looked_at_again(make_actor):
+def test_a_timer_that_comes_too_early_is_set_again(make_actor):
     actor = make_actor(deadlines=DEADLINES)
     actor.step()
     actor.begin_env(4)

@@ -109,7 +109,7 @@ def test_what_began_while_its_process_was_being_killed_for_another_env_has_faile
     assert [results[env].info for env in (2, 4)] == [{}, {}]
 
 
-def test_what_the_user_has_ended_is_not_tried_again(make_actor):
+def test_requests_that_the_user_aborted_are_not_retried(make_actor):
     actor = make_actor(on_failure="replay")
     actor.step()
     actor.begin_env(3)
@@ -124,7 +124,7 @@ def test_what_the_user_has_ended_is_not_tried_again(make_actor):
     assert [results[env].info for env in (2, 4)] == [{}, {}]
 
 
-def test_an_env_that_was_not_brought_back_is_reported(make_actor):
+def test_an_env_that_was_not_restored_is_reported(make_actor):
     """Its observations were others in the replay."""
     actor = make_actor(on_failure="replay")
     actor.step()

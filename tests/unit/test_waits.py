@@ -164,7 +164,7 @@ def test_a_wait_in_a_signal_handler_leaves_no_other_wait_asleep(handler):
         assert thread.ends_within(SOON)
 
 
-def test_a_signal_handler_may_cancel_what_its_thread_waits_for(handler):
+def test_a_signal_handler_may_cancel_the_future_that_its_thread_waits_for(handler):
     with ea.spawn(Gated, backend=BACKEND) as actor:
         actor.wait(0)
         queued = actor.echo(1)
