@@ -89,6 +89,18 @@ SLOW = {
     r"test_node_supervision\.py::.*keeper killed": "the reaper killed",
     r"test_slow_links\.py::.*4 MB-(there-tls|back-plain)": "the other way with each",
     r"test_logging\.py::.*\[spawn\]": "forkserver, fork, node",
+    r"test_rollout_spaces\.py::test_rollouts_equal_loops\w+\[thread\]": "in the caller's thread, in processes",
+    r"test_rollout_spaces\.py::test_kills_change_nothing\w+\[(1-array|2-dict)\]": "the others",
+    r"test_rollouts\.py::test_with_renew_a_failure\w+\[(1-same|3-next)_step-": "the others",
+    r"test_remote_suites\.py::test_kills_at_any_moment\w+_rollouts\[1\]": "four an actor; one each in processes",
+    r"test_remote_suites\.py::test_a_raised_failure_contains\w+_rollouts\[(1-raise|3-die|3-hang)\]": "the others",
+    r"test_remote_vectors\.py::test_a_step_on_a_lost_node_(raises|is_truncated\w+)\[1\]": "the other",
+    r"test_remote_vectors\.py::test_a_step_on_a_lost_node_is_replayed\[0\]": "the other",
+    r"test_sessions\.py::test_a_run_yields\w+\[(run coroutines|arun)\]": "the others",
+    r"test_slow_results\.py::test_a_(result|submitted_step)\w+_no_deadline\[(slow_error|8)\]": "slow, 7",
+    r"test_checkpoints\.py::test_a_resumed_vector\w+\[seeded episodes-3\]": "seeded once, snapshots",
+    r"test_backends\.py::TestFork::test_(deaths|a_rollout|every_result|renewal)": "forkserver, loky",
+    r"test_promises\.py::test_close_may_come_from_anywhere\[never\]": "atexit before, global __del__",
 }
 
 
