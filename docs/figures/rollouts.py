@@ -7,12 +7,13 @@ env of two processes, with the policy in the caller.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -131,8 +132,9 @@ def serve(pipe: Any, name: str, first: int, count: int) -> None:
         pipe.send(None)
 
 
-def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
-    """Return how many seconds each side has taken, round by round."""
+@contextlib.contextmanager
+def two_apart(name: str) -> Iterator[Callable[[], None]]:
+    """Two processes that share nothing, with half of the envs and the policy each."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for first in (0, ENVS // 2):
@@ -141,9 +143,26 @@ def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
         process.start()
         pipes.append(ours)
         processes.append(process)
+
+    def run() -> None:
+        for pipe in pipes:
+            pipe.send(True)
+        for pipe in pipes:
+            pipe.recv()
+
+    yield run
+    for pipe in pipes:
+        pipe.send(False)
+    for process in processes:
+        process.join()
+
+
+def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
+    """Return how many seconds each side has taken, round by round."""
     loop = Loop(name, 0, ENVS)
     factories = [lambda: make_env(name)] * ENVS
     with (
+        two_apart(name) as apart,
         ea.VectorEnv(factories, envs_per_actor=ENVS // 2) as rolling,
         ea.VectorEnv(factories, envs_per_actor=ENVS // 2) as stepping,
     ):
@@ -155,12 +174,6 @@ def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
             nonlocal obs
             for _ in range(STEPS):
                 obs = stepping.step(policy(obs, None))[0]
-
-        def apart() -> None:
-            for pipe in pipes:
-                pipe.send(True)
-            for pipe in pipes:
-                pipe.recv()
 
         sides: dict[str, Callable[[], Any]] = {
             "rollout": lambda: rolling.rollout(STEPS),
@@ -175,10 +188,6 @@ def measure_env(name: str, rounds: int) -> dict[str, list[float]]:
                 run()
                 if number > 1:
                     found[side].append(time.perf_counter() - began)
-    for pipe in pipes:
-        pipe.send(False)
-    for process in processes:
-        process.join()
     return found
 
 

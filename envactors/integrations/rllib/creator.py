@@ -40,7 +40,7 @@ class EnvCreator:
     env: str | Callable[[dict[str, Any]], Any]
     options: CommonOptions
 
-    def __call__(self, config: Mapping[str, Any]) -> ActorVectorEnv:
+    def __call__(self, config: Mapping[str, Any]) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
         """Make the vector env of an env runner.
 
         Args:

@@ -40,8 +40,10 @@ class AgentSpaces(MultiAgentEnv):  # type: ignore[misc] # Ray is not checked
     """The agents and spaces of an env in an actor, where RLlib expects the env. It cannot be stepped."""
 
     def __init__(self, agents: Agents) -> None:
-        self.possible_agents, self.observation_spaces, self.action_spaces = agents
-        self.agents = list(agents.possible_agents)
+        self.possible_agents: list[Any] = agents.possible_agents
+        self.observation_spaces: dict[Any, Any] = agents.observation_spaces
+        self.action_spaces: dict[Any, Any] = agents.action_spaces
+        self.agents: list[Any] = list(agents.possible_agents)
         super().__init__()
 
 
@@ -59,7 +61,7 @@ class ActorVectorMultiAgentEnv(VectorMultiAgentEnv):  # type: ignore[misc] # Ray
     """
 
     def __init__(self, factories: Sequence[Factory], options: CommonOptions) -> None:
-        self.closed = True  # for `__del__`, should the actors fail to start
+        self.closed: bool = True  # for `__del__`, should the actors fail to start
         adapters = adapter_factories(MultiAgentEnvAdapter, factories)
         defaults: VectorOptions = {"autoreset": "disabled"}
         if DEFAULT == "forkserver":
@@ -72,8 +74,8 @@ class ActorVectorMultiAgentEnv(VectorMultiAgentEnv):  # type: ignore[misc] # Ray
         self.envs: list[AgentSpaces] = [AgentSpaces(agents) for agents in self.vector.call("envactors_agents")]
         self.single_observation_spaces: dict[str, Any] = self.envs[0].observation_spaces
         self.single_action_spaces: dict[str, Any] = self.envs[0].action_spaces
-        self.single_observation_space = gymnasium.spaces.Dict(self.single_observation_spaces)
-        self.single_action_space = gymnasium.spaces.Dict(self.single_action_spaces)
+        self.single_observation_space: Any = gymnasium.spaces.Dict(self.single_observation_spaces)
+        self.single_action_space: Any = gymnasium.spaces.Dict(self.single_action_spaces)
         self._access = VectorAccess(self.vector)
         self._is_over: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         # By env: the last observation of each agent that is not done.
@@ -174,6 +176,7 @@ class ActorMultiAgentEnvRunner(MultiAgentEnvRunner):  # type: ignore[misc] # Ray
     """
 
     env: Any
+    num_envs: int
 
     def make_env(self) -> None:
         """Make the vector env, after closing the one before.
