@@ -160,7 +160,9 @@ class Calls:
             with core.lock:
                 if core.phase is not LIVE or core.closing or core.permits is not None or core.process is None:
                     return False
-                if table.running is not None or table.queue or core.deferred.waiting or call.bound is not None:
+                if table.running is not None or table.queue or core.deferred.waiting:
+                    return False
+                if call.bound not in (None, core.incarnation):
                     return False
                 if rows is not None and rows.has_posted():
                     return False
