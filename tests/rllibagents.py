@@ -7,7 +7,6 @@ import signal
 
 import numpy as np
 from gymnasium import spaces
-from rllibenvs import Unreliable
 
 import envactors as ea
 
@@ -98,10 +97,15 @@ class Endless(Relay):
 
 
 class Pair(WithoutRay):
-    """Two CartPoles, the first of which is unreliable; an episode ends with the first that falls."""
+    """Two CartPoles, the first of which may fail; an episode ends with the first that falls.
 
-    def __init__(self, config):
-        self.poles = {"left": Unreliable(config), "right": Unreliable({})}
+    Args:
+        pole: Class of the CartPoles.
+        config: The config of the first one.
+    """
+
+    def __init__(self, pole, config):
+        self.poles = {"left": pole(config), "right": pole({})}
         self.possible_agents = self.agents = list(self.poles)
         self.observation_spaces = {agent: pole.observation_space for agent, pole in self.poles.items()}
         self.action_spaces = {agent: pole.action_space for agent, pole in self.poles.items()}

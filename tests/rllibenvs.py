@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -34,6 +35,37 @@ class Unreliable(gymnasium.Wrapper):
         if drawn < self.config.get("errors", 0):
             raise RuntimeError("unreliable")
         return self.env.step(action)
+
+
+class FailsToReset(gymnasium.Env):
+    """Observes the steps of its episode, which has five; its first process fails in its second reset.
+
+    Args:
+        config: ``is_killed``: whether the process is killed; otherwise the reset raises.
+    """
+
+    observation_space = gymnasium.spaces.Box(0, 5, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, config):
+        self.is_killed = config.get("is_killed", False)
+        self.left = 2 if ea.current_actor().incarnation == 0 else 0
+
+    def reset(self, *, seed=None, options=None):
+        self.left -= 1
+        if self.left == 0 and self.is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.left == 0:
+            raise RuntimeError("reset")
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observe(), 1.0, self.steps == 5, False, {}
+
+    def observe(self):
+        return np.array([self.steps], np.float32)
 
 
 def count_end(episode, metrics_logger, **kwargs):
@@ -70,21 +102,28 @@ def evaluate(module):
     return np.mean([play(module, seed) for seed in range(10)])
 
 
-def configure(kind):
-    """Return the part of the configuration that depends on the kind of env, which is registered."""
+def configure(kind, pole, **options):
+    """Return the part of the configuration that depends on the kind of env, and register the env.
+
+    Args:
+        kind: ``"single"``, or ``"pairs"`` for a multi-agent env.
+        pole: The env, of which a pair has two.
+        **options: Options of `on_actors`.
+    """
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.tune.registry import register_env
 
     if kind == "single":
-        register_env("unreliable", on_actors(Unreliable, restart=FOREVER))
-        return PPOConfig().env_runners(gym_env_vectorize_mode="vector_entry_point")
+        register_env("poles", on_actors(pole, **options))
+        return PPOConfig().environment("poles").env_runners(gym_env_vectorize_mode="vector_entry_point")
     from rllibagents import Pair
 
     from envactors.integrations.rllib import ActorMultiAgentEnvRunner
 
-    register_env("unreliable", on_actors(Pair, restart=FOREVER))
+    register_env("poles", on_actors(functools.partial(Pair, pole), **options))
     shared = {"policies": {"pole"}, "policy_mapping_fn": lambda agent, episode, **kwargs: "pole"}
-    return PPOConfig().env_runners(env_runner_cls=ActorMultiAgentEnvRunner).multi_agent(**shared)
+    config = PPOConfig().environment("poles").env_runners(env_runner_cls=ActorMultiAgentEnvRunner)
+    return config.multi_agent(**shared)
 
 
 def trained_module(algorithm, kind):
@@ -99,8 +138,8 @@ def train(kind, crashes, errors, iterations, batch_size):
     torch.set_num_threads(1)  # more only spin on so small a network
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     config = (
-        configure(kind)
-        .environment("unreliable", env_config={"crashes": crashes, "errors": errors})
+        configure(kind, Unreliable, restart=FOREVER)
+        .environment(env_config={"crashes": crashes, "errors": errors})
         .env_runners(num_env_runners=1, num_envs_per_env_runner=4, sample_timeout_s=600)
         .callbacks(on_episode_end=count_end)
         .training(train_batch_size_per_learner=batch_size, minibatch_size=128, num_epochs=20, lr=0.003)
@@ -130,13 +169,27 @@ def train(kind, crashes, errors, iterations, batch_size):
     return {name: float(value) for name, value in found.items()}
 
 
-def train_in_a_program(*args):
-    """Train in a program of its own, whose processes Ray ends with it, and return what it counted."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    run = [sys.executable, str(Path(__file__)), *map(str, args)]
-    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+def run_program(path, *args):
+    """Run a program that prints JSON, whose processes Ray ends with it, and return what it printed."""
+    folders = os.pathsep.join(entry for entry in sys.path if entry)
+    run = [sys.executable, str(path), *map(str, args)]
+    done = subprocess.run(run, env={**os.environ, "PYTHONPATH": folders}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def train_in_a_program(*args):
+    """Train in a program of its own, and return what it counted."""
+    return run_program(__file__, *args)
+
+
+def assert_same_training(kind, iterations, batch_size, folder):
+    """Assert that failures that are replayed change neither the sampled episodes nor the weights."""
+    program = Path(__file__).with_name("rllibreplay.py")
+    found, expected = (run_program(program, kind, iterations, batch_size, *faults) for faults in ([folder], []))
+    assert found.pop("restarts") > 0.15 * found["steps"]
+    assert expected.pop("restarts") == 0
+    assert found == expected
 
 
 def assert_accounted_for(found):

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from envactors.actor.future import ActorFuture
+from envactors.actor.handle import call_or_get
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import IDLE, Autoreset
 from envactors.mailbox.control_page import ASLEEP
@@ -32,6 +37,11 @@ class VectorAccess:
     def autoreset(self) -> Autoreset:
         """What happens at the end of an episode."""
         return self._envs._episodes.autoreset
+
+    def resets_next(self) -> npt.NDArray[np.bool_]:
+        """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""
+        ended: npt.NDArray[np.bool_] = self._envs._slots.ended.copy()
+        return ended
 
     def busy(self) -> list[int]:
         """Return the envs whose results have not been delivered.
@@ -74,6 +84,14 @@ class VectorAccess:
         asker = self._asker()
         with defer_signals:
             asker.start_steps(asker.select(env_ids), actions, stream=True, wait=ASLEEP)
+
+    def start_calls(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ActorFuture[Any]]:
+        """Start to call a method of each env, or to read an attribute that is not a method.
+
+        Returns:
+            One future per env.
+        """
+        return [call_or_get(handle, name, args, kwargs) for handle in self._envs._handles]
 
     def _asker(self) -> Asker:
         asker = self._envs._asker

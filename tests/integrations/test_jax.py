@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -18,25 +16,12 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 from jax.experimental import io_callback  # noqa: E402
+from trainingfaults import Failing  # noqa: E402
 
 from envactors.integrations.jax import Callbacks, callbacks  # noqa: E402
 
 STEPS = 120
 cartpole = functools.partial(gymnasium.make, "CartPole-v1")
-
-
-class Killed(gymnasium.Wrapper):
-    """Kills its first process in one of its steps."""
-
-    def __init__(self, env, at):
-        super().__init__(env)
-        self.left = at if ea.current_actor().incarnation == 0 else -1
-
-    def step(self, action):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
 
 
 class Nested(gymnasium.Env):
@@ -130,13 +115,13 @@ def test_rollout_in_scan_equals_the_plain_loop(make, autoreset):
 
 def test_killed_worker_does_not_change_a_replayed_rollout(make):
     healthy = make([cartpole] * 2, envs_per_actor=2)
-    killed = make([lambda: Killed(cartpole(), 40), cartpole], on_failure="replay")
+    killed = make([lambda: Failing(cartpole(), 40, 1), cartpole], on_failure="replay")
     assert_equal(compiled_rollout(killed)(7), plain_rollout(healthy, 7))
     assert [actor.incarnation for actor in killed.actors] == [1, 0]
 
 
 def test_killed_worker_truncates_an_episode_when_failures_renew(make):
-    envs = make([lambda: Killed(cartpole(), 4), cartpole], on_failure="renew")
+    envs = make([lambda: Failing(cartpole(), 4, 1), cartpole], on_failure="renew")
     _, (obs, _, rewards, terminated, truncated) = compiled_rollout(envs, 6)(7)
     assert truncated[:, 0].tolist() == [False] * 3 + [True] + [False] * 2
     assert rewards[:, 0].tolist() == [1, 1, 1, 0, 0, 1]
@@ -149,7 +134,7 @@ def test_killed_worker_truncates_an_episode_when_failures_renew(make):
 def test_failure_that_the_vector_raises_ends_the_program_and_the_next_one_runs(make, monkeypatch):
     # Its record has the traceback, and pytest keeps records longer than the test.
     monkeypatch.setattr(logging.getLogger("jax._src.callback"), "disabled", True)
-    envs = make([lambda: Killed(cartpole(), 4), cartpole])
+    envs = make([lambda: Failing(cartpole(), 4, 1), cartpole])
     rollout = compiled_rollout(envs, 6)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"VectorStepError(.|\n)*SIGKILL"):
         jax.block_until_ready(rollout(7))
@@ -268,7 +253,8 @@ def test_training_with_killed_workers_ends_with_the_same_parameters(make):
     healthy = make([cartpole] * 4, envs_per_actor=4)
     expected, lengths = train(healthy, 100)
     killed = make(
-        [functools.partial(lambda at: Killed(cartpole(), at), at) for at in (40, 900, 2500, 5000)], on_failure="replay"
+        [functools.partial(lambda at: Failing(cartpole(), at, 1), at) for at in (40, 900, 2500, 5000)],
+        on_failure="replay",
     )
     parameters, _ = train(killed, 100)
     assert_equal(parameters, expected)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import random
-import signal
 import warnings
 
 import numpy as np
@@ -20,6 +18,8 @@ with warnings.catch_warnings():
     import pufferlib.vector
     from pufferlib.emulation import GymnasiumPufferEnv, PettingZooPufferEnv
     from pufferlib.ocean import sanity
+
+from trainingfaults import Failing  # noqa: E402
 
 from envactors.integrations.pufferlib import ActorVecEnv, make  # noqa: E402
 
@@ -62,18 +62,9 @@ class Native(pufferlib.PufferEnv):
         pass
 
 
-class Killed(gymnasium.Wrapper):
-    """Kills its first process in one of its steps."""
-
-    def __init__(self, at):
-        super().__init__(gymnasium.make("CartPole-v1"))
-        self.left = at if ea.current_actor().incarnation == 0 else -1
-
-    def step(self, action):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
+def killed_in_step(at):
+    """CartPole whose first process is killed."""
+    return Failing(gymnasium.make("CartPole-v1"), at, 1)
 
 
 @pytest.fixture
@@ -160,7 +151,7 @@ def test_batches_and_their_spaces_are_those_of_serial(name, make_one):
 
 
 def test_killed_worker_does_not_change_a_replayed_run(make_one):
-    killed = make_one([Killed, cartpole], [[9], []], [{}, {}], num_envs=2, on_failure="replay")
+    killed = make_one([killed_in_step, cartpole], [[9], []], [{}, {}], num_envs=2, on_failure="replay")
     whole = serial(cartpole, 2)
     actions = random_actions(whole, 30)
     assert_same(rollout(killed, actions), rollout(whole, actions))
@@ -175,7 +166,6 @@ def test_killed_worker_does_not_change_a_replayed_run(make_one):
 def test_training_with_failures_ends_with_the_same_weights_as_with_serial(iterations, every, count, make_one):
     torch = pytest.importorskip("torch")
     import cleanrlppo
-    from trainingfaults import Failing
 
     torch.set_num_threads(1)
     args = cleanrlppo.Args(num_iterations=iterations)
@@ -193,7 +183,7 @@ def test_training_with_failures_ends_with_the_same_weights_as_with_serial(iterat
 
 
 def test_killed_worker_truncates_its_agents_when_failures_renew(make_one):
-    envs = make_one(Killed, [3], num_envs=1, on_failure="renew")
+    envs = make_one(killed_in_step, [3], num_envs=1, on_failure="renew")
     results = rollout(envs, [np.array([1])] * 5)
     assert [bool(one[3][0]) for one in results] == [False, False, False, True, False, False]
     assert [float(one[1][0]) for one in results] == [0, 1, 1, 0, 0, 1]
@@ -201,7 +191,7 @@ def test_killed_worker_truncates_its_agents_when_failures_renew(make_one):
 
 
 def test_failure_is_raised_and_a_reset_continues(make_one):
-    envs = make_one(Killed, [1], num_envs=1)
+    envs = make_one(killed_in_step, [1], num_envs=1)
     envs.async_reset(0)
     envs.recv()
     envs.send(np.array([1]))

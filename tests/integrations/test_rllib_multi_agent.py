@@ -21,9 +21,9 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.vector.sync_vector_multi_agent_env import SyncVectorMultiAgentEnv
 from ray.tune.registry import register_env
-from rllibagents import RelayOfRay
-from rllibenvs import Unreliable, assert_accounted_for, train_in_a_program
-from rllibrelay import Endless, FailsToReset, Relay
+from rllibagents import Endless, FailsToReset, Relay
+from rllibenvs import Unreliable, assert_accounted_for, assert_same_training, train_in_a_program
+from rllibrelay import RelayOfRay
 
 from envactors.integrations.rllib import ActorMultiAgentEnvRunner, on_actors
 from envactors.integrations.rllib.multi_agent import ActorVectorMultiAgentEnv
@@ -148,6 +148,8 @@ def test_methods_and_attributes_are_those_of_the_envs(make):
     assert envs.get_attr("steps") == (0, 0)
     assert [observation.keys() for observation in envs.call("observe", "late")] == [{"late"}] * 2
     assert envs.render() == (None, None)
+    assert envs.call("steps") == (0, 0)
+    assert envs.get_attr("observe") == ({}, {})  # methods are called, as by RLlib
     assert repr(envs) == "ActorVectorMultiAgentEnv(num_envs=2)"
 
 
@@ -241,3 +243,17 @@ def test_crashes_and_errors_cost_episodes_and_neither_steps_nor_the_runner():
     assert_accounted_for(found)
     assert found["steps"] >= 512
     assert found["failed"] >= 10
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ppo_learns_with_failures_in_a_tenth_of_the_steps():
+    found = train_in_a_program("pairs", 0.1, 0.1, 10, 1024)
+    assert_accounted_for(found)
+    assert found["trained_return"] > 2 * found["untrained_return"]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("iterations", "batch_size"), [(1, 128), pytest.param(4, 1024, marks=pytest.mark.soak)])
+def test_training_with_a_fifth_of_the_steps_failing_ends_as_without_failures(iterations, batch_size, tmp_path):
+    assert_same_training("pairs", iterations, batch_size, tmp_path)

@@ -18,7 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from envactors.actor.handle import ActorHandle, call_or_get
+from envactors.actor.handle import ActorHandle
 from envactors.backends.process import ProcessBackend
 from envactors.errors import (
     ActorStartError,
@@ -341,7 +341,7 @@ class ActorVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pending.check_free("call_async")
         if name in _NOT_CALLED:
             raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
-        self._pending.add_calls([call_or_get(self.vector[i], name, args, kwargs) for i in range(self.num_envs)])
+        self._pending.add_calls(self._access.start_calls(name, args, kwargs))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the result of `call_async`.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from envactors.errors import VectorInputError
-from envactors.integrations.gymnasium.vector_env import ActorVectorEnv
 from envactors.integrations.options import check_options
+from envactors.integrations.rllib.single_agent import SingleAgentVectorEnv
 from envactors.vector.options import CommonOptions
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class EnvCreator:
             )
         factory = self.factory({name: value for name, value in config.items() if name != "num_envs"})
         with _hidden_registration():
-            return ActorVectorEnv([factory] * config["num_envs"], **self.options)
+            return SingleAgentVectorEnv([factory] * config["num_envs"], **self.options)
 
     def factory(self, env_config: Mapping[str, Any]) -> Callable[[], Any]:
         """Return the factory of an env with this ``env_config``."""

@@ -26,6 +26,7 @@ from envactors.integrations.rllib.creator import REFUSED, EnvCreator
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT
 from envactors.vector.access import VectorAccess
+from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import CommonOptions, VectorOptions
 from envactors.vector.results import Batch
@@ -145,16 +146,16 @@ class ActorVectorMultiAgentEnv(VectorMultiAgentEnv):  # type: ignore[misc] # Ray
         return step
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of all envs in parallel and return one value per env."""
-        return tuple(self.vector.call(name, *args, **kwargs))
+        """Call a method of each env, or read an attribute that is not a method; return one value per env."""
+        return tuple(results_of(self._access.start_calls(name, args, kwargs)))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of each env."""
-        return tuple(self.vector.get_attr(name))
+        """Return an attribute of each env; methods are called, as by RLlib."""
+        return self.call(name)
 
     def render(self) -> tuple[Any, ...]:
         """Return what the ``render`` of each env returns."""
-        return tuple(self.vector.render())
+        return self.call("render")
 
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 # RLlib's signature
         """Close the envs and end their processes."""
