@@ -29,7 +29,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build", "figures", "examples", "openenv"]
-default_role = "py:obj"  # names in docstrings stand in single backticks
+default_role = "py:obj"  # names in docstrings have single backticks
 
 myst_enable_extensions = ["colon_fence", "attrs_inline"]
 myst_heading_anchors = 3

@@ -121,7 +121,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Orders files, marks what is slow, and under the stand-in for other platforms, skips what it cannot do."""
+    """Orders files, marks slow tests, and on the portable system skips what it cannot do."""
     items.sort(key=lambda item: FIRST.index(item.path.parent.name))
     for item in items:
         if is_slow(item.nodeid):

@@ -319,7 +319,7 @@ def most_at_once(path):
 
 
 class FixedWait:
-    """Stands in for `WaitTuner`: always the same strategy."""
+    """Replaces a `WaitTuner`: always the same strategy."""
 
     def __init__(self, strategy) -> None:
         self.strategy = strategy

@@ -73,9 +73,9 @@ class Parent:
         factory: Makes each env.
         count: How many envs there are.
         autoreset: Whether an episode that ends is reset within the step.
-        pickles: Whether what does not stand in arrays is pickled.
+        pickles: Whether values without a fixed size are pickled.
         guard: See `envactors.worker.step_runner.WriteGuard`.
-        action: The spec of actions that stand in rows; None if they come as payload.
+        action: The spec of actions that are written to rows; None if they come as payload.
         observation: The spec of observations.
         reward: The spec of rewards; None if they are objects.
     """

@@ -1,10 +1,10 @@
-"""What the stand-in for other platforms cannot do: the only tests that are skipped with ENVACTORS_SYSTEM=portable."""
+"""Tests of what the portable system cannot do; no others are skipped with ENVACTORS_SYSTEM=portable."""
 
 from __future__ import annotations
 
 import re
 
-# Regular expressions of test ids, and why these tests are for Linux alone.
+# Regular expressions of test ids, and why these tests need Linux.
 LINUX_ONLY = {
     r"forkserver|test_fork_server\.py|test_code_blocks_run\[(start-method|other-packages)": "there are no fork servers",
     r"test_the_import_of_torch_is_done_once": "there are no fork servers, which would import it",
@@ -19,5 +19,5 @@ LINUX_ONLY = {
 
 
 def why_not_portable(nodeid: str) -> str | None:
-    """Return why a test does not apply under the stand-in; None if it does."""
+    """Return why a test does not apply to the portable system; None if it does."""
     return next((reason for pattern, reason in LINUX_ONLY.items() if re.search(pattern, nodeid)), None)

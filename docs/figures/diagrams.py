@@ -214,7 +214,7 @@ def main() -> None:
             ("reactor", "decisions", "facts of the process"),
             ("decisions", "reactor", "restart now, later, or never"),
             ("reactor", "decisions", "facts of each env without a complete result"),
-            ("decisions", "reactor", "repeat, reset, stand in, or fail"),
+            ("decisions", "reactor", "repeat, reset, truncate, or fail"),
             ("reactor", "next process", "start; journal, if it is a replay"),
             ("reactor", "next process", "queued requests"),
         ],

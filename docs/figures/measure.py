@@ -62,12 +62,12 @@ RATE = textwrap.dedent("""
     import time
     import numpy as np
 
-    def rate(envs, actions=np.ones((1, 8), np.int64), seconds=0.7):
-        batches, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < seconds:
+    def rate(envs, actions=np.ones((1, 8), np.int64), seconds=0.7, clock=time.perf_counter):
+        batches, begun = 0, clock()
+        while clock() - begun < seconds:
             envs.step(actions[batches % len(actions)])
             batches += 1
-        return 8 * batches / (time.perf_counter() - begun)
+        return 8 * batches / (clock() - begun)
 """)
 
 
@@ -207,16 +207,24 @@ NODES = RATE + textwrap.dedent("""
 
 
 # Runs in a fresh process; prints env-steps per second with nothing switched on, after a `stats()`, and with a trace,
-# `stats()` ten times a second, and a monitor that another process asks twice a second. All sides use the same workers:
-# two sets of the same processes may differ by more than what is measured.
+# `stats()` ten times a second, and a monitor that another process asks twice a second. All sides use the same workers,
+# since two sets of the same processes may differ by more than what is measured. The sides take turns every half second,
+# since the speed of a shared machine changes within seconds. In-process, the rate is per second of CPU time, which other
+# programs hardly change.
 INSIDE = RATE + textwrap.dedent("""
-    import contextlib, json, os, subprocess, sys, threading, time
-    import numpy as np
+    import contextlib, json, os, subprocess, sys, threading
     import envactors as ea
     from envactors.testing import workloads
     from envactors.mailbox.control_page import TIMED
 
-    ROWS = ("nothing", 4), ("nothing", 1), ("busy_100us", 4), ("busy_100us", 1)
+    ROWS = {
+        "nothing, 4 per process": ("nothing", {"envs_per_actor": 4}),
+        "nothing, 1 per process": ("nothing", {}),
+        "busy_100us, 4 per process": ("busy_100us", {"envs_per_actor": 4}),
+        "busy_100us, 1 per process": ("busy_100us", {}),
+        "busy_100us, in-process, per second of CPU time": ("busy_100us", {"backend": "inline"}),
+    }
+    TURNS_PER_ROUND, SECONDS, WARM_UP = 6, 0.5, 0.05
     CLIENT = '''
     import sys
     from pathlib import Path
@@ -243,32 +251,29 @@ INSIDE = RATE + textwrap.dedent("""
         def read_stats():
             while not ended.wait(0.1):
                 envs.stats()
-        def ask():
-            while not ended.wait(0.5):
-                print(monitor.path, file=client.stdin, flush=True)
-        threads = [threading.Thread(target=each) for each in (read_stats, ask)]
         with ea.trace(os.devnull):
-            for thread in threads:
-                thread.start()
+            reader = threading.Thread(target=read_stats)
+            reader.start()
+            print(monitor.path, file=client.stdin, flush=True)  # once per turn: twice a second
             yield
             ended.set()
-            for thread in threads:
-                thread.join()
+            reader.join()
 
     if __name__ == "__main__":
         rounds, measured = int(sys.argv[1]), {}
         client = subprocess.Popen([sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, text=True)
         sides = {"off": switch_off, "after stats()": switch_stats_on, "all on": switch_all_on}
-        for workload, packing in ROWS:
-            results = measured[f"{workload}, {packing} per process"] = {name: [] for name in sides}
-            factories = [getattr(workloads, workload)] * 8
-            with ea.monitor() as monitor, ea.VectorEnv(factories, envs_per_actor=packing) as envs:
+        for row, (workload, options) in ROWS.items():
+            results = measured[row] = {name: [] for name in sides}
+            clock = time.process_time if "backend" in options else time.perf_counter
+            with ea.monitor() as monitor, ea.VectorEnv([getattr(workloads, workload)] * 8, **options) as envs:
                 envs.reset(seed=0)
                 rate(envs)
-                for round in range(rounds):
-                    for name, switch_on in list(sides.items())[:: 1 - round % 2 * 2]:
+                for turn in range(rounds * TURNS_PER_ROUND):
+                    for name, switch_on in list(sides.items())[:: 1 - turn % 2 * 2]:
                         with switch_on(envs):
-                            results[name].append(rate(envs))
+                            rate(envs, seconds=WARM_UP)
+                            results[name].append(rate(envs, seconds=SECONDS, clock=clock))
                         switch_off(envs)
         client.stdin.close()
         client.wait()
@@ -276,8 +281,8 @@ INSIDE = RATE + textwrap.dedent("""
 """)
 
 
-# Runs in a fresh process; prints env-steps per second on Linux's own calls, on the stand-in for other platforms, and on
-# Linux's own calls with the start method of the stand-in. Each side is a process that steps when it is asked to.
+# Runs in a fresh process; prints env-steps per second on Linux, on the portable system, and on Linux with the
+# start method of the portable system. Each side is a process that steps when it is asked to.
 PLATFORMS = textwrap.dedent("""
     import json, os, subprocess, sys
 
@@ -301,7 +306,7 @@ PLATFORMS = textwrap.dedent("""
     '''
     SIDES = {
         "Linux": ("linux", "forkserver"),
-        "stand-in": ("portable", "loky"),
+        "portable": ("portable", "loky"),
         "Linux, loky": ("linux", "loky"),
     }
     ROWS = ("nothing", 1), ("nothing", 4), ("image", 1), ("image", 4), ("busy_100us", 4)
@@ -640,12 +645,12 @@ def show_inside(measured: Any) -> str:
 
 
 def measure_platforms(rounds: int) -> Any:
-    """The stand-in for other platforms, beside Linux's own calls."""
+    """The speed of the portable system beside that of Linux."""
     return run_script(PLATFORMS, rounds)
 
 
 def show_platforms(measured: Any) -> str:
-    """Return the table of the stand-in."""
+    """Return the table of the portable system."""
     rows = []
     for name, sides in measured.items():
         linux, portable, same_start = sides.values()

@@ -66,7 +66,7 @@ class Fate(enum.Enum):
     FAIL = enum.auto()  # the error is the outcome
     REDO = enum.auto()  # the same again, before all else
     RESET = enum.auto()  # the next process resets the env, and the result contains the failure
-    STAND_IN = enum.auto()  # the last observation at once, truncated; the env is reset later
+    TRUNCATE = enum.auto()  # the last observation is the result, truncated; the env is reset later
 
 
 class Decision(NamedTuple):
@@ -107,4 +107,4 @@ def decide(failed: Failed) -> Decision:
     if failed.asked_reset or failed.autoreset == "same_step" or not failed.has_last:
         return Decision(Fate.RESET, raised, loses_episode=True, forgets_journal=forgets)
     resets_next = failed.autoreset == "next_step"
-    return Decision(Fate.STAND_IN, raised, loses_episode=True, resets_next=resets_next, forgets_journal=forgets)
+    return Decision(Fate.TRUNCATE, raised, loses_episode=True, resets_next=resets_next, forgets_journal=forgets)

@@ -119,7 +119,7 @@ def _act(rows: ActorRows, index: int, failed: Failed, decision: Decision, error:
         slot.op = Op(op.method, True, op.future, op.seed if repeats else None, payload, failure=error)
         slots.states[index] = ASKED
         return
-    outcome = Outcome(error, stands_in=decision.fate is Fate.STAND_IN)
+    outcome = Outcome(error, truncates=decision.fate is Fate.TRUNCATE)
     if failed.cause is Cause.RAISED:
         slots.outcomes[index] = outcome  # for the caller, who is reading the row: it arrives no second time
     else:

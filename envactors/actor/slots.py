@@ -74,11 +74,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         error: The failure.
-        stands_in: Whether the last complete result is returned again, truncated; otherwise the failure is raised.
+        truncates: Whether the last complete result is returned again, truncated; otherwise the failure is raised.
     """
 
     error: BaseException
-    stands_in: bool
+    truncates: bool
 
 
 @dataclasses.dataclass(slots=True, eq=False)

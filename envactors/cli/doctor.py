@@ -184,7 +184,7 @@ def _examine_processes() -> dict[str, Any]:
     return {
         "start methods": [*get_args(StartMethod)],
         "default": DEFAULT,
-        "portable stand-in": PORTABLE,
+        "portable system": PORTABLE,
         "memfd": _trouble(lambda: os.close(os.memfd_create("envactors"))) is None,
         "pidfd": _trouble(lambda: os.close(os.pidfd_open(os.getpid()))) is None,
         "monitor": _trouble(socket_directory),

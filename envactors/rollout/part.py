@@ -34,7 +34,7 @@ from envactors.rollout.orders import (
 )
 from envactors.rollout.progress import PartProgress
 from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
-from envactors.rollout.trajectory import REPEAT, RESET, STAND_IN, STEP, ColumnsNote, Trajectory
+from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
 
 if TYPE_CHECKING:
     from envactors.actor.future import ActorFuture
@@ -380,7 +380,7 @@ class ActorPart:
         # With autoreset within the step, the next process may have completed the reset in a separate row.
         was_reset = bool(slots.ops[index] & RESET_BIT) and not over
         failure = result.info.get("failure")
-        op = STAND_IN if failure is not None else RESET if was_reset else STEP
+        op = TRUNCATED if failure is not None else RESET if was_reset else STEP
         self.progress.complete(index, op, starts=was_reset or (over and slots.autoreset == "same_step"))
         if result.info:
             self.infos.append((step, index, result.info))

@@ -23,7 +23,7 @@ from envactors.mailbox.specs import ArraySpec, Spec, flatten, leaves, unflatten
 STEP: Final = 0
 RESET: Final = 1  # the episode had ended, and the env was reset: its action was ignored
 REPEAT: Final = 2  # the episode had ended, nothing reset the env, and the last observation was repeated
-STAND_IN: Final = 3  # the env failed, and its result is the last observation
+TRUNCATED: Final = 3  # the env failed, and its result is the last observation
 
 # Bytes per encoded info; larger infos are sent in messages. Those of MuJoCo take about 500 bytes.
 _INFO_ROOM = 1024

@@ -104,12 +104,12 @@ class Outcomes:
             if self._fail(index, error):
                 return None
             outcome = slots.outcomes[index]
-        last = self._reader.last(index) if outcome.stands_in else None
+        last = self._reader.last(index) if outcome.truncates else None
         slots.outcomes.pop(index, None)
         now = time.monotonic()
         if last is None:
             return ReadyResult(index, now, error=outcome.error)
-        return ReadyResult(index, now, _stand_in(last, outcome.error, slot.incarnation))
+        return ReadyResult(index, now, _truncated_result(last, outcome.error, slot.incarnation))
 
     def _read_content(self, index: int) -> BaseException | None:
         """Read the content of an env's result; return its exception if the env failed."""
@@ -144,7 +144,7 @@ class Outcomes:
         core = supervisor.core
         with core.change, core.lock:
             if supervisor.calls.rows is None:  # the actor has been closed
-                slots.outcomes[index] = Outcome(error, stands_in=False)
+                slots.outcomes[index] = Outcome(error, truncates=False)
                 return False
             fate = row_failures.fail(supervisor.calls.rows, index, Cause.RAISED, error)
             if fate not in (Fate.REDO, Fate.RESET):
@@ -202,7 +202,7 @@ class Outcomes:
         return None
 
 
-def _stand_in(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:
+def _truncated_result(last: EnvStep, error: BaseException, incarnation: int) -> EnvStep:
     """Return the result of an env that failed: its last observation, truncated, with the failure in its info."""
     where = error.incarnation if isinstance(error, ActorError) and error.incarnation is not None else incarnation
     reward = np.zeros_like(last.reward) if isinstance(last.reward, np.ndarray) else 0.0

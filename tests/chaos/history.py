@@ -25,7 +25,7 @@ class EnvHistory:
         root_seed: Seed of the last seeded reset.
         last_obs: Last observation.
         steps: Steps since the last seeded reset.
-        delivered_steps: All steps whose results were delivered; failures that stand in for a result do not count.
+        delivered_steps: All steps whose results were delivered, without failed ones.
         is_predictable: False once a result was wrong, until the next seeded reset.
     """
 

@@ -1,4 +1,4 @@
-"""What stands in for ML-Agents' package ``mlagents``, and what is said where ``mlagents_envs`` is missing."""
+"""The own classes that replace those of the package ``mlagents``, and the error if ``mlagents_envs`` is missing."""
 
 from __future__ import annotations
 

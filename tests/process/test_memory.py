@@ -18,7 +18,7 @@ import envactors as ea
 from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv
 
-pytestmark = pytest.mark.skipif(PORTABLE, reason="the stand-in for other platforms cannot do this")
+pytestmark = pytest.mark.skipif(PORTABLE, reason="the portable system cannot do this")
 MIB = 1 << 20
 
 

@@ -324,7 +324,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "call", "front", "end", 
 
 
 class Holding:
-    """Stands in for an actor that needs permits: runs what heads its queue, one at a time."""
+    """Replaces an actor that needs permits: runs the first request of its queue, one at a time."""
 
     def __init__(self, permits, started):
         self.permits, self.started = permits, started

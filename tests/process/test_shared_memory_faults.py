@@ -124,7 +124,7 @@ def test_an_env_that_is_lost_between_the_halves_of_a_step_is_reported_by_the_sec
 @pytest.mark.parametrize("moment", ["as actions are written", "as it is posted"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_failure, moment):
-    """That one's result stands in the slab, and was handed out, when its process is found dead."""
+    """The result of the step before is still in the slab, already delivered, when the crash is noticed."""
     with ea.VectorEnv([lambda i=i: EchoEnv(i) for i in range(2)], on_failure=on_failure, restart=ALWAYS) as envs:
         envs.reset(seed=0)
         envs.step([1, 1])

@@ -171,7 +171,7 @@ def plain(infos):
     ]
 
 
-def test_a_standby_of_several_envs_stands_in_for_fewer(tmp_path):
+def test_a_standby_of_several_envs_serves_fewer(tmp_path):
     closed = tmp_path / "closed"
     with make(6, factory=lambda: Placed(closed), envs_per_actor=4, restart=SLOW) as envs:
         pid = standbys(envs)[0].pid

@@ -1,4 +1,4 @@
-"""The calls of Linux and what stands in for them: the same names, and the same of what others rely on."""
+"""Both systems, Linux's and the portable one, have the same names and keep the same guarantees."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def public(module):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_the_stand_in_has_the_same_names(file):
+def test_the_portable_system_has_the_same_names(file):
     ours, theirs = (public(implementation(system, file)) for system in SYSTEMS)
     assert ours == theirs
     assert ours
@@ -304,7 +304,7 @@ def test_the_variable_chooses(monkeypatch):
 
 
 @pytest.mark.parametrize("missing", ["eventfd", "memfd_create", "pidfd_open"])
-def test_without_the_calls_of_linux_the_stand_in_is_chosen(monkeypatch, missing):
+def test_without_linux_calls_the_portable_system_is_chosen(monkeypatch, missing):
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     assert choice.choose() == "linux"
     monkeypatch.delattr(os, missing)

@@ -155,8 +155,8 @@ class Checker:
         is_step = failure is None and model.token is not None and not model.ended
         if reward != (model.token if is_step else 0):
             raise Violation(f"another reward, {reward}: {what}")
-        stands_in = failure is not None and truncated and self._autoreset != "same_step" and model.token is not None
-        if stands_in:
+        is_repeated = failure is not None and truncated and self._autoreset != "same_step" and model.token is not None
+        if is_repeated:
             if not np.array_equal(obs, model.last):
                 raise Violation(f"not the last observation: {what}")
         elif is_step:
@@ -167,7 +167,7 @@ class Checker:
                 raise Violation(f"another action's info: {what}")
         elif final is not None and not np.array_equal(final, model.last) and final[2] != model.token:
             raise Violation(f"not the last observation: {what}")
-        if final is not None or not (is_step or stands_in):
+        if final is not None or not (is_step or is_repeated):
             self._check_reset(env_id, obs, info, what)
         if final is not None and info["is_renewed"]:
             # Calls that waited behind the last step of a process that is recycled have run there, before the reset.

@@ -175,7 +175,7 @@ MUTANTS = [
     Mutant(DECIDE, "loses_episode=not raised or failed.was_reset", "loses_episode=False", LOSSES),
     Mutant(DECIDE, 'failed.autoreset == "next_step"', "False", "an env that failed is reset"),
     Mutant(DECIDE, "failed.is_closing or not failed.actor_lives", "failed.is_closing", HANGS),
-    Mutant(DECIDE, "Decision(Fate.STAND_IN, raised,", "Decision(Fate.STAND_IN, False,", "its process is discarded"),
+    Mutant(DECIDE, "Decision(Fate.TRUNCATE, raised,", "Decision(Fate.TRUNCATE, False,", "its process is discarded"),
     Mutant("actor.exit_decision:decide_call", " and retries > 0", "", ONCE),
     Mutant("actor.exit_decision:decide_call", "return Fate.HOLD", "return Fate.DROP", HANGS),
     Mutant("actor.exit_decision:decide_call", "return Fate.FAIL\n    if kind", "return Fate.HOLD\n    if kind", HANGS),

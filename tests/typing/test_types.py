@@ -75,7 +75,8 @@ def test_every_public_name_has_a_type(tmp_path):
         if one["isExported"] and not (one["isTypeKnown"] and not one["isTypeAmbiguous"])
     }
     # Without messages are names that another module defines. Bases are unknown where their library is not installed or
-    # has no types; ALF's names have stand-ins then, and what OpenEnv's function returns has such a base.
+    # has no types: ALF's names are then defined by envactors, and the class that OpenEnv's function returns has such a
+    # base.
     unknown = {"Type of base class unknown", "Type of metaclass unknown"}
     exempt = ("envactors.integrations.alf.values.", "envactors.integrations.openenv.")
     ours = {

@@ -35,8 +35,8 @@ def resets(cause, *, replays):
     )
 
 
-def stands_in(cause, *, replays, resets_next):
-    return resets(cause, replays=replays)._replace(fate=Fate.STAND_IN, resets_next=resets_next)
+def truncates(cause, *, replays, resets_next):
+    return resets(cause, replays=replays)._replace(fate=Fate.TRUNCATE, resets_next=resets_next)
 
 
 # (on_failure, cause, what was asked) -> per autoreset what follows.
@@ -52,9 +52,9 @@ TABLE = {
     ("raise", RAISED, RESET): [FAILS] * 3,
     **{
         (on_failure, cause, asked): [
-            stands_in(cause, replays=on_failure == "replay", resets_next=True),
+            truncates(cause, replays=on_failure == "replay", resets_next=True),
             resets(cause, replays=on_failure == "replay"),
-            stands_in(cause, replays=on_failure == "replay", resets_next=False),
+            truncates(cause, replays=on_failure == "replay", resets_next=False),
         ]
         for on_failure, cause, asked in itertools.product(("renew", "replay"), Cause, (STEP, AUTORESET))
     },
@@ -178,18 +178,18 @@ def test_an_env_keeps_its_episode_only_if_it_runs_again_or_may_continue_after_it
         assert decision.loses_episode is not (decision.fate is Fate.REDO or goes_on), one
 
 
-def test_the_last_result_stands_in_only_for_steps_and_a_reset_follows():
+def test_only_failed_steps_are_truncated_and_a_reset_follows():
     for one, decision in those_where(lambda _: True):
-        if decision.fate is Fate.STAND_IN:
+        if decision.fate is Fate.TRUNCATE:
             assert one.has_last, one
             assert not one.asked_reset, one
             assert one.autoreset != "same_step", one
-        assert decision.resets_next is (decision.fate is Fate.STAND_IN and one.autoreset == "next_step"), one
+        assert decision.resets_next is (decision.fate is Fate.TRUNCATE and one.autoreset == "next_step"), one
 
 
 def test_a_journal_is_forgotten_with_the_request_that_has_failed():
     for one, decision in those_where(lambda _: True):
-        is_given_up = decision.fate in (Fate.RESET, Fate.STAND_IN) and one.cause is not WAITING
+        is_given_up = decision.fate in (Fate.RESET, Fate.TRUNCATE) and one.cause is not WAITING
         assert decision.forgets_journal is (is_given_up and one.on_failure == "replay"), one
 
 

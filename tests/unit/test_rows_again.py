@@ -158,7 +158,7 @@ def test_an_exception_of_a_process_that_has_ended_discards_no_later_one(make_act
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_with_renew_the_last_result_stands_in_or_the_next_process_resets(make_actor, autoreset):
+def test_with_renew_the_last_result_is_repeated_or_the_next_process_resets(make_actor, autoreset):
     actor = make_actor(on_failure="renew", autoreset=autoreset)
     before = {env: 1000 * env + int(actor.slab.completed[env]) for env in ENVS}
     actor.step()

@@ -108,7 +108,7 @@ def test_an_env_that_is_to_leave_its_process_is_not_reset_within_its_last_step(a
     assert plan(slots)[0] == HALF | RESET
 
 
-def test_observations_that_stand_in_different_halves_are_brought_together():
+def test_observations_in_different_halves_are_brought_together():
     slots = make_slots(4)
     slots.halves[:] = bytes([0, 1, 0, 1])
     slots.slab.observations[0][:] = [[0, 10, 20, 30], [1, 11, 21, 31]]

@@ -1,4 +1,4 @@
-"""The worker's half of steps and resets, driven without a parent: what comes of what stands in rows."""
+"""The worker's half of steps and resets, driven without a parent, through the rows alone."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def make_specs(observation_space: Any, action_space: Any, num_envs: int, *, cate
     for name, space in (("observation", observation_space), ("action", action_space)):
         if not isinstance(space, Space):
             raise SpaceMismatchError(f"the {name} space is {space!r}: expected a gymnasium.spaces.Space")
-    stand_in = _SpacesOnly(_without_tuples("observation", observation_space), _without_tuples("action", action_space))
+    spaces = _SpacesOnly(_without_tuples("observation", observation_space), _without_tuples("action", action_space))
     try:
-        env = GymWrapper(stand_in, categorical_action_encoding=categorical)
+        env = GymWrapper(spaces, categorical_action_encoding=categorical)
     except Exception as error:
         raise SpaceMismatchError(
             f"TorchRL has no spec for the observation space {observation_space} or the action space {action_space}: "
