@@ -209,8 +209,7 @@ NODES = RATE + textwrap.dedent("""
 # Runs in a fresh process; prints env-steps per second with nothing switched on, after a `stats()`, and with a trace,
 # `stats()` ten times a second, and a monitor that another process asks twice a second. All sides use the same workers,
 # since two sets of the same processes may differ by more than what is measured. The sides take turns every half second,
-# since the speed of a shared machine changes within seconds. In-process, the rate is per second of CPU time, which other
-# programs hardly change.
+# since the speed of a shared machine changes within seconds. In-process, the rate is per second of CPU time.
 INSIDE = RATE + textwrap.dedent("""
     import contextlib, json, os, subprocess, sys, threading
     import envactors as ea
