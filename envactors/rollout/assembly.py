@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,43 +17,82 @@ from envactors.rollout.results import Rollout
 from envactors.rollout.trajectory import STEP, Trajectory
 
 
-def assemble(
-    trajectory: Trajectory,
-    parts: Sequence[ActorPart],
-    hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
-) -> Rollout:
-    """Return the result of one or more actors with consecutive envs.
+class Views(NamedTuple):
+    """What a `Rollout` shows of a trajectory. Views of memory can be made before the workers have written to it.
+
+    Attributes:
+        observations: Arrays of shape (t, n, ...); None for leaves that have no place in the trajectory.
+        actions: Arrays of shape (t, n, ...).
+        rewards, terminated, truncated, starts: As in `Rollout`.
+        extras: As in `Rollout`.
+    """
+
+    observations: list[npt.NDArray[Any] | None]
+    actions: list[npt.NDArray[Any]]
+    rewards: npt.NDArray[Any]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.bool_]
+    extras: dict[str, npt.NDArray[Any]]
+
+
+def make_views(
+    trajectory: Trajectory, first: int, stop: int, hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+) -> Views:
+    """Return what a result shows of a trajectory.
 
     Args:
-        trajectory: Trajectory that the actors have written to.
-        parts: The part of each actor.
+        trajectory: Trajectory that the workers write to.
+        first: First env.
+        stop: Env after the last one.
         hand_out: Returns the array to give to the user for a view of the trajectory: the view itself, or a copy.
     """
     layout = trajectory.layout
-    first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
 
     def columns(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return hand_out(array[:steps, first:stop])
+        return hand_out(array[: layout.steps, first:stop])
 
-    done = trajectory.done[first:stop]
-    ran = np.arange(steps)[:, None] < done[None, :]
-    infos, objects = _read_infos(trajectory, parts, done)
-    # Leaves without a place in the trajectory become object arrays of steps + 1 rows, like the others.
-    beside = iter(_batch_objects(trajectory, objects, first, stop))
-    observed = [next(beside) if array is None else array[:, first:stop] for array in trajectory.observations]
-    pairs = zip(observed, trajectory.observations, strict=True)
-    obs = [own[:steps] if array is None else columns(array) for own, array in pairs]
-    actions = [columns(array) for array in trajectory.actions]
-    return Rollout(
-        np.arange(first, stop),
-        unflatten(layout.observation, iter(obs)),
-        None if layout.action is None else unflatten(layout.action, iter(actions)),
+    return Views(
+        [None if array is None else columns(array) for array in trajectory.observations],
+        [columns(array) for array in trajectory.actions],
         columns(trajectory.rewards),
         columns(trajectory.terminated),
         columns(trajectory.truncated),
         columns(trajectory.starts),
         {name: columns(array) for (name, _), array in zip(layout.extras, trajectory.extras, strict=True)},
-        unflatten(layout.observation, (array[steps].copy() for array in observed)),
+    )
+
+
+def assemble(trajectory: Trajectory, parts: Sequence[ActorPart], views: Views) -> Rollout:
+    """Return the result of one or more actors with consecutive envs.
+
+    Args:
+        trajectory: Trajectory that the actors have written to.
+        parts: The part of each actor.
+        views: What the result shows of the trajectory.
+    """
+    layout = trajectory.layout
+    first, stop, steps = parts[0].first, parts[-1].stop, layout.steps
+    done = trajectory.done[first:stop]
+    ran = np.arange(steps)[:, None] < done[None, :]
+    infos, objects = _read_infos(trajectory, parts, done)
+    # Leaves without a place in the trajectory become object arrays of steps + 1 rows.
+    beside = _batch_objects(trajectory, objects, first, stop)
+    unplaced, last_unplaced = (batch[:steps] for batch in beside), (batch[steps].copy() for batch in beside)
+    obs = (next(unplaced) if array is None else array for array in views.observations)
+    last_obs = (
+        next(last_unplaced) if array is None else array[steps, first:stop].copy() for array in trajectory.observations
+    )
+    return Rollout(
+        np.arange(first, stop),
+        unflatten(layout.observation, obs),
+        None if layout.action is None else unflatten(layout.action, iter(views.actions)),
+        views.rewards,
+        views.terminated,
+        views.truncated,
+        views.starts,
+        views.extras,
+        unflatten(layout.observation, last_obs),
         infos,
         sorted((failure for part in parts for failure in part.failures), key=lambda failure: failure[:2]),
         np.array([part.version for part in parts]),

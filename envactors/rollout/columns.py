@@ -82,6 +82,24 @@ class Column:
                 self.seed = episode_seed(self._root_seed, self._episode)
 
 
+class _Observed:
+    """Observations of several leaves, or of leaves without a place in the trajectory.
+
+    Args:
+        columns: Knows the leaves without a place.
+        seen: Read-only array per leaf; None for leaves without a place.
+    """
+
+    def __init__(self, columns: Columns, seen: Sequence[Any]) -> None:
+        self._columns = columns
+        self._seen = seen
+
+    def __getitem__(self, step: int) -> Any:
+        objects = zip(*self._columns.objects, strict=True)
+        leaves = (list(next(objects)) if array is None else array[step] for array in self._seen)
+        return unflatten(self._columns.trajectory.layout.observation, leaves)
+
+
 class Columns:
     """Steps the envs of a worker, and writes their results into the trajectory.
 
@@ -95,7 +113,11 @@ class Columns:
         trajectory: Trajectory to write to.
         chosen: Number of steps that the policy has chosen actions for, at the index of the worker's first env.
         objects: Leaves of each env's last observation that have no place in the trajectory.
-        has_extras: Whether the policy returns more than actions of a known spec.
+        observed, starts: Read-only batches by step: the observations before it, and whether each is the first of its
+            episode; starts is bool, shape (t + 1, n).
+        my_action: Actions that are single arrays, shape (t, n, ...); None for others.
+        action_shape: Shape of one step's actions in it.
+        action_dtype: Their dtype, as policies return it; None if the policy returns more than such actions.
     """
 
     def __init__(self, trajectory: Trajectory, server: Server, first: int, count: int) -> None:
@@ -108,7 +130,6 @@ class Columns:
         self._guard = server.guard
         self._infos = InfoWriter(trajectory)
         layout = trajectory.layout
-        self.has_extras: bool = bool(layout.extras) or layout.action is None
         self._envs = layout.envs
         self._spec = layout.observation
         is_array = isinstance(self._spec, ArraySpec)
@@ -118,23 +139,25 @@ class Columns:
         self._only_action: Any = trajectory.actions[0] if is_action_array else [None] * layout.steps
         self._copies_action = is_action_array and trajectory.actions[0].ndim > 2
         self._mine = slice(first, first + count)
-        self._my_action = trajectory.actions[0][:, self._mine] if is_action_array else None
-        self._action_shape = (count, *trajectory.actions[0].shape[2:]) if is_action_array else ()
+        self.my_action: Any = trajectory.actions[0][:, self._mine] if is_action_array else None
+        self.action_shape: tuple[int, ...] = (count, *trajectory.actions[0].shape[2:]) if is_action_array else ()
         # NumPy's own object, as policies return it: one that was unpickled is another.
-        self._action_dtype = np.dtype(trajectory.actions[0].dtype.type) if is_action_array else None
+        is_all = is_action_array and not layout.extras
+        self.action_dtype: Any = np.dtype(trajectory.actions[0].dtype.type) if is_all else None
         self.chosen: memoryview[int] = trajectory.chosen.data
         # The policy gets read-only views, since they also are the observations of the result.
-        self._seen = trajectory.columns(trajectory.observations, first, first + count)
-        self._starts_seen: npt.NDArray[np.bool_] = trajectory.starts[:, first : first + count]
-        for view in (*self._seen, self._starts_seen):
+        seen = trajectory.columns(trajectory.observations, first, first + count)
+        self.starts: npt.NDArray[np.bool_] = trajectory.starts[:, self._mine]
+        for view in (*seen, self.starts):
             if view is not None:
                 view.flags.writeable = False
+        self.observed: Any = seen[0] if self._only_obs is not None else _Observed(self, seen)
         # Writing one number through a memoryview takes a third of the time of an array.
         self._rewards: Any = trajectory.rewards.reshape(-1).data if layout.reward == PLAIN_REWARD else None
         self._terminated = trajectory.terminated.reshape(-1).data
         self._truncated = trajectory.truncated.reshape(-1).data
         self._ops = trajectory.ops.reshape(-1).data
-        self._starts = trajectory.starts.reshape(-1).data
+        self._flat_starts = trajectory.starts.reshape(-1).data
         self._checks = trajectory.checks.reshape(-1).data
         self._done = trajectory.done.data
         self._encodings = trajectory.info_encoding.data
@@ -142,29 +165,17 @@ class Columns:
         # Whether `step` may write plain results itself.
         self._is_short = is_plain and self._guard is None and not server.host.hosted_envs[0].journal
 
-    def observed(self, step: int) -> tuple[Any, npt.NDArray[np.bool_]]:
-        """Return read-only views of the observations before a step, and whether each is the first of its episode."""
-        starts = self._starts_seen[step]
-        if self._only_obs is not None:
-            return self._seen[0][step], starts
-        objects = zip(*self.objects, strict=True)
-        leaves = (list(next(objects)) if seen is None else seen[step] for seen in self._seen)
-        return unflatten(self._spec, leaves), starts
-
     def write_actions(self, step: int, actions: Any) -> None:
         """Write the actions that the policy has chosen.
 
         Raises:
             SpaceMismatchError: The actions do not conform to the action spec.
         """
-        mine: Any = self._my_action
-        if type(actions) is np.ndarray and actions.dtype is self._action_dtype and actions.shape == self._action_shape:
-            mine[step] = actions
-            return
+        mine = self.my_action
         spec = self.trajectory.layout.action
         assert spec is not None, "the spec was learned"
         if mine is not None:
-            mine[step] = split_batch(spec, actions, self._action_shape[0], "the policy's actions")
+            mine[step] = split_batch(spec, actions, self.action_shape[0], "the policy's actions")
             return
         count = self._mine.stop - self._mine.start
         for position, value in enumerate(split_batch(spec, actions, count, "the policy's actions"), self._mine.start):
@@ -244,7 +255,7 @@ class Columns:
         self._terminated[row] = terminated
         self._truncated[row] = truncated
         self._ops[row] = op
-        self._starts[row + self._envs] = op == RESET
+        self._flat_starts[row + self._envs] = op == RESET
         column.go_on(op, autoreset)
 
     def _finish(self, column: Column, step: int, op: int, result: Any, autoreset: str) -> None:
@@ -305,7 +316,7 @@ class Columns:
             self._terminated[row] = terminated
             self._truncated[row] = truncated
             self._ops[row] = op
-            self._starts[row + self._envs] = starts
+            self._flat_starts[row + self._envs] = starts
             if hosted.journal:
                 self._checks[row] = hosted.check
             if not info and not objects and type(info) is dict:

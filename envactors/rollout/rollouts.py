@@ -21,7 +21,7 @@ from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, batches_alike
 from envactors.options import is_int
-from envactors.rollout.assembly import assemble, error_of
+from envactors.rollout.assembly import Views, assemble, error_of, make_views
 from envactors.rollout.books import Books
 from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, viewer_of
 from envactors.rollout.orders import Stop
@@ -36,39 +36,52 @@ _MOST = 2
 
 
 class _Run:
-    """A rollout in flight.
+    """A rollout in flight, which its futures belong to: nothing but closing the vector ends it.
+
+    Args:
+        supervisors: Actors of the vector.
+        buffer: Memory of its trajectory.
+        copy: Whether the result stays valid for as long as the user keeps it.
+        count: Number of futures.
+        prepare: Called by a thread that is about to wait, while the workers run.
 
     Attributes:
+        reactor: Reads the replies of the actors when no other thread does.
         parts: The part of each actor.
         buffer: Memory of its trajectory.
         copy: Whether the result stays valid for as long as the user keeps it.
         futures: One future for all actors, or one for each.
         left: Parts that have not ended.
         unsettled: Futures that have no result yet.
+        prepared: Views of the memory of the buffer beside them, for the result; None without any.
     """
 
-    def __init__(self, buffer: TrajectoryBuffer, *, copy: bool) -> None:
+    def __init__(
+        self,
+        supervisors: Sequence[Supervisor],
+        buffer: TrajectoryBuffer,
+        *,
+        copy: bool,
+        count: int,
+        prepare: Callable[[_Run], None],
+    ) -> None:
+        self.reactor = supervisors[0].reactor
         self.buffer = buffer
         self.copy = copy
         self.parts: list[ActorPart] = []
-        self.futures: list[ActorFuture[Rollout]] = []
+        self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in range(count)]
+        for future in self.futures:
+            future.mark_running()
         self.left: set[ActorPart] = set()
-        self.unsettled: set[ActorFuture[Rollout]] = set()
-
-
-class _Owner:
-    """Waits for the results of rollouts, which nothing but closing the vector ends.
-
-    Args:
-        supervisors: Actors of the vector.
-
-    Attributes:
-        reactor: Reads the replies of the actors when no other thread does.
-    """
-
-    def __init__(self, supervisors: Sequence[Supervisor]) -> None:
-        self.reactor = supervisors[0].reactor
+        self.unsettled: set[ActorFuture[Rollout]] = set(self.futures)
+        self.prepared: tuple[TrajectoryBuffer, Views] | None = None
         self._supervisors = supervisors
+        self._prepare = prepare
+
+    @property
+    def has_views(self) -> bool:
+        """Whether there are views of the buffer that it has now."""
+        return self.prepared is not None and self.prepared[0] is self.buffer
 
     def cancel(self, future: ActorFuture[Any]) -> bool:
         del future
@@ -77,6 +90,7 @@ class _Owner:
     abort = cancel
 
     def wait(self, future: ActorFuture[Any], done: Callable[[], bool], deadline: float | None) -> None:
+        self._prepare(self)
         for supervisor in self._supervisors:
             supervisor.calls.resume()
         self.reactor.wait(done, future, deadline)
@@ -118,7 +132,6 @@ class Rollouts:
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
-        self._owner = _Owner(supervisors)
 
     # The policy ------------------------------------------------------------------------------------------
 
@@ -225,14 +238,16 @@ class Rollouts:
             self._books.check_steppable()
         self.give(parameters)
         with self._lock:
-            run = _Run(self._take_buffer(steps), copy=self._copy if copy is None else copy)
-            futures = [ActorFuture(self._owner, None) for _ in range(len(self._supervisors) if each else 1)]
-            for future in futures:
-                future.mark_running()
-            run.futures = futures
+            run = _Run(
+                self._supervisors,
+                self._take_buffer(steps),
+                copy=self._copy if copy is None else copy,
+                count=len(self._supervisors) if each else 1,
+                prepare=self._prepare,
+            )
+            futures = run.futures
             run.parts = [self._make_part(run, self._policy, supervisor, steps) for supervisor in self._supervisors]
             run.left = set(run.parts)
-            run.unsettled = set(run.futures)
             self._next += 1
             self._runs.append(run)
             slots = self._slots
@@ -343,7 +358,7 @@ class Rollouts:
         rollout: Any = None
         error: BaseException | None
         try:
-            rollout = assemble(run.buffer.trajectory, parts, self._choose_hand_out(run))
+            rollout = assemble(run.buffer.trajectory, parts, self._views(run, parts))
             error = error_of(parts, rollout)
         except BaseException as failure:
             error = failure
@@ -362,6 +377,24 @@ class Rollouts:
         if not run.unsettled:
             # The run and its parts refer to each other: a result must not live until they are collected.
             run.futures = []
+            run.prepared = None
+
+    def _prepare(self, run: _Run) -> None:
+        """Make the views for a result, which takes a while, before it is there."""
+        with self._lock:
+            if run.unsettled and len(run.futures) == 1 and not run.has_views:
+                hand_out = self._choose_hand_out(run)
+                if hand_out is not np.copy:
+                    run.prepared = run.buffer, _view_all(run, run.parts, hand_out)
+
+    def _views(self, run: _Run, parts: list[ActorPart]) -> Views:
+        """Return what the result of some actors shows."""
+        with self._lock:
+            # The memory is lent once: otherwise it would count as free while the user keeps the first views.
+            self._prepare(run)
+            if run.prepared is not None and run.has_views:
+                return run.prepared[1]
+            return _view_all(run, parts, self._choose_hand_out(run))
 
     def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         """Return the function that turns views of the trajectory into arrays for the user."""
@@ -372,6 +405,10 @@ class Rollouts:
         with self._lock:
             loan = self._buffers.lend(run.buffer)
         return np.copy if loan is None else viewer_of(loan)
+
+
+def _view_all(run: _Run, parts: Sequence[ActorPart], hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Views:
+    return make_views(run.buffer.trajectory, parts[0].first, parts[-1].stop, hand_out)
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:

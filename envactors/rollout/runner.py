@@ -9,6 +9,7 @@ import functools
 import os
 import pickle
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -102,23 +103,56 @@ class RolloutRunner:
         self._generators.rollout = order.rollout
         written = self._columns_at(order.place, order.layout)
         written.objects = order.objects
-        page, counters, chosen, first = self._page, self._page.counters, written.chosen, self._first
         hosted_envs = self._server.host.hosted_envs
         columns = [Column(hosted, *plan) for hosted, plan in zip(hosted_envs, order.plans, strict=True)]
         due = [columns[position] for position in order.due]
         written.clear(order.start, [column.hosted.index for column in due])
-        page.is_timing = counters[TIMED] != 0
+        self._page.is_timing = self._counters[TIMED] != 0
+        steps = written.run(range(order.start, order.stop), due, columns, order.autoreset)
         try:
-            for step in written.run(range(order.start, order.stop), due, columns, order.autoreset):
-                if self._forks != context.forks:
-                    os._exit(1)  # env code forked, and its child returned to this loop
-                if chosen[first] <= step:
-                    learnt = self._choose(written, order.rollout, step)
-                    if learnt is not None:
-                        return learnt
+            stop = self._choose_actions(written, steps, order.rollout, order.start)
         except EnvFailedError as error:
             return Stop(RAISED, error.position, tuple(error.failure))
-        page.is_timing = False
+        self._page.is_timing = False
+        return stop
+
+    def _choose_actions(self, written: Columns, steps: Iterator[int], rollout: int, start: int) -> Stop:
+        """Have the policy choose the actions of each step before the envs take it.
+
+        Args:
+            written: Steps the envs.
+            steps: Takes a step when the next one is asked for.
+            rollout: Index of the rollout.
+            start: First step.
+        """
+        times, counters, chosen, first = self._times, self._counters, written.chosen, self._first
+        policy, env_ids, generators, now, array = (
+            self._policy,
+            self._env_ids,
+            self._generators,
+            time.monotonic,
+            np.ndarray,
+        )
+        observed, starts, mine = written.observed, written.starts, written.my_action
+        dtype, shape = written.action_dtype, written.action_shape
+        is_kept = self._chosen is not None and self._chosen[0] == (rollout, start)
+        for step in steps:
+            if self._forks != context.forks:
+                os._exit(1)  # env code forked, and its child returned to this loop
+            if chosen[first] > step:
+                continue
+            if is_kept and self._chosen is not None:
+                returned, is_kept = self._chosen[1], False
+            else:
+                times[SINCE] = now()
+                counters[METHOD] = METHOD_POLICY
+                returned = policy(observed[step], PolicyContext(env_ids, starts[step], step, generators))
+            # Most actions are written here: the same as `_write`, without its calls.
+            if type(returned) is array and returned.dtype is dtype and returned.shape == shape:
+                mine[step] = returned
+            elif (learnt := self._write(written, rollout, step, returned)) is not None:
+                return learnt
+            chosen[first] = step + 1
         return Stop(DONE)
 
     def _open_columns(self, place: tuple[int, int], layout: bytes) -> Columns:
@@ -141,28 +175,16 @@ class RolloutRunner:
         self._policy.load(pickle.loads(parameters.pickled, buffers=buffers))
         self._version = parameters.version
 
-    def _choose(self, written: Columns, rollout: int, step: int) -> Stop | None:
-        """Have the policy choose actions; return a `Stop` if the trajectory has no place for what it returns."""
-        if self._chosen is not None and self._chosen[0] == (rollout, step):
-            returned = self._chosen[1]
-        else:
-            self._times[SINCE] = time.monotonic()
-            self._counters[METHOD] = METHOD_POLICY
-            obs, starts = written.observed(step)
-            returned = self._policy(obs, PolicyContext(self._env_ids, starts, step, self._generators))
-        self._chosen = None
-        if type(returned) is tuple or written.has_extras:
-            layout = written.trajectory.layout
-            actions, extras = self._split(written, returned)
-            learnt = self._write_extras(written.trajectory, step, extras)
-            action = self._learn_action(actions) if layout.action is None else None
-            if learnt or action is not None:
-                self._chosen = (rollout, step), returned
-                return Stop(LEARNT, learnt=learnt or layout.extras, action=action)
-        else:
-            actions = returned
+    def _write(self, written: Columns, rollout: int, step: int, returned: Any) -> Stop | None:
+        """Write what the policy has returned; return a `Stop` if the trajectory has no place for it."""
+        layout = written.trajectory.layout
+        actions, extras = self._split(written, returned)
+        learnt = self._write_extras(written.trajectory, step, extras)
+        action = self._learn_action(actions) if layout.action is None else None
+        if learnt or action is not None:
+            self._chosen = (rollout, step), returned
+            return Stop(LEARNT, learnt=learnt or layout.extras, action=action)
         written.write_actions(step, actions)
-        written.chosen[self._first] = step + 1
         return None
 
     def _learn_action(self, actions: Any) -> ArraySpec:

@@ -111,12 +111,12 @@ class SimulatedColumns(Columns):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        for name in ("_rewards", "_terminated", "_truncated", "_ops", "_starts", "_checks", "_done", "_encodings"):
+        for name in ("_rewards", "_terminated", "_truncated", "_ops", "_flat_starts", "_checks", "_done", "_encodings"):
             setattr(self, name, Cells(self.world, getattr(self, name)))
         self.chosen: Any = Cells(self.world, self.chosen)
         self._only_obs = _Array(self.world, self._only_obs)
-        if self._my_action is not None:
-            self._my_action = _Array(self.world, self._my_action)  # type: ignore[assignment]
+        if self.my_action is not None:
+            self.my_action = _Array(self.world, self.my_action)  # type: ignore[assignment]
         trajectory: Any = self.trajectory
         trajectory.observations = [_Array(self.world, array) for array in trajectory.observations]
         for name in ("rewards", "terminated", "truncated", "ops", "starts"):

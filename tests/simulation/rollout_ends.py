@@ -42,7 +42,8 @@ class _Books:
 
     def begin(self, futures: int) -> _Run:
         """Begin a rollout with so many futures."""
-        run = _Run(SimpleNamespace(trajectory=None, place=(0, 0)), copy=True)  # type: ignore[arg-type]
+        buffer: Any = SimpleNamespace(trajectory=None, place=(0, 0))
+        run = _Run(self.actors, buffer, copy=True, count=futures, prepare=lambda _run: None)
         future: Any = SimpleNamespace(arrive=self.handed_out.append)
         run.futures = [future] * futures
         parts: list[Any] = [_Part(actor) for actor in self.actors]
