@@ -21,7 +21,7 @@ from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.mailbox.specs import ArraySpec, batches_alike
 from envactors.options import is_int
-from envactors.rollout.assembly import Views, assemble, error_of, make_views
+from envactors.rollout.assembly import Views, assemble, error_of
 from envactors.rollout.books import Books
 from envactors.rollout.buffers import TrajectoryBuffer, TrajectoryBuffers, viewer_of
 from envactors.rollout.orders import Stop
@@ -29,71 +29,11 @@ from envactors.rollout.parameters import ParameterStore
 from envactors.rollout.part import ActorPart
 from envactors.rollout.requests import Policy, PolicyRequest
 from envactors.rollout.results import Rollout
+from envactors.rollout.run import Run
 from envactors.rollout.trajectory import TrajectoryLayout
 
 # Most rollouts in flight.
 _MOST = 2
-
-
-class _Run:
-    """A rollout in flight, which its futures belong to: nothing but closing the vector ends it.
-
-    Args:
-        supervisors: Actors of the vector.
-        buffer: Memory of its trajectory.
-        copy: Whether the result stays valid for as long as the user keeps it.
-        count: Number of futures.
-        prepare: Called by a thread that is about to wait, while the workers run.
-
-    Attributes:
-        reactor: Reads the replies of the actors when no other thread does.
-        parts: The part of each actor.
-        buffer: Memory of its trajectory.
-        copy: Whether the result stays valid for as long as the user keeps it.
-        futures: One future for all actors, or one for each.
-        left: Parts that have not ended.
-        unsettled: Futures that have no result yet.
-        prepared: Views of the memory of the buffer beside them, for the result; None without any.
-    """
-
-    def __init__(
-        self,
-        supervisors: Sequence[Supervisor],
-        buffer: TrajectoryBuffer,
-        *,
-        copy: bool,
-        count: int,
-        prepare: Callable[[_Run], None],
-    ) -> None:
-        self.reactor = supervisors[0].reactor
-        self.buffer = buffer
-        self.copy = copy
-        self.parts: list[ActorPart] = []
-        self.futures: list[ActorFuture[Rollout]] = [ActorFuture(self, None) for _ in range(count)]
-        for future in self.futures:
-            future.mark_running()
-        self.left: set[ActorPart] = set()
-        self.unsettled: set[ActorFuture[Rollout]] = set(self.futures)
-        self.prepared: tuple[TrajectoryBuffer, Views] | None = None
-        self._supervisors = supervisors
-        self._prepare = prepare
-
-    @property
-    def has_views(self) -> bool:
-        """Whether there are views of the buffer that it has now."""
-        return self.prepared is not None and self.prepared[0] is self.buffer
-
-    def cancel(self, future: ActorFuture[Any]) -> bool:
-        del future
-        return False
-
-    abort = cancel
-
-    def wait(self, future: ActorFuture[Any], done: Callable[[], bool], deadline: float | None) -> None:
-        self._prepare(self)
-        for supervisor in self._supervisors:
-            supervisor.calls.resume()
-        self.reactor.wait(done, future, deadline)
 
 
 class Rollouts:
@@ -128,7 +68,7 @@ class Rollouts:
         # Spec of one env's action, learned if the envs have no action space.
         self._action: ArraySpec | None = None
         # Rollouts in flight, oldest first, and the parts of each actor that have not ended.
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         self._waiting: dict[Supervisor, deque[ActorPart]] = {supervisor: deque() for supervisor in supervisors}
         # Last error of each env that failed.
         self._lost: dict[int, BaseException] = {}
@@ -238,7 +178,7 @@ class Rollouts:
             self._books.check_steppable()
         self.give(parameters)
         with self._lock:
-            run = _Run(
+            run = Run(
                 self._supervisors,
                 self._take_buffer(steps),
                 copy=self._copy if copy is None else copy,
@@ -261,7 +201,7 @@ class Rollouts:
             _begin(part, self._slots)
         return futures
 
-    def _make_part(self, run: _Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
+    def _make_part(self, run: Run, policy: Policy, supervisor: Supervisor, steps: int) -> ActorPart:
         part = ActorPart(
             supervisor,
             self._slots,
@@ -314,7 +254,7 @@ class Rollouts:
         )
         return self._buffers.take(layout, [run.buffer for run in self._runs])
 
-    def _on_learnt(self, run: _Run, part: ActorPart, stop: Stop) -> None:
+    def _on_learnt(self, run: Run, part: ActorPart, stop: Stop) -> None:
         """Move a rollout to a trajectory that has a place for what its policy returns."""
         with self._lock:
             layout = run.buffer.trajectory.layout
@@ -330,7 +270,7 @@ class Rollouts:
 
     # Ends ------------------------------------------------------------------------------------------------
 
-    def _on_part_end(self, run: _Run, part: ActorPart) -> None:
+    def _on_part_end(self, run: Run, part: ActorPart) -> None:
         with self._lock:
             if part not in run.left:
                 return
@@ -348,11 +288,11 @@ class Rollouts:
         elif is_last:
             self._hand_out(run, run.parts, run.futures[0])
 
-    def _hand_out(self, run: _Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
+    def _hand_out(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
         """Have a result built by a thread that waits for it, or else in the thread for callbacks."""
         future.arrive(functools.partial(self._settle, run, parts, future))
 
-    def _settle(self, run: _Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
+    def _settle(self, run: Run, parts: list[ActorPart], future: ActorFuture[Rollout]) -> None:
         if future.settled():
             return
         rollout: Any = None
@@ -379,24 +319,24 @@ class Rollouts:
             run.futures = []
             run.prepared = None
 
-    def _prepare(self, run: _Run) -> None:
+    def _prepare(self, run: Run) -> None:
         """Make the views for a result, which takes a while, before it is there."""
         with self._lock:
             if run.unsettled and len(run.futures) == 1 and not run.has_views:
                 hand_out = self._choose_hand_out(run)
                 if hand_out is not np.copy:
-                    run.prepared = run.buffer, _view_all(run, run.parts, hand_out)
+                    run.prepared = run.buffer, run.view(run.parts, hand_out)
 
-    def _views(self, run: _Run, parts: list[ActorPart]) -> Views:
+    def _views(self, run: Run, parts: list[ActorPart]) -> Views:
         """Return what the result of some actors shows."""
         with self._lock:
             # The memory is lent once: otherwise it would count as free while the user keeps the first views.
             self._prepare(run)
             if run.prepared is not None and run.has_views:
                 return run.prepared[1]
-            return _view_all(run, parts, self._choose_hand_out(run))
+            return run.view(parts, self._choose_hand_out(run))
 
-    def _choose_hand_out(self, run: _Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    def _choose_hand_out(self, run: Run) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
         """Return the function that turns views of the trajectory into arrays for the user."""
         if not run.copy:
             return np.asarray
@@ -405,10 +345,6 @@ class Rollouts:
         with self._lock:
             loan = self._buffers.lend(run.buffer)
         return np.copy if loan is None else viewer_of(loan)
-
-
-def _view_all(run: _Run, parts: Sequence[ActorPart], hand_out: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Views:
-    return make_views(run.buffer.trajectory, parts[0].first, parts[-1].stop, hand_out)
 
 
 def _begin(part: ActorPart, slots: Slots) -> None:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from envactors.actor.slots import ROLLING
-from envactors.rollout.rollouts import Rollouts, _Run
+from envactors.rollout.rollouts import Rollouts
+from envactors.rollout.run import Run as RolloutInFlight
 from simulation.schedule import Run
 from simulation.waits import Check
 
@@ -40,10 +41,10 @@ class _Books:
         unused: Any = None
         self.rollouts = Rollouts(slots, self.actors, unused, unused, copy=True)
 
-    def begin(self, futures: int) -> _Run:
+    def begin(self, futures: int) -> RolloutInFlight:
         """Begin a rollout with so many futures."""
         buffer: Any = SimpleNamespace(trajectory=None, place=(0, 0))
-        run = _Run(self.actors, buffer, copy=True, count=futures, prepare=lambda _run: None)
+        run = RolloutInFlight(self.actors, buffer, copy=True, count=futures, prepare=lambda _run: None)
         future: Any = SimpleNamespace(arrive=self.handed_out.append)
         run.futures = [future] * futures
         parts: list[Any] = [_Part(actor) for actor in self.actors]
