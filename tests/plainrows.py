@@ -64,7 +64,7 @@ def make_slots(count, *, autoreset="next_step", on_failure="raise", positions=No
 @contextlib.contextmanager
 def running_reactor():
     """Runs a reactor that has no actors of its own."""
-    reactor = Reactor(tuple)
+    reactor = Reactor()
     try:
         yield reactor
     finally:

@@ -215,13 +215,14 @@ class Calls:
         core, process = self.core, self.core.process
         if process is None:
             return False
-        core.reactor.count_wait()
-        counters = process.page.counters
+        reactor, counters = core.reactor, process.page.counters
+        reactor.waits += 1
+        reactor.is_spinning = True
         ended = counters[FINISHED]
-        if ended != call.call_id and not spin_until_all([(counters, ended + 1)], FINISHED):
-            return False
-        with core.change, core.lock:
-            self.receive(READABLE)
+        if ended == call.call_id or spin_until_all([(counters, ended + 1)], FINISHED):
+            with core.change, core.lock:
+                self.receive(READABLE)
+        reactor.is_spinning = False
         return core.table.running is not call
 
     def resume(self) -> None:

@@ -106,7 +106,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.members: set[Member] = set()
-        self.reactor: Reactor = Reactor(lambda: tuple(self.members))
+        self.reactor: Reactor = Reactor()
         self.launcher: Launcher = Launcher()
         self.ended: bool = False
         # The socket of `envactors top` and `envactors stacks`; None where there is none.
@@ -117,6 +117,7 @@ class Engine:
         global _engine
         with _lock:
             self.members.discard(member)
+            self.reactor.unwatch_timers(member)
             if self.members:
                 return
             self.ended = True
@@ -158,6 +159,7 @@ def join(member: Member, assemble: Callable[[Engine], None]) -> None:
             atexit.register(_close_all)
         assemble(_engine)
         _engine.members.add(member)
+        _engine.reactor.watch_timers(member)
 
 
 def _begin_observing() -> None:

@@ -6,12 +6,12 @@ Two pollers, one inside the other:
     outer ──── replies, sentinels, outputs, and a bell for new deadlines and posted jobs
 
 The reactor's thread sleeps in ``outer``. A thread that waits for a result polls ``replies`` itself while it waits
-(`Reactor.pump`), and masks it in ``outer``: this saves the switch to the reactor's thread and back. The ends of
-processes and the deadlines are always handled in the reactor's thread.
+(`Reactor.pump`): this saves the switch to the reactor's thread and back. The ends of processes and the deadlines are
+always handled in the reactor's thread.
 
-A loop of calls and results pumps thousands of times per second. Between two pumps the reactor's thread would wake for
-replies that the caller is about to read. So after many pumps in a short time ``replies`` stays masked between them, and
-the reactor's thread checks every few milliseconds whether the loop still runs.
+Once the reactor's thread has woken for a reply that another thread reads, it masks ``replies`` in ``outer``: a loop of
+calls would wake it thousands of times per second. Every few milliseconds it checks whether threads still wait, and
+unmasks ``replies`` if none does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 
 from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.containment import Logs
@@ -31,19 +31,16 @@ from envactors.backends.base import Timed
 from envactors.system.polling import Doorbell, Poller, remaining
 
 _NEVER = float("inf")
-# This many waits within this many seconds are a loop. While it runs, it is checked at the beat, in seconds.
-_LOOP_WAITS = 16
-_LOOP_SECONDS = 0.05
-_LOOP_BEAT = 0.002
+# How often the reactor's thread checks whether other threads still read the replies, in seconds.
+_BEAT = 0.002
 
 
 class Reactor:
     """An event loop that runs in its own thread, and in the thread of a caller that waits for a result.
 
-    Args:
-        timed: Returns the objects whose deadlines are watched; called again before each wait.
-
     Attributes:
+        is_spinning: Whether a thread is about to read a reply that it spins for; only a hint.
+        waits: How many waits there were.
         callbacks: Runs the callbacks of futures.
         printing: Prints the output of workers, and logs.
         logs: Has log records handled, and contains errors.
@@ -53,10 +50,9 @@ class Reactor:
     # Whether the thread that pumps handles replies: afterwards it checks its condition.
     _handling = False
 
-    def __init__(self, timed: Callable[[], Iterable[Timed]]) -> None:
-        self._timed = timed
-        # What else has deadlines; replaced as a whole, since the thread may be going through it.
-        self._others: tuple[Timed, ...] = ()
+    def __init__(self) -> None:
+        # What has deadlines.
+        self._timed: dict[Timed, None] = {}
         with contextlib.ExitStack() as undo:
             self._outer = undo.enter_context(contextlib.closing(Poller()))
             self._replies = undo.enter_context(contextlib.closing(Poller()))
@@ -72,7 +68,7 @@ class Reactor:
         self._reply_handlers: dict[int, Callable[[int], None]] = {
             self._nudge.fileno(): lambda _mask: self._nudge.clear(),
         }
-        # What is called when a doorbell rings, and the lock that guards changes of this and of `_others`.
+        # What is called when a doorbell rings, and the lock that guards changes.
         self._bells: dict[Doorbell, list[Callable[[], None]]] = {}
         self._watch_lock = threading.RLock()
         # Raised by `unwatch`: the descriptor's number may be reused, so that events polled before are stale.
@@ -89,21 +85,18 @@ class Reactor:
         self._parking = Parking()
         # The ids of the threads that are about to acquire `_pump_lock`; the thread that pumps then releases it.
         self._contending: set[int] = set()
-        # Whether `_replies` is masked in `_outer`.
+        # Whether `_replies` is masked in `_outer`, and how many waits there were when the reactor's thread looked last.
         self._masked = False
-        # Whether some thread waits in a loop, so that `_replies` stays masked between two waits.
-        self._looping = False
-        # The number of waits so far, and at the last check of whether the loop still runs.
-        self._waits = 0
         self._waits_seen = 0
-        # When the latest `_LOOP_WAITS` waits began (`time.monotonic`).
-        self._loop_begun = 0.0
+        self.waits: int = 0
+        self.is_spinning: bool = False
         # Whether the descriptors are closed; under `_pump_lock`.
         self._closed = False
         self._outer.add(self._replies.fileno())
         self._outer.add(self._bell.fileno())
         self._replies.add(self._nudge.fileno())
         self.callbacks: CallbackExecutor = CallbackExecutor("envactors-callbacks", self.note_timer)
+        self._timed[self.callbacks] = None
         self.printing: CallbackExecutor = CallbackExecutor("envactors-printing")
         self.logs: Logs = Logs(self.printing.submit)
         self._thread = threading.Thread(target=self._run, name="envactors-reactor", daemon=True)
@@ -173,14 +166,12 @@ class Reactor:
 
     def watch_timers(self, timed: Timed) -> None:
         """Watch the deadlines of one more object."""
-        with self._watch_lock:
-            self._others = (*self._others, timed)
+        self._timed[timed] = None
         self._bell.ring()
 
     def unwatch_timers(self, timed: Timed) -> None:
         """Stop what `watch_timers` has begun."""
-        with self._watch_lock:
-            self._others = tuple(one for one in self._others if one is not timed)
+        self._timed.pop(timed, None)
 
     def note_timer(self, when: float) -> None:
         """Announce a new deadline; wake the reactor only if it would sleep past it."""
@@ -228,17 +219,11 @@ class Reactor:
                     return None
                 try:
                     self._pumping = me
-                    if not self._masked:
-                        self._mask(True)
                     return self._pump(done, deadline, wait_set)
                 finally:
                     self._pumping = None
-                    if not self._looping:
-                        self._mask(False)
         finally:
             self._contending.discard(me)
-            if self._masked != self._looping:
-                self._settle_mask()
 
     def _pump(
         self, done: Callable[[], bool], deadline: float | None, wait_set: WaitSet | None, *, is_nested: bool = False
@@ -268,40 +253,6 @@ class Reactor:
             raise
         return True
 
-    def _mask(self, masked: bool) -> None:
-        self._masked = True  # in case an interrupt falls between this and the end: then it is unmasked once more
-        self._outer.watch(self._replies.fileno(), readable=not masked)
-        self._masked = masked
-
-    def count_wait(self) -> None:
-        """Count a wait, also one that ended without sleeping: many in a short time are a loop."""
-        self._waits += 1
-        if self._waits % _LOOP_WAITS == 0:
-            self._find_loop()
-
-    def _find_loop(self) -> None:
-        now = time.monotonic()
-        if now - self._loop_begun < _LOOP_SECONDS and not self._looping:
-            # In the reactor's thread, which then checks at each beat whether the loop still runs.
-            self.post(lambda: self._set_looping(True))
-        self._loop_begun = now
-
-    def _set_looping(self, looping: bool) -> None:
-        self._looping = looping
-        self._settle_mask()
-
-    def _settle_mask(self) -> None:
-        """Mask `_replies` if threads wait in a loop, and unmask it if not; a thread that pumps does so when it ends.
-
-        Called after each change of `_looping` and after each release of the lock: whichever comes last sees both.
-        """
-        while self._masked != self._looping and not self._closed and self._pump_lock.acquire(blocking=False):
-            try:
-                if not self._closed:
-                    self._mask(self._looping)
-            finally:
-                self._pump_lock.release()
-
     def wait(
         self, done: Callable[[], bool], key: Hashable, deadline: float | None, wait_set: WaitSet | None = None
     ) -> bool:
@@ -316,9 +267,7 @@ class Reactor:
         Returns:
             Whether ``done()``.
         """
-        self._waits += 1  # as in `count_wait`, which would be a call
-        if self._waits % _LOOP_WAITS == 0:
-            self._find_loop()
+        self.waits += 1
         while True:
             with defer_signals:
                 defer_signals.wake = self._ring_nudge
@@ -362,19 +311,17 @@ class Reactor:
 
     def _run_once(self) -> None:
         self._wake_at = _NEVER  # while awake, every new deadline rings, so that none is missed before the next poll
-        timed = [self.callbacks, *self._others, *self._timed()]
-        wake_at = min(map(self.logs.next_timer, timed), default=_NEVER)
-        if self._looping:
-            wake_at = min(wake_at, time.monotonic() + _LOOP_BEAT)
+        timed = list(self._timed.copy())
+        wake_at = min(map(self.logs.next_timer, timed))
+        if self._masked:
+            wake_at = min(wake_at, time.monotonic() + _BEAT)
         self._wake_at = wake_at
         generation = self._generation
         events = [] if self._jobs else self._outer.poll(None if wake_at == _NEVER else remaining(wake_at))
         self._wake_at = _NEVER
         self._handle(events, generation)
-        if self._looping and not events:
-            if self._waits == self._waits_seen:  # there was no wait since the last check
-                self._set_looping(False)
-            self._waits_seen = self._waits
+        if self._masked and not events:
+            self.logs.run(self._look)
         while self._jobs:
             self.logs.run(self._jobs.popleft())
         self.logs.run_timers(timed)
@@ -388,13 +335,27 @@ class Reactor:
                 self.logs.run(functools.partial(handler, mask))
 
     def _on_replies(self, _mask: int) -> None:
-        if self._pump_lock.acquire(blocking=False):
-            try:
-                for fd, mask in self._replies.poll(0):
-                    if (handler := self._reply_handlers.get(fd)) is not None:
-                        handler(mask)
-            except BaseException:
-                self.post(self._hear_all)
-                raise
-            finally:
-                self._pump_lock.release()
+        """Read replies, or leave them to the threads that read them already."""
+        if self.is_spinning or not self._pump_lock.acquire(blocking=False):
+            self._mask(True)
+            return
+        try:
+            for fd, mask in self._replies.poll(0):
+                if (handler := self._reply_handlers.get(fd)) is not None:
+                    handler(mask)
+        except BaseException:
+            self.post(self._hear_all)
+            raise
+        finally:
+            self._pump_lock.release()
+
+    def _look(self) -> None:
+        """Unmask replies if no wait has begun since the last look; what is there wakes this thread at once."""
+        if self._waits_seen == self.waits:
+            self.is_spinning = False  # an interrupt may have left it set
+            self._mask(False)
+        self._waits_seen = self.waits
+
+    def _mask(self, masked: bool) -> None:
+        self._outer.watch(self._replies.fileno(), readable=not masked)
+        self._masked = masked

@@ -20,7 +20,7 @@ def test_a_late_reply_is_not_taken_for_a_crash():
     So a live process was taken for dead, and left running without its actor.
     """
     taken_for_dead = threading.Event()
-    reactor = Reactor(tuple)
+    reactor = Reactor()
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(reactor.join, SOON)
         cleanup.callback(reactor.stop)

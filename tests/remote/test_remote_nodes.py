@@ -219,8 +219,8 @@ def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_the_next_ones
 
 
 def test_timers_that_several_threads_watch_are_all_watched(monkeypatch):
-    reactor = Reactor(lambda: ())
-    before, interval = reactor._others, sys.getswitchinterval()
+    reactor = Reactor()
+    before, interval = reactor._timed.copy(), sys.getswitchinterval()
 
     class Timed:
         def next_timer(self):
@@ -243,5 +243,5 @@ def test_timers_that_several_threads_watch_are_all_watched(monkeypatch):
             thread.join(SOON)
     finally:
         sys.setswitchinterval(interval)
-    assert {*reactor._others} == {*before, *kept}
+    assert {*reactor._timed} == {*before, *kept}
     reactor.stop()

@@ -52,7 +52,6 @@ class Loop:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.members: list[Any] = []
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._reply_handlers: dict[int, Callable[[int], None]] = {}
         self._bells: dict[Bell, list[Callable[[], None]]] = {}
@@ -103,7 +102,8 @@ class Loop:
         self._others.append(timed)
 
     def unwatch_timers(self, timed: Any) -> None:
-        self._others.remove(timed)
+        if timed in self._others:
+            self._others.remove(timed)
 
     def note_timer(self, when: float) -> None:
         """Do nothing: the world looks at all timers."""
@@ -115,9 +115,6 @@ class Loop:
         for wait in self._waits:
             if wait.key is key:
                 wait.is_woken = True
-
-    def count_wait(self) -> None:
-        """Do nothing."""
 
     def is_current_thread(self) -> bool:
         return self._world.context == "reactor"
@@ -183,7 +180,7 @@ class Loop:
 
     def times(self) -> list[float]:
         """Return when something is due by itself."""
-        return [timed.next_timer() for timed in [*self.members, *self._others]]
+        return [timed.next_timer() for timed in self._others]
 
     def _due(self) -> bool:
         return any(when <= self._world.now for when in self.times())
@@ -219,7 +216,7 @@ class Loop:
 
     def _run_timers(self) -> None:
         with self._world.as_thread("reactor"):
-            for timed in [*self.members, *self._others]:
+            for timed in tuple(self._others):
                 if timed.next_timer() <= self._world.now:
                     self._world.contain(lambda timed=timed: timed.on_timer(self._world.now))
 
@@ -282,29 +279,23 @@ class Engine:
     def __init__(self, world: World) -> None:
         self.reactor = Loop(world)
         self.launcher = self.reactor.launcher = Launcher(world)
-        self.members = Members(self.reactor)
+        self.members = Members()
         self.ended = False
         world.loop = self.reactor
 
     def release(self, member: Any) -> None:
         self.members.discard(member)
+        self.reactor.unwatch_timers(member)
 
     def linger(self) -> None:
         """Do nothing: there are no threads."""
 
 
-class Members:
+class Members(list[Any]):
     """The actors that have not ended, in the order in which they were made."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def add(self, member: Any) -> None:
-        self._loop.members.append(member)
+    add = list.append
 
     def discard(self, member: Any) -> None:
-        if member in self._loop.members:
-            self._loop.members.remove(member)
-
-    def __iter__(self) -> Any:
-        return iter(self._loop.members)
+        if member in self:
+            self.remove(member)

@@ -152,8 +152,8 @@ PLANTED = [
     _mutant(
         "replies stay masked after a loop of waits",
         "loop",
-        _REACTOR + "_set_looping",
-        "self._settle_mask()",
+        _REACTOR + "_run_once",
+        "wake_at = min(wake_at, time.monotonic() + _BEAT)",
         "pass",
     ),
     _mutant(

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from envactors.actor import engine, reactor
+from envactors.actor import engine
 from envactors.actor.callbacks import CallbackExecutor
 from envactors.actor.reactor import Reactor
 from envactors.actor.wait_set import LockGate, WaitSet
@@ -19,8 +19,8 @@ from simulation.schedule import Run
 from simulation.tasks import Carriers
 
 Check = Callable[[], None]
-# The reactor counts this many waits as a loop here, so that a short scenario has one.
-_LOOP_WAITS = 2
+# How many waits the thread makes that waits in a loop.
+_LOOP_WAITS = 5
 # The modules that get controlled primitives.
 _CONTROLLED = ("envactors.actor.", "envactors.rollout.rollouts", "simulation.planted_waits")
 
@@ -45,16 +45,15 @@ def installed(carriers: Carriers) -> Iterator[None]:
     names = [name for name in sys.modules if name.startswith(_CONTROLLED)]
     modules = [*(sys.modules[name] for name in names), concurrent.futures._base]
     logger = logging.getLogger("envactors")
-    before = engine._engine, engine._lock, reactor._LOOP_WAITS, logger.propagate, logger.manager.disable
+    before = engine._engine, engine._lock, logger.propagate, logger.manager.disable
     logger.addHandler(contained)
     logger.propagate = False
     logging.disable(logging.WARNING)
     try:
         with controlled(modules, carriers):
-            reactor._LOOP_WAITS = _LOOP_WAITS
             yield
     finally:
-        engine._engine, engine._lock, reactor._LOOP_WAITS, logger.propagate, level = before
+        engine._engine, engine._lock, logger.propagate, level = before
         logging.disable(level)
         logger.removeHandler(contained)
 
@@ -80,7 +79,7 @@ class Hub:
     def __init__(self, run: Run) -> None:
         contained.records.clear()
         self._run = run
-        self.reactor = Reactor(tuple)
+        self.reactor = Reactor()
         self.results: set[str] = set()
         # What is called before a result counts as there, by its key.
         self.before: dict[str, Callable[[], object]] = {}
@@ -191,7 +190,7 @@ def loop(run: Run) -> Check:
     hub = Hub(run)
 
     def wait_often() -> None:
-        for number in range(2 * _LOOP_WAITS + 1):
+        for number in range(_LOOP_WAITS):
             hub.send(f"a{number}")
             hub.wait(f"a{number}")
 
