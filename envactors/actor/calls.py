@@ -20,7 +20,6 @@ from envactors.actor.process import START_CALL_ID
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import Answer, CallRequest, Entry, shortest_deadline
 from envactors.actor.rows import ActorRows
-from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
 from envactors.mailbox import bundle
@@ -82,24 +81,34 @@ class Calls:
         Raises:
             ActorClosedError: The actor was closed, or belongs to another process.
         """
-        core = self.core
+        core, table, rows = self.core, self.core.table, self.rows
         if engine.forks != core.forks:
             core.check_owner()
         if call.timeout is None and self._has_deadlines:
             call.timeout = core.config.deadlines.of(call.method)
         if call.timeout is not None:
             core.warn_of_deadline(call.timeout)
-        with defer_signals:  # pickle takes what a handler raises for a value that cannot be pickled
+        with core.change:  # pickle takes what a handler raises for a value that cannot be pickled
             try:
                 call.payload = dumps(tuple(message))
             except Exception as error:
                 call.settle(None, core.errors.unpicklable(call, core.incarnation, error), core.incarnation)
                 return
-            if core.run_inline is None:
-                if not self._send_at_once(call):
-                    self._queue_call(call)
-                return
-        self._queue_call(call)  # in-process env code runs in here, and Ctrl-C must reach it
+            with core.lock:
+                if core.closing:
+                    raise core.errors.closed(call, core.incarnation)
+                # As `ActorCore.is_free` does, which would be a call.
+                is_live = core.phase is LIVE and core.process is not None and core.permits is None
+                is_busy = table.running is not None or table.queue or (rows is not None and rows.has_posted())
+                if not is_live or is_busy or call.bound not in (None, core.incarnation):
+                    self.queue(call)
+                    return
+                table.last_id = call.call_id = table.last_id + 1
+                table.running = call
+                if call.future is not None:
+                    call.future.mark_running()
+                call.started = time.monotonic()
+                self._send(call)
 
     def queue_renewal(self, future: ActorFuture) -> None:
         """Queue the replacement of the process, whose incarnation the future gets; under the lock."""
@@ -108,13 +117,6 @@ class Calls:
         if core.closing:
             raise core.errors.closed(call, core.incarnation)
         self.queue(call)
-
-    def _queue_call(self, call: CallRequest) -> None:
-        core = self.core
-        with core.change, core.lock:
-            if core.closing:
-                raise core.errors.closed(call, core.incarnation)
-            self.queue(call)
 
     def queue(self, entry: Entry) -> None:
         """Queue a call, or envs that are to be posted, and send what can be sent; under the lock."""
@@ -152,31 +154,6 @@ class Calls:
             table.queue.popleft()  # not before: an interrupt in between must not lose it
             if permits is not None:
                 rows.watch_end()
-
-    def _send_at_once(self, call: CallRequest) -> bool:
-        """Send a call that nothing is in the way of; return False if there is; called with signals deferred."""
-        core, table, rows = self.core, self.core.table, self.rows
-        try:
-            with core.lock:
-                if core.phase is not LIVE or core.closing or core.permits is not None or core.process is None:
-                    return False
-                if table.running is not None or table.queue or core.deferred.waiting:
-                    return False
-                if call.bound not in (None, core.incarnation):
-                    return False
-                if rows is not None and rows.has_posted():
-                    return False
-                table.last_id = call.call_id = table.last_id + 1
-                table.running = call
-                if call.future is not None:
-                    call.future.mark_running()
-                call.started = time.monotonic()
-                self._send(call)
-        except BaseException:
-            core.is_inconsistent = True
-            core.kill_inconsistent()
-            raise
-        return True
 
     def _send_call(self, call: CallRequest) -> None:
         core, patience = self.core, self.core.config.deadlines.close

@@ -132,7 +132,7 @@ MUTANTS = [
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
     Mutant("actor.watch:Watch._look", 'self._core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
-    Mutant(CALLS + "_send_at_once", "table.running is not None or ", "", "no call runs beside rows"),
+    Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_all", "table.queue or table.running is not None", "table.queue", "no call runs beside rows"),
     Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
     Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
