@@ -15,13 +15,15 @@ from typing import Any
 from envactors.actor import engine, recording, row_failures
 from envactors.actor.core import ActorCore
 from envactors.actor.env_records import handle_record
+from envactors.actor.exit_decision import Fate
 from envactors.actor.future import ActorFuture
-from envactors.actor.process import START_CALL_ID
+from envactors.actor.process import START_CALL_ID, ActorProcess
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import Answer, CallRequest, Entry, shortest_deadline
 from envactors.actor.rows import ActorRows
 from envactors.actor.states import BACKOFF, DEAD, LAUNCHING, LIVE, STOPPING, EndReason
 from envactors.actor.wait_tuner import SHORT_PAUSE, WaitTuner
+from envactors.errors import ActorError
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import ASLEEP, FINISHED, SPINNING, spin_until_all
 from envactors.mailbox.messages import Failure, Frame, Kind
@@ -334,6 +336,36 @@ class Calls:
             self.fail(call, core.loss_of(call))
         if self.rows is not None:
             row_failures.fail_lost(self.rows)
+
+
+def take_running(calls: Calls, process: ActorProcess | None) -> CallRequest | None:
+    """Take out the call that runs; it is queued again if it had not begun."""
+    core, table = calls.core, calls.core.table
+    if core.is_inconsistent:
+        core.forget_uncertain()
+    if core.permits is not None:
+        core.permits.withdraw(core)
+    call = table.interrupt()
+    blames = core.reason in (EndReason.TIMEOUT, EndReason.ABORT)
+    if call is not None and call.kind is not None and process is not None and not blames:
+        began = process.page.progress().call_id == call.call_id
+        if not began:
+            table.queue.appendleft(call)
+            call = None
+    table.withdraw_calls(lambda waiting: waiting.kind == Kind.REPLAY)  # the next process gets its own
+    return call
+
+
+def settle_running(calls: Calls, fate: Fate, call: CallRequest, error: ActorError) -> None:
+    """Do with the call that was running what was decided; the error is what it fails with, if it does."""
+    table = calls.core.table
+    if fate is Fate.HOLD:
+        table.running = call
+    elif fate is Fate.AGAIN:
+        call.retries -= 1
+        table.queue.appendleft(call)
+    elif fate is Fate.FAIL:
+        calls.fail(call, error)
 
 
 def _read_and_settle(

@@ -13,31 +13,11 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from envactors.actor.states import EndReason
 from envactors.errors import ActorError, copy_error
 from envactors.mailbox.messages import Kind
 from envactors.options import RestartPolicy
-
-
-class ExitFacts(NamedTuple):
-    """What the decision about the actor depends on.
-
-    Attributes:
-        reason: Why the parent ended the process; None if it died by itself.
-        closing: Whether the actor is being closed.
-        started: Whether its envs had been made.
-        adopting: Whether it was a standby on its way to this actor.
-        refused: Whether it could not be started, and no other one can be; also if the factory raised at the actor's
-            first start.
-    """
-
-    reason: EndReason | None = None
-    closing: bool = False
-    started: bool = True
-    adopting: bool = False
-    refused: bool = False
 
 
 class Next(enum.Enum):
@@ -59,15 +39,25 @@ class Fate(enum.Enum):
     FAIL = enum.auto()
 
 
-def decide(facts: ExitFacts) -> Next:
-    """Decide what the actor does once its process has ended."""
-    if facts.closing:
+def decide(
+    reason: EndReason | None, *, is_closing: bool = False, is_adopting: bool = False, is_refused: bool = False
+) -> Next:
+    """Decide what the actor does once its process has ended.
+
+    Args:
+        reason: Why the parent ended the process; None if it died by itself.
+        is_closing: Whether the actor is being closed.
+        is_adopting: Whether it was a standby on its way to this actor.
+        is_refused: Whether it could not be started, and no other one can be; also if the factory raised at the actor's
+            first start.
+    """
+    if is_closing:
         return Next.CLOSED
-    if facts.reason in (EndReason.RENEW, EndReason.ABORT):
+    if reason in (EndReason.RENEW, EndReason.ABORT):
         return Next.LAUNCH
-    if facts.adopting and not facts.started:
+    if is_adopting:
         return Next.LAUNCH_AGAIN
-    return Next.DEAD if facts.refused else Next.RESTART
+    return Next.DEAD if is_refused else Next.RESTART
 
 
 def decide_call(following: Next, reason: EndReason | None, kind: Kind | None, retries: int) -> Fate:

@@ -15,11 +15,11 @@ import multiprocessing
 import time
 from collections.abc import Callable
 
-from envactors.actor import call_failures, row_failures
-from envactors.actor.calls import Calls
+from envactors.actor import row_failures
+from envactors.actor.calls import Calls, settle_running, take_running
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
-from envactors.actor.exit_decision import ExitFacts, Next, RestartTracker, decide, decide_call
+from envactors.actor.exit_decision import Next, RestartTracker, decide, decide_call
 from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
@@ -227,7 +227,7 @@ class Lifecycle:
         core, reason = self._core, self._core.reason
         self._launcher.finish(self.launch)
         core.timers.cancel("start", "call", "kill", "backoff")
-        call, rows = call_failures.take_running(self.calls, process), self.calls.rows
+        call, rows = take_running(self.calls, process), self.calls.rows
         begun: list[int] = []
         running: Request | None = call
         if rows is not None and process is not None:
@@ -237,7 +237,10 @@ class Lifecycle:
             rows.keep_complete()
         if running is not None and running.started:
             core.record_span(f"{running.method} (lost)", running.started)
-        following = decide(self._facts(report))
+        # A factory would raise again; later, when it has made an env before, it may be the machine's fault.
+        is_refused = report.is_refused or (self._failure is not None and core.incarnation == 0)
+        is_adopting = self._adopting and not core.started
+        following = decide(reason, is_closing=core.closing, is_adopting=is_adopting, is_refused=is_refused)
         core.process, core.reason = None, None
         if process is not None and not process.worker.is_over:
             self._uncertain = worker = process.worker
@@ -253,24 +256,12 @@ class Lifecycle:
             if call is not None:
                 blame = error if discarded_for is None else core.loss_of(call)
                 fate = decide_call(following, reason, call.kind, call.retries)
-                call_failures.settle_running(self.calls, fate, call, blame)
+                settle_running(self.calls, fate, call, blame)
             self._go_on(following, error)
         if rows is not None:
             aborted = reason is EndReason.ABORT
             row_failures.lose(rows, begun, error, was_aborted=aborted, is_innocent=discarded_for is not None)
         self.calls.fail_lost()
-
-    def _facts(self, report: ExitReport) -> ExitFacts:
-        core = self._core
-        return ExitFacts(
-            reason=core.reason,
-            closing=core.closing,
-            started=core.started,
-            adopting=self._adopting,
-            refused=report.is_refused
-            # It would raise again; later, when it has made an env before, it may be the machine's fault.
-            or (self._failure is not None and core.incarnation == 0),
-        )
 
     def _exit_error(self, report: ExitReport, reason: EndReason | None, running: Request | None) -> ActorError:
         """Return the error that says how the process ended."""

@@ -74,7 +74,7 @@ SLOTS = "actor.slots:Slots."
 ROWS = "actor.rows:ActorRows."
 FAILURES = "actor.row_failures:"
 CALLS = "actor.calls:Calls."
-CALL_FAILURES = "actor.call_failures:"
+ENDED_CALLS = "actor.calls:"
 REQUESTS = "actor.requests:"
 LIFECYCLE = "actor.lifecycle:Lifecycle."
 DECIDE = "actor.decide:decide"
@@ -180,10 +180,10 @@ MUTANTS = [
     Mutant("actor.exit_decision:decide_call", "return Fate.HOLD", "return Fate.DROP", HANGS),
     Mutant("actor.exit_decision:decide_call", "return Fate.FAIL\n    if kind", "return Fate.HOLD\n    if kind", HANGS),
     # Calls.
-    Mutant(CALL_FAILURES + "take_running", "table.queue.appendleft(call)", "pass", HANGS),
-    Mutant(CALL_FAILURES + "take_running", "process.page.progress().call_id == call.call_id", "False", ONCE),
-    Mutant(CALL_FAILURES + "take_running", "core.permits.withdraw(core)", "pass", LIMIT),
-    Mutant(CALL_FAILURES + "settle_running", "call.retries -= 1", "pass", ONCE),
+    Mutant(ENDED_CALLS + "take_running", "table.queue.appendleft(call)", "pass", HANGS),
+    Mutant(ENDED_CALLS + "take_running", "process.page.progress().call_id == call.call_id", "False", ONCE),
+    Mutant(ENDED_CALLS + "take_running", "core.permits.withdraw(core)", "pass", LIMIT),
+    Mutant(ENDED_CALLS + "settle_running", "call.retries -= 1", "pass", ONCE),
     Mutant("actor.future:ActorFuture.settle", "self._owner.reactor.wake(self)", "pass", HANGS),
     Mutant(CALLS + "dispatch", "rows.watch_end()  #", "pass  #", HANGS),
     Mutant(CALLS + "dispatch", "is not None) and rows.has_posted()", "is not None) and rows.is_in_flight()", HANGS),

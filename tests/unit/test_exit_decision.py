@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import pytest
 from budget import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from envactors.actor.exit_decision import ExitFacts, Fate, Next, decide, decide_call
+from envactors.actor.exit_decision import Fate, Next, decide, decide_call
 from envactors.actor.states import EndReason
 from envactors.mailbox.messages import Kind
 
@@ -22,26 +23,39 @@ RENEW, ABORT, CLOSE, TIMEOUT, DISCARDED = (
 )
 CALL, RENEWAL, REPLAY = Kind.CALL, None, Kind.REPLAY
 
+
+class Exit(NamedTuple):
+    """The end of a process."""
+
+    reason: EndReason | None = None
+    closing: bool = False
+    adopting: bool = False
+    refused: bool = False
+
+    def follows(self):
+        return decide(self.reason, is_closing=self.closing, is_adopting=self.adopting, is_refused=self.refused)
+
+
 TABLE = {
     # The actor is being closed: it ends, whyever the process has ended.
-    "closed": (ExitFacts(CLOSE, closing=True), Next.CLOSED),
-    "dies while it is closed": (ExitFacts(None, closing=True), Next.CLOSED),
-    "closed while it starts": (ExitFacts(CLOSE, closing=True, started=False, adopting=True), Next.CLOSED),
+    "closed": (Exit(CLOSE, closing=True), Next.CLOSED),
+    "dies while it is closed": (Exit(None, closing=True), Next.CLOSED),
+    "closed while it starts": (Exit(CLOSE, closing=True, adopting=True), Next.CLOSED),
     # Wanted ends: the next process at once, and nothing is counted.
-    "renewed": (ExitFacts(RENEW), Next.LAUNCH),
-    "aborted": (ExitFacts(ABORT), Next.LAUNCH),
+    "renewed": (Exit(RENEW), Next.LAUNCH),
+    "aborted": (Exit(ABORT), Next.LAUNCH),
     # A standby that ends on its way is replaced as if there had been none.
-    "a standby is lost on its way": (ExitFacts(None, started=False, adopting=True), Next.LAUNCH_AGAIN),
-    "a standby hangs on its way": (ExitFacts(TIMEOUT, started=False, adopting=True), Next.LAUNCH_AGAIN),
-    "one that was a standby dies later": (ExitFacts(None, started=True, adopting=True), Next.RESTART),
+    "a standby is lost on its way": (Exit(None, adopting=True), Next.LAUNCH_AGAIN),
+    "a standby hangs on its way": (Exit(TIMEOUT, adopting=True), Next.LAUNCH_AGAIN),
+    "one that was a standby dies later": (Exit(None), Next.RESTART),
     # What cannot be started is not tried again.
-    "refused": (ExitFacts(None, started=False, refused=True), Next.DEAD),
+    "refused": (Exit(None, refused=True), Next.DEAD),
     # Anything else counts as a restart.
-    "dies": (ExitFacts(None), Next.RESTART),
-    "dies in its factory": (ExitFacts(None, started=False), Next.RESTART),
-    "hangs in its factory": (ExitFacts(TIMEOUT, started=False), Next.RESTART),
-    "passes its deadline": (ExitFacts(TIMEOUT), Next.RESTART),
-    "another env is discarded": (ExitFacts(DISCARDED), Next.RESTART),
+    "dies": (Exit(None), Next.RESTART),
+    "dies in its factory": (Exit(None), Next.RESTART),
+    "hangs in its factory": (Exit(TIMEOUT), Next.RESTART),
+    "passes its deadline": (Exit(TIMEOUT), Next.RESTART),
+    "another env is discarded": (Exit(DISCARDED), Next.RESTART),
 }
 
 # What the actor does next, why the parent ended the process, the kind of the running call, and its retries.
@@ -68,7 +82,7 @@ CALLS = {
 @pytest.mark.parametrize("case", TABLE)
 def test_the_next_action_of_an_actor_whose_process_ended(case):
     facts, following = TABLE[case]
-    assert decide(facts) is following
+    assert facts.follows() is following
 
 
 @pytest.mark.parametrize("case", CALLS)
@@ -78,10 +92,9 @@ def test_the_fate_of_the_running_call(case):
 
 
 some_facts = st.builds(
-    ExitFacts,
+    Exit,
     reason=st.none() | st.sampled_from(EndReason),
     closing=st.booleans(),
-    started=st.booleans(),
     adopting=st.booleans(),
     refused=st.booleans(),
 )
@@ -93,23 +106,23 @@ each_fact = settings(max_examples=examples(500))
 @each_fact
 @given(some_facts)
 def test_only_an_actor_that_is_being_closed_ends_as_closed(facts):
-    assert (decide(facts) is Next.CLOSED) is facts.closing
+    assert (facts.follows() is Next.CLOSED) is facts.closing
 
 
 @each_fact
 @given(some_facts)
 def test_only_deliberate_ends_are_not_counted(facts):
     assume(not facts.closing)
-    uncounted = facts.reason in (RENEW, ABORT) or (facts.adopting and not facts.started)
+    uncounted = facts.reason in (RENEW, ABORT) or facts.adopting
     counted = Next.DEAD if facts.refused else Next.RESTART
-    assert (decide(facts) is counted) is not uncounted
+    assert (facts.follows() is counted) is not uncounted
 
 
 @each_fact
 @given(some_facts, some_kind, some_retries)
 def test_a_running_call_is_never_forgotten(facts, kind, retries):
     """Only a replay is: the next process is asked anew."""
-    fate = decide_call(decide(facts), facts.reason, kind, retries)
+    fate = decide_call(facts.follows(), facts.reason, kind, retries)
     assert fate is not Fate.DROP or kind is REPLAY
 
 
@@ -117,13 +130,13 @@ def test_a_running_call_is_never_forgotten(facts, kind, retries):
 @given(some_facts, some_kind, some_retries)
 def test_nothing_runs_again_that_was_aborted_or_whose_actor_is_closed(facts, kind, retries):
     assume(facts.reason is ABORT or facts.closing)
-    assert decide_call(decide(facts), facts.reason, kind, retries) is Fate.FAIL
+    assert decide_call(facts.follows(), facts.reason, kind, retries) is Fate.FAIL
 
 
 @each_fact
 @given(some_facts, some_kind, some_retries)
 def test_only_what_kills_its_own_process_spends_a_retry(facts, kind, retries):
-    if decide_call(decide(facts), facts.reason, kind, retries) is Fate.AGAIN:
+    if decide_call(facts.follows(), facts.reason, kind, retries) is Fate.AGAIN:
         assert facts.reason is not DISCARDED
         assert retries > 0
 
@@ -131,7 +144,7 @@ def test_only_what_kills_its_own_process_spends_a_retry(facts, kind, retries):
 @pytest.mark.parametrize(("retries", "deaths"), list(itertools.product(range(4), [None, TIMEOUT])))
 def test_a_call_survives_as_many_crashes_as_it_has_retries(retries, deaths):
     survived, left = 0, retries
-    while decide_call(decide(ExitFacts(deaths)), deaths, CALL, left) is Fate.AGAIN:
+    while decide_call(Exit(deaths).follows(), deaths, CALL, left) is Fate.AGAIN:
         survived += 1
         left -= 1
     assert survived == retries
