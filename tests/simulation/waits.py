@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -297,6 +298,8 @@ class _SafeThread:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._executor = CallbackExecutor("safe")
+        self.errors: list[BaseException] = []
+        self.logs = types.SimpleNamespace(report=self.errors.append)
 
     def post(self, job: Callable[[], None]) -> None:
         self._executor.submit(job)
@@ -305,13 +308,12 @@ class _SafeThread:
         return self._executor.owns_current_thread()
 
 
-def crossed_calls(make: Callable[[Any, Any], Any]) -> Callable[[Run], Check]:
+def crossed_calls(make: Callable[[Any], Any]) -> Callable[[Run], Check]:
     """Return what builds two threads, each of which runs the deferred calls of one actor and then the other's."""
 
     def build(run: Run) -> Check:
         safe = _SafeThread(run)
-        errors: list[BaseException] = []
-        first, second = make(safe, errors.append), make(safe, errors.append)
+        first, second = make(safe), make(safe)
         ran: list[str] = []
 
         def act(name: str, own: Any, other: Any) -> None:
@@ -324,7 +326,7 @@ def crossed_calls(make: Callable[[Any, Any], Any]) -> Callable[[Run], Check]:
             own.run()
 
         def check() -> None:
-            assert not errors, f"a deferred call has failed: {errors[0]!r}"
+            assert not safe.errors, f"a deferred call has failed: {safe.errors[0]!r}"
             assert sorted(ran) == ["after first", "after second", "first", "second"], f"what ran is {ran}"
 
         run.add_thread("first", lambda: act("first", first, second))
