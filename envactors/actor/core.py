@@ -277,13 +277,14 @@ class ActorCore:
         Raises:
             OSError: There is not enough memory.
         """
-        if self._times is None:
-            self.begin_timing()
-        assert self._times is not None, "just set"
-        times = self._times.copy()
-        if self.process is not None:
-            times.add(self.process.page.histograms(len(self.config.start.factories)))
-        return times
+        with self.lock:
+            if self._times is None:
+                self.begin_timing()
+            assert self._times is not None, "just set"
+            times = self._times.copy()
+            if self.process is not None:
+                times.add(self.process.page.histograms(len(self.config.start.factories)))
+            return times
 
     def tell(self, level: int, text: str, *args: object) -> None:
         """Log something about the actor, in a thread where handlers may block."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Concatenate, Generic, NoReturn, overload
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.inspection import read_stacks, read_stats
 from envactors.actor.journal import SavedJournal
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import ActorState, ActorStats
@@ -154,7 +153,7 @@ class ActorView(Caller[T_co]):
 
     def stats(self) -> ActorStats:
         """Return counts over the actor's life."""
-        return read_stats(self._supervisor)
+        return self._supervisor.stats()
 
     def stacks(self, timeout: float = 1.0) -> str:
         """Return the stacks of the worker's threads now; the env is not touched, whatever it is doing.
@@ -170,7 +169,7 @@ class ActorView(Caller[T_co]):
         """
         check_timeout(timeout, "stacks(timeout=...)")
         self._supervisor.core.check_owner()
-        return read_stacks(self._supervisor, timeout)
+        return self._supervisor.stacks(timeout)
 
     def options(self, *, deadline: float | None = None, retries: int = 0, timeout: float | None = None) -> Caller[T_co]:
         """Return the same methods with a separate deadline and a retry budget that survives restarts.

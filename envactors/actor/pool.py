@@ -55,24 +55,20 @@ class PoolFuture(ActorFuture[Any]):
             self._is_being_assigned = False
 
     def cancel(self) -> bool:
-        return self._withdraw() or self._end_by(super().cancel)
+        return self._end_by(super().cancel)
 
     def abort(self) -> bool:
-        return self._withdraw() or self._end_by(super().abort)
+        return self._end_by(super().abort)
 
     def settle(self, value: Any, error: BaseException | None, incarnation: int) -> None:
         super().settle(value, error, incarnation)
         self._leave_actor()
 
-    def _withdraw(self) -> bool:
-        """Cancel the call if it waits for an idle actor."""
-        with defer_signals:
-            if not self._pool.withdraw(self):
-                return False
-            self.mark_cancelled()
-            return True
-
     def _end_by(self, end: Callable[[], bool]) -> bool:
+        with defer_signals:
+            if self._pool.withdraw(self):  # it has waited for an idle actor
+                self.mark_cancelled()
+                return True
         try:
             return end()
         finally:
@@ -174,7 +170,7 @@ class ActorPool(Generic[T_co]):
             timeout: How long to wait for each result, in seconds.
         """
         check_timeout(timeout, "map(timeout=...)")
-        futures = self._submit_each(method, iterable)
+        futures = [self.submit(method, item) for item in iterable]
         return (future.result(timeout) for future in futures)
 
     @overload
@@ -190,11 +186,8 @@ class ActorPool(Generic[T_co]):
     ) -> Iterator[Any]:
         """Like `map`, but return the results in the order in which they come; ``timeout`` is for all of them."""
         check_timeout(timeout, "map_unordered(timeout=...)")
-        futures = self._submit_each(method, iterable)
+        futures = [self.submit(method, item) for item in iterable]
         return (future.result() for future in as_completed(futures, timeout))
-
-    def _submit_each(self, method: Any, iterable: Iterable[Any]) -> list[ActorFuture[Any]]:
-        return [self.submit(method, item) for item in iterable]
 
     def close(self, timeout: float | None = None) -> None:
         """Close all actors, and cancel the calls that were not assigned yet.

@@ -6,6 +6,7 @@ Its calls are in `envactors.actor.calls`, its processes in `envactors.actor.life
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import threading
@@ -24,8 +25,8 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import Op, Slots
-from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, EndReason
-from envactors.actor.watch import Watch
+from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
+from envactors.actor.watch import Watch, what_runs
 from envactors.mailbox.messages import Attach, Kind
 from envactors.system.polling import LONGEST_WAIT, READABLE
 
@@ -95,6 +96,44 @@ class Supervisor:
         if phase in (LAUNCHING, BACKOFF) or (call is not None and call.kind is None):
             return ActorState.RENEWING
         return ActorState.BUSY if self.calls.is_busy else ActorState.IDLE
+
+    def stats(self) -> ActorStats:
+        """Return counts over the actor's life and its present activity; its env and worker notice nothing."""
+        core = self.core
+        with core.change, core.lock:
+            self._is_busy()
+            state, process, queued = self.current_state(), core.process, len(core.table.queue)
+            counts = core.completed, core.failed, core.restarts, core.stale, queued, self.lifecycle.tracker.last
+            node = None if process is None else process.worker.node
+            now = state, core.pid, node, core.incarnation, *self._under_way()
+            stats = ActorStats(*counts, *now, 0, core.started_in, core.replays, core.longest_replay)
+        if process is None:
+            return stats
+        rss = process.worker.resident_memory()  # not under the lock: it may take seconds, where ``ps`` has to tell
+        return dataclasses.replace(stats, rss=rss if core.process is process else 0)
+
+    def _under_way(self) -> tuple[str | None, float]:
+        """Return the method that runs, and for how long, in seconds."""
+        process, call = self.core.process, self.core.table.running
+        if process is None or not self.calls.is_busy:
+            return None, 0.0
+        turn = what_runs(self.calls, process)
+        method, since = (turn.method, turn.since) if call is None else (call.method, call.started)
+        return method, time.monotonic() - since
+
+    def stacks(self, timeout: float) -> str:
+        """Return the stacks of the worker's threads, or a line that says why there are none."""
+        with self.core.lock:
+            process = self.core.process
+            asked = None if process is None or process.at_end else process.worker.ask_stacks()
+        if asked is None:
+            return f"actor {self.config.name!r} has no process now: it is {self.state.value}\n"
+        return asked.wait(timeout)
+
+    def last_output(self) -> dict[str, str]:
+        """Return the last lines of each output stream of the present process, by stream; nothing if there is none."""
+        process = self.core.process
+        return {} if process is None else process.last_output
 
     # Requests --------------------------------------------------------------------------------------------
 

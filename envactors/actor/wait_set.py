@@ -6,19 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Protocol
 
 from envactors.system.polling import Doorbell, Poller, remaining
-
-
-class Gate(Protocol):
-    """What a thread sleeps at."""
-
-    def sleep(self, timeout: float | None) -> None:
-        """Sleep until `release` is called, at most ``timeout`` seconds."""
-
-    def release(self) -> None:
-        """Wake the thread, also if it is only about to sleep."""
 
 
 class LockGate:
@@ -30,9 +19,11 @@ class LockGate:
         self._lock.acquire()
 
     def sleep(self, timeout: float | None) -> None:
+        """Sleep until `release` is called, at most ``timeout`` seconds."""
         self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
     def release(self) -> None:
+        """Wake the thread, also if it is only about to sleep."""
         with contextlib.suppress(RuntimeError):  # another thread has released it
             self._lock.release()
 
@@ -50,9 +41,9 @@ class Parking:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         # The tuples are replaced as a whole: `wake` may be going through one.
-        self.gates: dict[Hashable, tuple[Gate, ...]] = {}
+        self.gates: dict[Hashable, tuple[LockGate | WaitSet, ...]] = {}
 
-    def sleep(self, done: Callable[[], bool], key: Hashable, gate: Gate, deadline: float | None) -> None:
+    def sleep(self, done: Callable[[], bool], key: Hashable, gate: LockGate | WaitSet, deadline: float | None) -> None:
         """Sleep until ``wake(key)`` or the deadline (`time.monotonic`), unless ``done()``."""
         try:
             with self._lock:

@@ -4,5 +4,5 @@
                  ▲ Unix socket of the user's own
     terminal: programs ◀── `envactors top`, `envactors stacks`
 
-Nothing in the core imports this package: it reads public attributes, and `envactors.actor.inspection`.
+Nothing in the core imports this package: it reads public attributes, and those of `envactors.actor.supervisor`.
 """

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from envactors.actor.inspection import read_output, read_stacks, read_stats
 from envactors.actor.supervisor import Supervisor
 from envactors.observe.listener import Listener, path_of
 from envactors.observe.snapshot import find_actors, take_snapshot
@@ -221,7 +220,7 @@ def _answer(request: dict[str, Any], closing: threading.Event) -> dict[str, Any]
     if what == "snapshot":
         return dict(take_snapshot())
     if what == "output":
-        return {"actors": [{**_identity(actor), **read_output(actor)} for actor in find_actors(name, key)]}
+        return {"actors": [{**_identity(actor), **actor.last_output()} for actor in find_actors(name, key)]}
     if what == "stacks":
         # Compared before it is converted: an integer may be too large for a float.
         seconds = float(max(0, min(timeout, _LONGEST_WAIT))) if isinstance(timeout, (int, float)) else 1.0
@@ -245,7 +244,7 @@ def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) 
             while True:
                 with lock:
                     number, actor = next(waiting)
-                found[number] = read_stacks(actor, max(_LEAST_WAIT, end - time.monotonic()))
+                found[number] = actor.stacks(max(_LEAST_WAIT, end - time.monotonic()))
         except StopIteration:
             pass
         finally:
@@ -263,7 +262,7 @@ def _stacks(actors: list[Supervisor], seconds: float, closing: threading.Event) 
 
 
 def _identity(actor: Supervisor) -> dict[str, Any]:
-    stats = read_stats(actor)
+    stats = actor.stats()
     doing = {"state": stats.state.value, "method": stats.method, "elapsed": stats.elapsed}
     return {"name": actor.config.name, "key": id(actor), "pid": stats.pid, "node": stats.node, **doing}
 

@@ -11,7 +11,6 @@ from typing import Any, TypedDict
 from weakref import WeakKeyDictionary
 
 from envactors.actor import engine
-from envactors.actor.inspection import read_histograms, read_stats
 from envactors.actor.states import ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.mailbox.durations import Durations
@@ -114,7 +113,7 @@ def take_snapshot() -> Snapshot:
         counts: dict[str, Any] = {"steps": sum(stats.steps), "episodes": sum(stats.episodes), "where": where}
         vectors.append({"number": number, "envs": len(stats.steps), **counts})  # type: ignore[typeddict-item]
     actors += [
-        _snapshot_of(one, None, read_stats(one), [steps for steps, _ in read_histograms(one).durations()])
+        _snapshot_of(one, None, one.stats(), [steps for steps, _ in one.core.histograms().durations()])
         for one in left.values()
     ]
     actors.sort(key=lambda actor: (actor["vector"] is None, actor["vector"] or 0, actor["name"]))

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic
 
 from envactors.actor.handle import ActorHandle, close_all
-from envactors.actor.inspection import read_output
 from envactors.actor.launch import launch
 from envactors.actor.type_variables import T_co
 from envactors.backends.base import Backend
@@ -290,7 +289,7 @@ class SessionPool(Generic[T_co]):
             incarnation=supervisor.core.incarnation,
             timeout=limit,
             stacks=stacks,
-            stderr_tail=read_output(supervisor).get("stderr", ""),
+            stderr_tail=supervisor.last_output().get("stderr", ""),
         )
 
         def end_if_idle() -> None:

@@ -12,7 +12,6 @@ from weakref import WeakSet
 
 from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
-from envactors.actor.inspection import read_histograms
 from envactors.actor.states import ActorStats
 from envactors.mailbox.durations import Durations, Histograms
 from envactors.vector.episodes import Episodes
@@ -142,7 +141,7 @@ class VectorStatistics:
             OSError: There is not enough memory.
         """
         clock = self.begin_timing()
-        times = Histograms.joined([read_histograms(actor._supervisor) for actor in self.actors])
+        times = Histograms.joined([actor._supervisor.core.histograms() for actor in self.actors])
         steps, resets = zip(*times.durations(), strict=True)
         return VectorStats(
             self._episodes.steps.tolist(),

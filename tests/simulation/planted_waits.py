@@ -12,7 +12,7 @@ from typing import Any
 
 from envactors.actor import wait_set
 from envactors.actor.pool import PoolFuture
-from envactors.actor.wait_set import Gate
+from envactors.actor.wait_set import LockGate, WaitSet
 from envactors.system.polling import remaining
 from simulation.mutants import Mutant
 from simulation.scenarios import SCENARIOS
@@ -24,9 +24,9 @@ class SkippingParking:
     """Wakes the threads of a list from which a woken thread takes itself out meanwhile: the one after it is skipped."""
 
     def __init__(self) -> None:
-        self.gates: dict[Hashable, list[Gate]] = {}
+        self.gates: dict[Hashable, list[LockGate | WaitSet]] = {}
 
-    def sleep(self, done: Callable[[], bool], key: Hashable, gate: Gate, deadline: float | None) -> None:
+    def sleep(self, done: Callable[[], bool], key: Hashable, gate: LockGate | WaitSet, deadline: float | None) -> None:
         gates = self.gates.setdefault(key, [])
         gates.append(gate)
         try:
@@ -52,7 +52,7 @@ class LosingParking(SkippingParking):
 class EarlyLookParking(wait_set.Parking):
     """Has a thread look at its condition before it can be woken, and not afterwards."""
 
-    def sleep(self, done: Callable[[], bool], key: Hashable, gate: Gate, deadline: float | None) -> None:
+    def sleep(self, done: Callable[[], bool], key: Hashable, gate: LockGate | WaitSet, deadline: float | None) -> None:
         if not done():
             super().sleep(lambda: False, key, gate, deadline)
 
