@@ -57,9 +57,7 @@ class Caller(Generic[T_co]):
     _refused: ClassVar[frozenset[str]] = frozenset()
 
     def __getattr__(self, name: str) -> Callable[..., ActorFuture[Any]]:
-        if name.startswith("_"):
-            raise AttributeError(f"{name!r} begins with an underscore: such names are never sent to an env")
-        return functools.partial(self.call, name)
+        return functools.partial(self.call, public_name(name))
 
     @overload
     def call(
@@ -306,5 +304,7 @@ def public_name(name: str) -> str:
         AttributeError: It begins with an underscore, or is not a string.
     """
     if not isinstance(name, str) or name.startswith("_"):
-        raise AttributeError(f"{name!r}: expected the name of a public attribute; others are never sent to an env")
+        raise AttributeError(
+            f"{name!r}: expected the name of a public attribute; names with an underscore are never sent to an env"
+        )
     return name

@@ -111,17 +111,19 @@ def launch(
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
     deadlines = as_deadlines(deadlines)
-    pickled = [_pickle_factory(factory, name) for factory in factories]
+    actor, advice = f"actor {name!r}", "; make what it needs inside of it"
+    pickled = [_pickle(as_callable(factory, actor), f"the factory of {actor}", advice, name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
     journal, levels = max_journal is not None, levels_of_loggers()
-    functions = None if snapshot is None else _pickle_snapshot(snapshot)
+    what = f"the functions of {snapshot!r}"
+    functions = None if snapshot is None else _pickle((snapshot.get, snapshot.set), what, "", name)
     start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
     variables = check_env_vars(env_vars)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
         raise SerializationError(
-            f"the factories or snapshot functions of actor {name!r} are pickled by value, as code of "
+            f"the factories or snapshot functions of {actor} are pickled by value, as code of "
             f"{sys.implementation.cache_tag}, which workers of {resolved!r} do not run: put them into a module that "
             "workers can import, and name a factory as 'module:callable'",
             actor=name,
@@ -135,18 +137,8 @@ def launch(
         return ActorHandle(supervisor, Lifeline(supervisor))
 
 
-def _pickle_factory(factory: Factory, name: str) -> bytes:
-    make = as_callable(factory, f"actor {name!r}")
+def _pickle(value: object, what: str, advice: str, name: str) -> bytes:
     try:
-        return dumps_by_value(make)
+        return dumps_by_value(value)
     except Exception as error:
-        raise SerializationError(
-            f"the factory of actor {name!r} cannot be pickled: {error!r}; make what it needs inside of it", actor=name
-        ) from error
-
-
-def _pickle_snapshot(snapshot: SnapshotPolicy) -> bytes:
-    try:
-        return dumps_by_value((snapshot.get, snapshot.set))
-    except Exception as error:
-        raise SerializationError(f"the functions of {snapshot!r} cannot be pickled: {error!r}") from error
+        raise SerializationError(f"{what} cannot be pickled: {error!r}{advice}", actor=name) from error

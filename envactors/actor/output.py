@@ -12,7 +12,7 @@ from collections.abc import Callable
 from envactors.backends.base import Stream
 
 _KEPT_LINES = 50
-# An unfinished line is printed in pieces of about this size, in bytes, so that it does not fill the memory.
+# An unfinished line is printed in pieces of about this size, in characters, so that it does not fill the memory.
 _LONGEST_LINE = 1 << 16
 # How much is read at once, in bytes, and how often in a row: a worker that never stops printing must not occupy the
 # reader's thread. Their product is the most that a pipe can hold, unless root has raised that limit.
@@ -42,8 +42,9 @@ class Output:
         self.name = name
         self._run = run
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # The last line as far as it was read, without its end.
-        self._partial = b""
+        self._partial = ""
         # How many characters were submitted to `run`, and how many of them were written. Each is counted in one thread.
         self._submitted = self._written = 0
         # How many lines were left out since the last printed one.
@@ -62,12 +63,10 @@ class Output:
             return True
         if not data:
             return False
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        *lines, self._partial = (self._partial + self._decoder.decode(data)).split("\n")
         if len(self._partial) > _LONGEST_LINE:
-            # Split between characters, if the line is UTF-8.
-            _, used = codecs.utf_8_decode(self._partial, "replace", False)
-            lines.append(self._partial[:used])
-            self._partial = self._partial[used:]
+            lines.append(self._partial)
+            self._partial = ""
         self._print(lines)
         return True
 
@@ -76,11 +75,11 @@ class Output:
         for _ in range(_CHUNKS):
             if not self.read():
                 break
-        self._print([self._partial] if self._partial else [], last=True)
-        self._partial = b""
+        rest = self._partial + self._decoder.decode(b"", final=True)
+        self._partial = ""
+        self._print([rest] if rest else [], last=True)
 
-    def _print(self, lines: list[bytes], *, last: bool = False) -> None:
-        texts = [line.decode(errors="replace") for line in lines]
+    def _print(self, texts: list[str], *, last: bool = False) -> None:
         self._lines.extend(texts)
         if self._submitted - self._written > _MOST_WAITING and not last:
             self._left_out += len(texts)
