@@ -111,14 +111,13 @@ def launch(
 ) -> ActorHandle:
     """Make an actor of several envs, numbered from ``first``; for the rest see `ActorConfig` and `spawn`."""
     deadlines = as_deadlines(deadlines)
-    actor, advice = f"actor {name!r}", "; make what it needs inside of it"
-    pickled = [_pickle(as_callable(factory, actor), f"the factory of {actor}", advice, name) for factory in factories]
+    actor = f"actor {name!r}"
+    pickled = [_pickle(as_callable(factory, actor), f"the factory of {actor}", name) for factory in factories]
     resolved = backends.resolve(backend)
     if env_vars and not resolved.kills:
         raise ValueError(f"env_vars for {name!r}: {resolved!r} shares the caller's environment. Leave env_vars out.")
     journal, levels = max_journal is not None, levels_of_loggers()
-    what = f"the functions of {snapshot!r}"
-    functions = None if snapshot is None else _pickle((snapshot.get, snapshot.set), what, "", name)
+    functions = None if snapshot is None else _pickle((snapshot.get, snapshot.set), repr(snapshot), name)
     start = Start(name, first, pickled, registry.collect(), None, journal, levels, seed_episodes, functions)
     variables = check_env_vars(env_vars)
     if any(map(has_code, [*pickled, functions or b""])) and not resolved.loads_code(variables):
@@ -129,16 +128,16 @@ def launch(
             actor=name,
         )
     every = None if snapshot is None else snapshot.every
-    config = ActorConfig(
-        name, resolved, start, deadlines, restart, variables, memory, max_journal, every, standbys, is_standby, permits
-    )
+    keeps = memory, max_journal, every
+    config = ActorConfig(name, resolved, start, deadlines, restart, variables, *keeps, standbys, is_standby, permits)
     with defer_signals:
         supervisor = Supervisor(config)
         return ActorHandle(supervisor, Lifeline(supervisor))
 
 
-def _pickle(value: object, what: str, advice: str, name: str) -> bytes:
+def _pickle(value: object, what: str, name: str) -> bytes:
     try:
         return dumps_by_value(value)
     except Exception as error:
-        raise SerializationError(f"{what} cannot be pickled: {error!r}{advice}", actor=name) from error
+        text = f"{what} cannot be pickled: {error!r}; make what is needed inside, instead of capturing it"
+        raise SerializationError(text, actor=name) from error
