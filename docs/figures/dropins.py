@@ -401,7 +401,7 @@ def show(name: str, measured: dict[str, Any]) -> str:
         return "Not measured yet.\n"
     peer = next(iter(sides))
     work = doors.WORK.get(name, "8 envs that do nothing")
-    lines = [f"| {work} | steps/s | relative to {peer} |", "| --- | --- | --- |"]
+    lines = [f"| {work} | steps/s | relative to {peer} |", "|---|---|---|"]
     for side, rates in sides.items():
         if side.startswith(PARTS):
             continue

@@ -490,7 +490,8 @@ def ratio(ones: list[float], others: list[float]) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Return a table in Markdown."""
-    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows))
+    first, *others = ("| " + " | ".join(row) + " |\n" for row in (head, *rows))
+    return first + "|---" * len(head) + "|\n" + "".join(others)
 
 
 def readable(name: str) -> str:
@@ -604,7 +605,7 @@ def show_nodes(measured: Any) -> str:
         far, near, peer = measured[name].values()
         row = [said, f"{statistics.median(far):,.0f}", ratio(far, peer), ratio(far, near)]
         rows.append(row)
-    head = ["8 envs, 4 per process", "steps/s on two nodes", "relative to `AsyncVectorEnv`", "to one machine"]
+    head = ["8 envs, 4 per process", "steps/s on two nodes", "relative to `AsyncVectorEnv`", "relative to one machine"]
     return table(head, rows)
 
 

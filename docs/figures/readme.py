@@ -171,13 +171,20 @@ def show(measured: Any) -> list[list[str]]:
 
 
 def summarize(measured: Any) -> str:
-    """Return a sentence that names the envs for which the plain loop is faster than each vector env with ``step``."""
-    slow = [
-        ROWS[title]
-        for title, found in measured.items()
-        if statistics.median(found["loop"])
-        < min(statistics.median(found[side]) for side in ("gymnasium", "sb3", "torchrl", "step") if side in found)
-    ]
+    """Return sentences that name the envs for which the plain loop is faster than each ``step``, and than rollouts."""
+    slow = slower_than_loop(measured, ("gymnasium", "sb3", "torchrl", "step"))
     if not slow:
         return "The plain loop is not faster than every `step` for any of them."
-    return f"The plain loop is faster than every `step` for these envs: {', '.join(slow)}."
+    sentence = f"The plain loop is faster than every `step` for {' and '.join(slow)}"
+    if slow := slower_than_loop(measured, ("rollout",)):
+        sentence += f",\nand faster than `rollout` for {' and '.join(slow)}"
+    return f"{sentence}."
+
+
+def slower_than_loop(measured: Any, sides: tuple[str, ...]) -> list[str]:
+    """Return the envs for which the plain loop is faster than each of these sides."""
+    return [
+        ROWS[title]
+        for title, found in measured.items()
+        if statistics.median(found["loop"]) < min(statistics.median(found[side]) for side in sides if side in found)
+    ]
