@@ -17,7 +17,7 @@ from envactors.integrations.alf.adapter import StepType, TimeStep
 
 
 class TensorSpec:
-    """The least that ALF's is; the dtype is a string, or torch's."""
+    """The part of ALF's class that is used here; the dtype is a string, or torch's."""
 
     def __init__(self, shape, dtype="float32", top=None):
         self.shape, self.dtype, self.top = tuple(shape), dtype, top
@@ -32,7 +32,7 @@ class TensorSpec:
 
 
 class AlfEnv:
-    """An env that tells who it is: its observation is ``[env id, episode, steps in it, last action]``.
+    """An env whose observation says which step it is from: ``[env id, episode, steps in it, last action]``.
 
     An episode has as many steps as `length` says for its number. `wants` says how to misbehave in the next step.
     """
@@ -148,7 +148,7 @@ def uneven(env_id):
 
 
 class Complaint(Exception):
-    """What an env raises."""
+    """The exception of an env."""
 
 
 def complain():
@@ -215,7 +215,7 @@ class Ticking(AlfEnv):
 
 
 class Many(AlfEnv):
-    """A batch of envs whose episodes end each when it will, as they do in ALF's ``BatchEnvironmentWrapper``."""
+    """A batch of envs whose episodes end independently, as in ALF's ``BatchEnvironmentWrapper``."""
 
     def __init__(self, env_id, size=3):
         super().__init__(env_id, batched=True, batch_size=size)

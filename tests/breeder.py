@@ -1,4 +1,4 @@
-"""An env that leaves processes behind in all ways, and what it takes to see them end. Workers import this module."""
+"""An env that leaves processes behind in every way, and functions that watch them end. Workers import this module."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import psutil
 import envactors as ea
 from envactors.process import reaper
 
-AT_MOST = 5.0  # seconds, promised
+AT_MOST = 5.0  # the promised limit, in seconds
 
-# Starts a program in a session of its own and ends, so that nobody can tell any more who has started that one.
+# Starts a program in a new session and exits, so that the program's parent is unknown.
 DAEMON = "setsid sleep 1000 >/dev/null & echo $!"
-# Starts one that shows nothing of where it is from, and stays.
+# Starts one without any trace of its origin, and keeps running.
 SECRETIVE = "env -i setsid sleep 1000 >/dev/null & echo $!; wait"
-# Starts one like that, and ends.
+# Starts such a program, and exits.
 ESCAPE = "env -i setsid sleep 1000 >/dev/null & echo $!"
 
 
 class Breeder:
-    """Each method starts processes that stay, and gives their ids."""
+    """Each method starts processes that keep running, and returns their ids."""
 
     def __init__(self) -> None:
         self.children: list[subprocess.Popen] = []
@@ -47,11 +47,11 @@ class Breeder:
         return [child.pid, int(child.stdout.readline())]
 
     def escape(self):
-        """One without environment, group, session, and parent of the worker's."""
+        """Start one that shares neither environment, group, session, nor parent with the worker."""
         return [int(subprocess.run(["sh", "-c", ESCAPE], stdout=subprocess.PIPE, check=True, env={}).stdout)]
 
     def short_lived(self):
-        """One whose parent has ended, and which ends by itself."""
+        """Start one whose parent has ended; it ends by itself."""
         subprocess.run(["sh", "-c", "env -i setsid sleep 0.01 >/dev/null &"], check=True)
 
     def getpid(self):
@@ -66,7 +66,7 @@ class Breeder:
         return [copy()]
 
     def hidden_copies(self):
-        """Forked, without a program of their own, and not in the worker's group: only their environment tells."""
+        """Fork processes that execute no program and leave the worker's group: only the environment tells."""
         return [copy(os.setsid), copy(os.setsid, go_on_as_a_copy)]
 
     def of_all_kinds(self, hidden=True):
@@ -82,12 +82,12 @@ class Breeder:
         ]
 
     def nest(self, method, hidden=True):
-        """An actor of this worker's own, with children of its own."""
+        """Start an actor in this worker that has children, too."""
         self.inner = ea.spawn(Breeder, backend=ea.ProcessBackend(start_method=method))
         return [*self.inner.of_all_kinds(hidden).result(30), self.inner.pid]
 
     def share_memory(self):
-        """Memory that has a name, which multiprocessing's resource tracker removes in the end; gives the name."""
+        """Create named shared memory, which multiprocessing's resource tracker removes at the end; return the name."""
         self.memory = shared_memory.SharedMemory(create=True, size=100)
         return self.memory.name
 
@@ -99,7 +99,7 @@ class Breeder:
 
 
 def copy(*steps):
-    """Forks a copy of this process that goes through these steps and stays; gives the id of the last one."""
+    """Fork a copy of this process that performs these steps and keeps running; return the id of the last one."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         try:
@@ -121,7 +121,7 @@ def go_on_as_a_copy():
 
 
 def assert_gone(doomed, seconds: float = AT_MOST) -> None:
-    """Each process has ended in time; a pid that is used again is another one's to psutil."""
+    """Check that each process has ended in time; psutil recognizes a reused pid."""
     deadline = time.monotonic() + seconds
     while left := [process for process in doomed if is_there(process)]:
         assert time.monotonic() < deadline, left
@@ -150,7 +150,7 @@ def reapers_of(pid: int) -> list[psutil.Process]:
 
 
 def helpers_of(pid: int, name: str) -> list[psutil.Process]:
-    """Returns the helper processes of a caller with this word in their command lines."""
+    """Return the helper processes of a caller whose command lines contain this word."""
     caller = psutil.Process(pid)
     own = caller.cmdline()
     found = []

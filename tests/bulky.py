@@ -9,7 +9,7 @@ from envactors.testing import EchoEnv
 
 
 class Talkative(EchoEnv):
-    """Adds a text of so many bytes to the info of each step with action 7."""
+    """Adds a text of this many bytes to the info of each step with action 7."""
 
     def __init__(self, size):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every test shares: nothing may be left behind."""
+"""Fixtures of all tests; one checks that a test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from envactors import backends
 from envactors.system.choice import PORTABLE
 from envactors.testing.leaks import describe, inventory, settled_inventory
 
-# Which import what is not for a process that forks: it may have threads.
+# Modules that import something with threads, which a process that forks must not have.
 OF_FRAMEWORKS = {
     "test_dask",
     "test_first_mistakes_with_dropins",
@@ -47,7 +47,7 @@ OF_FRAMEWORKS = {
     "test_tianshou",
     "test_torchrl",
 }
-# Whose point is how processes start, or that run programs of their own.
+# Modules that test how processes start, or that run their own programs.
 OF_FRESH_PROCESSES = {
     *(
         "test_backends",
@@ -67,7 +67,7 @@ OF_FRESH_PROCESSES = {
 FIRST = ("remote", "docs", "chaos", "process", "integrations", "simulation", "typing", "unit")
 
 
-# Nothing here depends on how busy the machine is, nor, but for long runs, on chance.
+# Nothing here depends on the load of the machine or, except in long runs, on chance.
 settings.register_profile(
     "tests",
     deadline=None,
@@ -97,7 +97,7 @@ def pytest_unconfigure():
 def pytest_collection(session):
     """Where several processes collect the same tests, has each of them begin with other modules.
 
-    Pytest rewrites the asserts of a module when it is imported first, which takes longer than all else about it, and
+    Pytest rewrites the asserts of a module when it first imports it, which takes longer than anything else, and
     keeps the result on disk. So each process rewrites its share, and takes the rest from there.
     """
     worker = getattr(session.config, "workerinput", None)
@@ -107,14 +107,14 @@ def pytest_collection(session):
     files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
     for file in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         sys.path.insert(0, str(file.parent))
-        # Whatever is wrong with a module is said when it is collected.
+        # Errors of a module are reported when it is collected.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(file.stem)
         sys.path.remove(str(file.parent))
 
 
 def pytest_collection_finish():
-    """Has garbage collections skip what the imports made, which stays: they are quick from here on."""
+    """Excludes what the imports created from garbage collections, which makes them fast."""
     gc.collect()
     gc.freeze()
 
@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def helper_processes(request):
-    """Starts the processes that stay until the caller ends, so that they count as having been there."""
+    """Starts the processes that live as long as the caller, so that they do not count as leaks."""
     # A worker that gets an object of a test's module imports that module, and with it pytest and hypothesis: a quarter
     # of a second of a core, which copies of a server that has imported them are spared.
     items = [item for item in request.session.items if not item.nodeid.startswith("tests/unit/")]
@@ -159,7 +159,7 @@ def quick_starts(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(helper_processes):
-    """Every test: as many descriptors, threads, processes and shared memory entries as before."""
+    """Checks that each test leaves no descriptors, threads, processes, or shared memory entries behind."""
     before = inventory()
     yield
     after = settled_inventory(before)

@@ -26,7 +26,7 @@ class Timestep(NamedTuple):
 
 
 class Space:
-    """As much of a space as an env manager looks at."""
+    """The attributes of a space that an env manager reads."""
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, np.dtype(dtype)
@@ -79,7 +79,7 @@ class Bare:
 
 
 class Env(Bare):
-    """One with spaces and a few more ways."""
+    """An env with spaces and more methods."""
 
     def __init__(self, index=0, length=3, closed=None):
         super().__init__(index, length)
@@ -117,7 +117,7 @@ class Env(Bare):
 
 
 class Late(Env):
-    """One that knows its observation space only once it was reset."""
+    """An env that knows its observation space only after a reset."""
 
     @property
     def observation_space(self):
@@ -138,7 +138,7 @@ class Rewarding(Env):
 
 
 class Nested(Bare):
-    """One whose observations are dicts, and whose infos have keys that are no identifiers."""
+    """An env with dicts as observations, and with keys in its infos that are not identifiers."""
 
     def reset(self, **param):
         return {"agent": super().reset(**param), "time": np.float32(0)}
@@ -158,7 +158,7 @@ class Teller(Bare):
 
 
 class Unreadable:
-    """What the caller cannot unpickle."""
+    """An object that the caller cannot unpickle."""
 
     def __reduce__(self):
         return unpickle, (os.getpid(),)
@@ -179,7 +179,7 @@ class Complaint(Exception):
 
 
 def misbehave(how, mark):
-    """Does as asked; with a mark only as long as that file is not there."""
+    """Misbehaves on request; with a mark, only until that file exists."""
     if how is None or (mark is not None and Path(mark).exists()):
         return None
     if mark is not None:

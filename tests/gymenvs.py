@@ -73,7 +73,7 @@ class Teller(gymnasium.Env):
 
 
 class Complaint(Exception):
-    """An env's own exception, which wants two arguments."""
+    """An env's own exception, which takes two arguments."""
 
     def __init__(self, index, what):
         super().__init__(f"{index}: {what}")
@@ -150,7 +150,7 @@ class Costly(Teller):
 
 
 def stacked_cartpole(normalized=True):
-    """Frames in a stack, and statistics that go on over episodes."""
+    """An env with stacked frames, and with statistics that continue across episodes."""
     env = gymnasium.make("CartPole-v1", max_episode_steps=60)
     env = gymnasium.wrappers.FrameStackObservation(env, 3)
     return gymnasium.wrappers.NormalizeObservation(env) if normalized else env

@@ -1,4 +1,4 @@
-"""Envs and small tools of the tests.
+"""Envs and utilities of the tests.
 
 Workers import this module. They should not have to import pytest, which takes as long as an interpreter's start.
 """
@@ -28,7 +28,7 @@ import envactors as ea
 from envactors.system.choice import PORTABLE
 from envactors.testing import EchoEnv, FaultyEnv
 
-SOON = 50.0  # seconds that anything may take, however busy the machine is: reached only by what hangs
+SOON = 50.0  # seconds that anything may take on a busy machine; only something that hangs takes longer
 
 
 class _SessionBackend(ea.ProcessBackend):
@@ -81,7 +81,7 @@ def episode_seed(root, number):
 
 
 class Counter:
-    """An env without spaces; everything that a test may want from a worker."""
+    """An env without spaces, with methods for everything that tests do in a worker."""
 
     def __init__(self, start: int = 0) -> None:
         self.count = start
@@ -145,7 +145,7 @@ class Counter:
         time.sleep(SOON)
 
     def die_unless(self, path: str) -> str:
-        """Dies the first time, leaves a mark, and lives from then on."""
+        """Crashes the first time, and leaves a mark so that it does not crash again."""
         if not Path(path).exists():
             Path(path).touch()
             os._exit(7)
@@ -176,7 +176,7 @@ class Mortal(Counter):
 
 
 class Echo:
-    """An env without spaces whose results tell which call made them; `wants` says how to misbehave."""
+    """An env without spaces whose results say which call produced them; `wants` says how to misbehave."""
 
     def __init__(self, index: int = 0, length: int = 1000) -> None:
         self.index = index
@@ -219,7 +219,7 @@ class Echo:
 
 
 class FaultyEcho(FaultyEnv):
-    """A faulty echo env with a few more ways."""
+    """A faulty echo env with more faults."""
 
     def fail(self, kind, *args):
         raise kind(*args)
@@ -235,7 +235,7 @@ class FaultyEcho(FaultyEnv):
 
 
 class Placed(FaultyEcho):
-    """A faulty echo env that says with each result who it is; its close adds a letter to a file."""
+    """A faulty echo env that identifies itself in each result; its `close` appends a letter to a file."""
 
     def __init__(self, closed=None):
         super().__init__()
@@ -260,7 +260,7 @@ class Placed(FaultyEcho):
 
 
 class PacedEnv(EchoEnv):
-    """Steps at a steady pace; its reset takes as long as a file is there, and it can be told to hang."""
+    """Steps at a steady pace; its reset waits while a file exists, and it hangs on request."""
 
     PACE = 0.002  # seconds a step: the envs are the limit, not this machine
 
@@ -283,7 +283,7 @@ class PacedEnv(EchoEnv):
 
 
 def clocked(kind, path, pace=0.005):
-    """A class like an env's own that writes down when it steps and resets, and takes a moment longer for it."""
+    """Return a subclass of an env that records when it steps and resets, and takes a moment longer."""
 
     class Clocked(kind):
         is_inside = False
@@ -312,7 +312,7 @@ def clocked(kind, path, pace=0.005):
 
 
 def most_at_once(path):
-    """How many clocked envs stepped or reset at once at most."""
+    """Return the largest number of clocked envs that stepped or reset at once."""
     intervals = [[float(time) for time in line.split()] for line in Path(path).read_text().splitlines()]
     changes = sorted([(begin, 1) for begin, _ in intervals] + [(end, -1) for _, end in intervals])
     return max(itertools.accumulate(change for _, change in changes))
@@ -330,12 +330,12 @@ class FixedWait:
 
 
 def wait_always(envs: ea.VectorEnv, strategy) -> None:
-    """Makes caller and workers of a vector wait for each other in one way."""
+    """Has the caller and the workers of a vector wait for each other with one strategy."""
     envs._stepper._tuner = envs._stepper.stream_tuner = FixedWait(strategy)
 
 
 def frozen(value):
-    """Something that compares by value and type."""
+    """An object that compares by value and type."""
     if isinstance(value, dict):
         return {key: frozen(inner) for key, inner in value.items()}
     if isinstance(value, (tuple, list)):
@@ -356,7 +356,7 @@ def park():
 
 
 class TwoArguments(Exception):
-    """An exception that does not survive pickle's own way: its __init__ wants two arguments."""
+    """An exception that pickle alone cannot rebuild: its __init__ takes two arguments."""
 
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
@@ -403,7 +403,7 @@ def _explode(home: int):
 
 
 def wait_until(condition, patience: float = SOON) -> None:
-    """Waits for something that has no event of its own."""
+    """Wait for a condition that has no event."""
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -434,5 +434,5 @@ def run_script(code: str, *args: str, timeout: float = 100, **kwargs) -> subproc
 
 
 def journals(actor):
-    """What an actor's envs were asked, up to where they stand."""
+    """Return the requests to an actor's envs that led to their current states."""
     return actor._supervisor.core.recovery.journals

@@ -46,7 +46,7 @@ class Lines:
 
 
 class StoppingThread(threading.Thread):
-    """A thread that stops before one of the lines that it runs in some modules, and goes on when it is told to.
+    """A thread that stops before one of the lines that it runs in some modules, and continues when it is told to.
 
     Args:
         target: What it runs; its result or exception is kept.

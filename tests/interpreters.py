@@ -15,7 +15,7 @@ OWN = sys.version_info[:2]
 # The versions of Python that NumPy 1.26 was built for.
 WITH_NUMPY_1 = {(3, 10), (3, 11), (3, 12)}
 QUIETLY = ("-q", "--disable-pip-version-check")
-# What a virtual environment has besides what is said.
+# Packages that every virtual environment has.
 NEEDED = "cloudpickle>=3"
 
 

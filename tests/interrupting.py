@@ -11,13 +11,13 @@ from pathlib import Path
 import envactors as ea
 
 PACKAGE = str(Path(ea.__file__).parent)
-# What lines begin with at which nothing is ever raised but by a tracer, and which the compiler's table of the
-# statements around them does not cover: a lock would stay taken, or an exception handled for ever.
+# Beginnings of lines at which only a tracer can raise, and which the compiler's exception table does not cover: a lock
+# would stay taken, or an exception would stay handled.
 UNCOVERED = {dis.opmap[name] for name in ("NOP", "POP_EXCEPT") if name in dis.opmap}
 
 
 class Interrupt(Exception):
-    """What is raised."""
+    """The exception that is raised."""
 
 
 @functools.cache

@@ -38,7 +38,7 @@ RUNNER, CHASER, LATE = "Runner?team=0", "Chaser?team=1", "Late?team=0"
 
 
 class Field(BaseEnv):
-    """A field with two behaviors, whose agents come and go, and a third that appears after a while.
+    """An env with two behaviors whose agents join and leave, and a third behavior that appears later.
 
     Runners leave after three steps (the second one of the first two after four), and others come in their places in the
     next; chasers stay, but only every second step asks them for a decision. Observations: the worker, the count of

@@ -1,4 +1,4 @@
-"""Programs that can be looked at, and clients that do so: what the tests of the monitor share."""
+"""Programs with a monitor, and clients of it, for the tests of the monitor."""
 
 from __future__ import annotations
 

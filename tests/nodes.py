@@ -1,4 +1,4 @@
-"""Nodes that several tests share: an agent with its helpers costs more than half a second of a core."""
+"""Nodes that several tests share, since starting an agent takes more than half a second of CPU time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from envactors.system.choice import PORTABLE
 
 
 def preloading_backend(launcher, *modules, **options):
-    """Returns a backend whose nodes have imported these modules of the tests, so that their workers need not."""
+    """Return a backend whose nodes have already imported these modules of the tests."""
     preload = () if PORTABLE else ("helpers", *modules)
     return ea.RemoteBackend(launcher, preload=preload, **options)
 

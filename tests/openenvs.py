@@ -14,20 +14,20 @@ from openenv.core.env_server.types import Action, Observation, State
 
 
 class Order(Action):
-    """What to do."""
+    """The requested action."""
 
     text: str
 
 
 class Report(Observation):
-    """What was done."""
+    """The observation."""
 
     text: str = ""
     pid: int = 0
 
 
 class Robot(Environment):
-    """Follows orders, those that end its process included."""
+    """Does what the action says, even if that ends its process."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -1,4 +1,4 @@
-"""Envs of each library that write down what happens to them; workers import this module, and no framework with it."""
+"""Envs of each library that record their events; workers import this module, and no framework with it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def events(log):
 
 
 class Box:
-    """As much of a space as specs need, where Gymnasium's own is not."""
+    """The attributes of a space that specs need, where Gymnasium is not installed."""
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, np.dtype(dtype)

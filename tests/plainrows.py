@@ -1,4 +1,4 @@
-"""Rows of envs in plain memory, and an actor whose worker is played by the test, one write at a time."""
+"""Rows of envs in ordinary memory, and an actor whose worker is simulated by the test, one write at a time."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class NoStacks(Stacks):
 
 
 class PlayedWorker(Worker):
-    """A worker of which nothing runs: the test reads what it was sent and writes what it would."""
+    """A worker without a process: the test reads its requests and writes its results."""
 
     def __init__(self, envs):
         self.pid = os.getpid()
@@ -99,7 +99,7 @@ class PlayedWorker(Worker):
         self.is_killed = True
 
     def begin_timing(self, spans):
-        """Does nothing: nothing runs."""
+        """Do nothing, since there is no process."""
 
     def ask_stacks(self):
         return NoStacks()
@@ -111,7 +111,7 @@ class PlayedWorker(Worker):
 
 
 class PlayedBackend(InlineBackend):
-    """Starts workers that are played, and that count as processes."""
+    """A backend whose workers are simulated by the test."""
 
     kills = pickles = True
     inline = False
@@ -121,7 +121,7 @@ class PlayedBackend(InlineBackend):
 
 
 class Launches:
-    """Stands for the thread that starts workers: the test does so in `PlayedActor.start`."""
+    """Replaces the thread that starts workers: the test does so in `PlayedActor.start`."""
 
     def __init__(self):
         self.queued = set()
@@ -139,7 +139,7 @@ class Launches:
 
 
 class PlayedActor:
-    """An actor of three envs among those of a vector, with all of the library but its worker."""
+    """An actor with three of a vector's envs; only its worker is simulated."""
 
     FIRST, COUNT = 2, 3
     ENVS = (2, 3, 4)
@@ -207,7 +207,7 @@ class PlayedActor:
         self.supervisor.calls.on_channel(READABLE)
 
     def reply(self, value):
-        """Answers the call that runs, and returns what was asked."""
+        """Answer the running call, and return its request."""
         call = self.core.table.running
         self._receive(Frame(Kind.RESULT, self.core.incarnation, call.call_id, dumps(value)))
         return call
@@ -226,7 +226,7 @@ class PlayedActor:
             self.exit()
         assert self.supervisor.core.phase.name == "CLOSED"
 
-    # What is asked ---------------------------------------------------------------------------------------
+    # Requests ---------------------------------------------------------------------------------------
 
     def step(self, *envs, stream=False):
         """Asks for steps, whose actions are the numbers of the envs."""
@@ -269,7 +269,7 @@ class PlayedActor:
         self.pending.take(list(found))
         return found
 
-    # What its worker does --------------------------------------------------------------------------------
+    # Its worker --------------------------------------------------------------------------------
 
     def due(self):
         return [env for env in self.ENVS if self.slab.posted[env] != self.slab.completed[env]]
@@ -307,7 +307,7 @@ class PlayedActor:
             self.page.counters[OVERFLOWS] += 1
 
     def work(self, writes=None, **what):
-        """Does the first of what is to be written; returns the env that the worker is at and what it does."""
+        """Perform the next write; return the env that the worker is at, and what the write does."""
         at, doing = None, "has ended"
         for write, env, happens in itertools.islice(self.scan(**what), writes):
             write()

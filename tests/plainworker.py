@@ -1,4 +1,4 @@
-"""The worker's half of an actor, driven without a process: the test stands for its parent."""
+"""The worker's half of an actor, driven without a process: the test plays its parent."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Scripted:
 
 
 class Parent:
-    """Stands for a worker's parent: posts what is asked and collects the replies.
+    """Replaces a worker's parent: posts what is asked and collects the replies.
 
     Args:
         factory: Makes each env.

@@ -105,7 +105,7 @@ def die_once(fuse):
 
 
 class Fused(BaseParallelWrapper):
-    """Dies in the middle of a step if there is a file, which it removes before."""
+    """Removes a file and crashes in the middle of a step, if the file exists."""
 
     def __init__(self, env, fuse):
         super().__init__(env)
@@ -150,7 +150,7 @@ def _quietly(module):
 
 
 def knights(obs_method="vector"):
-    """Knights and archers, some of whom fall long before the others."""
+    """Knights and archers, some of which leave long before the others."""
     module = _quietly(KNIGHTS)
     return module.parallel_env(
         spawn_delay=1, max_zombies=60, num_knights=3, line_death=True, max_cycles=80, obs_method=obs_method

@@ -20,7 +20,7 @@ PACKED = 4
 
 @contextlib.contextmanager
 def killing(envs, seconds):
-    """Kill the process of some actor again and again, after so many seconds each; None for never.
+    """Kill the process of some actor again and again, after this many seconds each; None for never.
 
     Yields:
         A function that kills one.
@@ -50,7 +50,7 @@ def killing(envs, seconds):
 
 
 def make_storm(make, **options):
-    """Return a vector of envs that are brought back, however often they are lost."""
+    """Return a vector of envs that are restored, however often they are lost."""
     restart = ea.RestartPolicy(max_restarts=100_000, backoff=0.0)
     return ea.VectorEnv(
         [make] * COUNT, **{"on_failure": "replay", "envs_per_actor": PACKED, "restart": restart, **options}
@@ -92,7 +92,7 @@ def checksum_of_run(make, actions, steps, seconds=None, every=None, **options):
 
 
 def checksum_of_rollouts(make, make_policy, rollouts, steps, seconds=None, **options):
-    """Return the checksum over all columns of so many rollouts, two in flight, the longest replay, and the restarts.
+    """Return the checksum over all columns of this many rollouts, two in flight, the longest replay, and the restarts.
 
     Args:
         make: Makes an env.

@@ -198,7 +198,7 @@ _NAMES = {
 def _die_when_the_interpreter_is_free() -> None:
     """Start a thread that kills this process as soon as the main thread releases the GIL.
 
-    NumPy releases it while it copies, so the process dies with the observation partly written, or just after.
+    NumPy releases it while it copies, so the process crashes with the observation partly written, or just after.
     """
     gate, is_there = threading.Lock(), threading.Event()
     gate.acquire()

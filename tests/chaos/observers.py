@@ -1,4 +1,4 @@
-"""Observers of a chaos run: threads that look at its actors all the time, in every way there is."""
+"""Observers of a chaos run: threads that look at its actors all the time, in every possible way."""
 
 from __future__ import annotations
 

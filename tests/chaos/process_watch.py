@@ -13,7 +13,7 @@ from chaos.report import ReportBuilder
 from envactors.actor.handle import ActorHandle
 from envactors.testing.leaks import describe
 
-# Seconds within which a child process must end after its worker has died.
+# Seconds within which a child process must end after its worker has crashed.
 CHILD_PATIENCE = 5.0
 _POLL_SECONDS = 0.05
 

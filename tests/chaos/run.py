@@ -74,7 +74,7 @@ def run_chaos(
             the previous one, and no result may have a failure.
         deadline: Deadline of each step and reset, in seconds; must exceed the env's own time on a busy machine.
         backend: Backend of the actors; None: processes of a fork server, which start in milliseconds.
-        nodes: If it is not 0, the actors run on so many nodes of this machine, and one fault in twenty ends a node;
+        nodes: If it is not 0, the actors run on this many nodes of this machine, and one fault in twenty ends a node;
             another one joins in its place. Not with ``backend``.
         observed: Whether threads read stats and stacks and ask the monitor all the time, while a trace is recorded.
         rollouts: Whether the policy runs in the workers, of echo envs; no node is ended then.

@@ -31,7 +31,7 @@ _LAST_ROUNDS = 3
 
 
 class _RunEndedError(Exception):
-    """The run cannot go on; the reason is in the report."""
+    """The run cannot continue; the reason is in the report."""
 
 
 class ChaosRunner:

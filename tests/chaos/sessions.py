@@ -44,7 +44,7 @@ _PATIENCE = 60.0  # seconds that anything may take
 
 @dataclasses.dataclass
 class SessionReport:
-    """What a run has come to.
+    """The result of a run.
 
     Attributes:
         sessions: How many users there were.
@@ -77,7 +77,7 @@ class SessionStorm:
         self.report = SessionReport(sessions)
 
     def run(self) -> SessionReport:
-        """Play all of them; return what has come of it."""
+        """Play all sessions; return the result."""
         before = _descendants()
         with contextlib.ExitStack() as stack:
             backend: Any = "process"
@@ -151,7 +151,7 @@ class SessionStorm:
         return "complete"
 
     async def _use(self, pool: ea.SessionPool[Ledger], user: int, fate: str, sessions: list[Any]) -> None:
-        """Be the user of one session."""
+        """Play one session."""
         async with pool.session(user) as env:
             sessions.append(env)
             self._entered.add(env)
@@ -193,7 +193,7 @@ class SessionStorm:
             self._complain(f"user {user} ({fate}) had the outcome {kind}: {outcome}")
 
     def _check_pool(self, pool: ea.SessionPool[Ledger]) -> None:
-        """Check that no place of the pool is lost, and that each session was counted once."""
+        """Check that the pool still has all its places, and that it counted each session once."""
         deadline = time.monotonic() + _PATIENCE
         while (stats := pool.stats()).idle < self._size and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The chaos kit and its command: runs in which nothing goes wrong, and that they see what does."""
+"""The chaos kit and its command: correct runs pass, and every planted defect is found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "tests.chaos")
 KINDS = {kind.value for kind in FaultKind}
 ALL_KINDS = len(KINDS)
-# How many of the processes that sleep beyond a deadline may wake in time, on a busy machine: all of them.
+# Processes that oversleep a deadline and may still wake in time: on a busy machine, all of them.
 MAY_PASS = 1
 DEADLINE = 1.0  # a busy machine passes half of that by itself
 
@@ -79,7 +79,7 @@ def test_a_run_with_all_kinds_of_fault(envs_per_actor):
 
 
 class TwiceLost(LargeEcho):
-    """Its process is lost by each reset with seed 5."""
+    """An env whose process ends in each reset with seed 5."""
 
     def reset(self, *, seed=None, options=None):
         if seed == 5:
@@ -183,7 +183,7 @@ def test_a_fault_can_crash_a_worker_in_the_middle_of_writing(fault_table, kind):
     ) as envs:
         envs.reset(seed=0)
         for action in range(300):
-            # It may have died just after its last result was complete, which the next step tells.
+            # It may have crashed just after its last result was complete, which the next step tells.
             while (step := envs.step([action]))[4][0]:
                 pass
             obs = step[0]
@@ -391,7 +391,7 @@ def test_the_checker_detects_a_process_that_crashed_without_a_fault(monkeypatch)
 
     for module in (run_module, oracle):
         monkeypatch.setattr(module, "LargeEcho", Frail)
-    report = small_run(deadline=2 * DEADLINE)  # none shall be lost to a busy machine
+    report = small_run(deadline=2 * DEADLINE)  # long enough for a busy machine
     assert report.unexplained == 1
     assert "exit code 5" in report.problems[-1]
 
@@ -473,7 +473,7 @@ def test_the_checker_detects_leaked_resources(monkeypatch):
 
 def test_the_checker_detects_a_child_that_outlives_its_worker(monkeypatch):
     class Escaping(FaultInjectingEnv):
-        """Leaves a process running that nobody can tell was its own."""
+        """Leaves a process running that cannot be traced to it."""
 
         def _leave_a_child(self):
             script = (

@@ -1,4 +1,4 @@
-"""The session workload finds nothing wrong, and finds what is wrong."""
+"""The session workload passes, and it finds planted defects."""
 
 from __future__ import annotations
 

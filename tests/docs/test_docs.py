@@ -17,8 +17,7 @@ from envactors.testing import EchoEnv, FaultyEnv
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(ea.__file__).parent  # installed from a wheel it is not below the root
-# What protobuf has to say of mlagents_envs' messages, and TorchRL of its own classes, for the pages of whose users they
-# are installed.
+# Warnings of protobuf about mlagents_envs' messages and of TorchRL about its own classes, on the pages about them.
 PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 TORCHRL = "ignore:Creating :DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -95,7 +94,7 @@ def write_script(page: Path, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def said(request, interpreter, tmp_path_factory):
-    """What each of the selected pages has said on stderr, all of them run by one process."""
+    """The stderr output of each selected page; one process runs all of them."""
     asked = {
         item.callspec.params["page"] for item in request.session.items if item.originalname == "test_code_blocks_run"
     }

@@ -99,7 +99,7 @@ class Notebook:
             shutdown_kernel=end,
             resources={"metadata": {"path": str(self.directory)}},
         )
-        async with client.async_setup_kernel(cleanup_kc=True):  # the manager is ours, and it shall end it
+        async with client.async_setup_kernel(cleanup_kc=True):  # the test made the manager, so the test ends it
             for index, cell in enumerate(self.cells):
                 running = asyncio.ensure_future(client.async_execute_cell(cell, index))
                 try:
@@ -109,7 +109,7 @@ class Notebook:
                     await running
 
     def text(self, index: int, stream: str = "stdout") -> str:
-        """What a cell has written so far."""
+        """Return the output of a cell so far."""
         outputs = self.cells[index].get("outputs", ())
         return "".join(one.text for one in outputs if one.output_type == "stream" and one.name == stream)
 
@@ -118,11 +118,11 @@ class Notebook:
         return [one.ename for one in self.cells[index].outputs if one.output_type == "error"]
 
     def expect_error(self, index: int) -> None:
-        """Lets a cell end with an exception."""
+        """Allows a cell to end with an exception."""
         self.cells[index].metadata["tags"] = ["raises-exception"]
 
     def assert_silent(self) -> None:
-        """No cell wrote anything to stderr: neither warnings nor what a thread or a worker died of."""
+        """No cell wrote anything to stderr: neither warnings nor what a thread or a worker crashed with."""
         assert [self.text(index, "stderr") for index in range(len(self.cells))] == [""] * len(self.cells)
 
 

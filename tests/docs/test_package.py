@@ -1,4 +1,4 @@
-"""What makes a release: one version everywhere, the files that belong to the package, and the sessions of nox."""
+"""Releases: one version everywhere, the files that belong to the package, and the sessions of nox."""
 
 from __future__ import annotations
 

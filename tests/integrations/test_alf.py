@@ -1,4 +1,4 @@
-"""The drop-in for ALF: the rows of what its users rely on, what is lost, with torch and without."""
+"""The drop-in for ALF: the behavior that its users rely on, and failures, with and without torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def quick_starts_of_alf(request, monkeypatch):
 
 @pytest.fixture
 def make():
-    """Makes parallel environments that are closed in the end."""
+    """Makes parallel environments, and closes them after the test."""
     made = []
 
     def make_one(constructors, start_serially=False, **kwargs):
@@ -83,7 +83,7 @@ def types(time_step):
     return np.asarray(time_step.step_type).tolist()
 
 
-# Row: constructor -----------------------------------------------------------------------------------------
+# Constructor -----------------------------------------------------------------------------------------
 
 
 def test_constructor(make):
@@ -160,7 +160,7 @@ def test_a_constructor_that_fails(make):
     assert isinstance(caught.value.__cause__.__cause__, Complaint)
 
 
-# Row: specs -----------------------------------------------------------------------------------------------
+# Specs -----------------------------------------------------------------------------------------------
 
 DIFFERENT = {
     "action_spec": {"action": 5},
@@ -204,7 +204,7 @@ def test_specs_are_those_of_the_envs(make):
             assert getattr(specs, name)() == getattr(one, name)()
 
 
-# Row: step/reset ------------------------------------------------------------------------------------------
+# Step/reset ------------------------------------------------------------------------------------------
 
 
 def test_step_and_reset(make):
@@ -319,7 +319,7 @@ def test_nests(make):
         env.step({"steer": action["steer"]})
 
 
-# Row: spare envs ------------------------------------------------------------------------------------------
+# Spare envs ------------------------------------------------------------------------------------------
 
 
 def expected_slots(lengths, slots, spares, steps):
@@ -367,7 +367,7 @@ def test_a_reset_gives_the_slots_back_to_the_first_envs(make):
 
 
 def test_resets_of_twenty_steps_hold_no_batch_up(make, tmp_path):
-    """A reset ends when 20 further steps have been made: a step that waited for one would wait for ever."""
+    """A reset ends when 20 further steps have been made: a step that waited for one would wait forever."""
     slots, length = 2, 10
     spares = slots * (Ticking.RESET // length + 1)
     clock = np.memmap(tmp_path / "clock", np.int64, "w+", shape=(1,))
@@ -407,7 +407,7 @@ def test_a_number_of_spare_envs_that_makes_no_sense(make, spares):
         make([AlfEnv] * 3, num_spare_envs_for_reload=spares)
 
 
-# Row: batched envs ----------------------------------------------------------------------------------------
+# Batched envs ----------------------------------------------------------------------------------------
 
 
 def test_batched_envs(make):
@@ -443,7 +443,7 @@ def test_spare_envs_are_rejected_with_batched_envs(make):
         make([Many] * 2, num_spare_envs_for_reload=1)
 
 
-# Row: call, attributes, seed and the rest -----------------------------------------------------------------
+# Calls, attributes, seeds -----------------------------------------------------------------
 
 
 def test_promises_resolve_to_their_own_call_in_any_order(make, tmp_path):
@@ -580,7 +580,7 @@ def test_close_at_exit(tmp_path):
     assert all(is_gone(int(pid)) for pid in done.stdout.split())
 
 
-# What is lost ---------------------------------------------------------------------------------------------
+# Failures ---------------------------------------------------------------------------------------------
 
 
 def test_a_killed_worker_is_a_runtime_error_with_its_cause(make):

@@ -1,4 +1,4 @@
-"""More envs than places: who resets queues."""
+"""More envs than places: envs that reset wait in a queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envactors.testing import EchoEnv
 
 @pytest.fixture
 def make():
-    """Makes rotations whose envs are closed in the end."""
+    """Makes rotations, and closes their envs after the test."""
     made = []
 
     def make_one(lengths, places, **kwargs):

@@ -1,4 +1,4 @@
-"""The drop-in for DI-engine: the rows of what its users rely on; most of it needs no DI-engine."""
+"""The drop-in for DI-engine: the behavior that its users rely on; most of it needs no DI-engine."""
 
 from __future__ import annotations
 

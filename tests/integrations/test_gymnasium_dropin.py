@@ -1,4 +1,4 @@
-"""The drop-in for Gymnasium's AsyncVectorEnv, a behaviour a test."""
+"""The drop-in for Gymnasium's AsyncVectorEnv, one behavior per test."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_constructors_parameters_are_async_vector_envs():
     assert [p.name for p in ours[:10]][: len(known)] == known
     assert [p.kind for p in ours[10:]] == [inspect.Parameter.VAR_KEYWORD]
     for mine, its in zip(ours[:10], theirs, strict=False):
-        if mine.name != "shared_memory":  # None stands for "what can be"
+        if mine.name != "shared_memory":  # None means "where possible"
             assert mine.default == its.default
 
 

@@ -21,7 +21,7 @@ from trainingfaults import Failing  # noqa: E402
 
 from envactors.integrations.lerobot import LazyActorVectorEnv, eval_policy_all  # noqa: E402
 
-torch.set_num_threads(1)  # its threads would count as left behind, and so would the thread and the lock of tqdm
+torch.set_num_threads(1)  # its threads would count as leaked, and so would the thread and the lock of tqdm
 tqdm.monitor_interval = 0
 tqdm.get_lock()
 
@@ -64,7 +64,7 @@ def evaluate(function, envs, policy=None, **kwargs):
 
 @pytest.fixture
 def make():
-    """Makes vector envs of a task that are closed in the end."""
+    """Makes vector envs of a task, and closes them after the test."""
     made = []
 
     def make_one(count, *args, **options):

@@ -1,4 +1,4 @@
-"""The drop-in for ML-Agents: the rows of what its users rely on, with envs after its real ``BaseEnv``, and real faults.
+"""The drop-in for ML-Agents: the behavior that its users rely on, with real faults and envs of its ``BaseEnv``.
 
 Where the package ``mlagents`` is installed too, all of it runs on its own base class.
 """
@@ -145,7 +145,7 @@ def counts_of(steps):
 
 
 def run(manager, rounds):
-    """Steps until each env has made so many steps more; gives all steps."""
+    """Steps until each env has made this many steps more; gives all steps."""
     steps = []
     while any(workers_of(steps).count(worker.worker_id) < rounds for worker in manager.env_workers):
         steps += manager.get_steps()
@@ -177,7 +177,7 @@ def check_pairs(step):
     return looked
 
 
-# The rows -------------------------------------------------------------------------------------------------
+# Behavior that users rely on -------------------------------------------------------------------------------
 
 
 def test_factory_gets_a_number_and_side_channels_and_is_pickled_by_value(make, tmp_path):
@@ -322,7 +322,7 @@ def test_reset_runs_side_by_side(make, arm, tmp_path):
     manager = make(3)
     for worker in range(3):
         arm(worker, "reset", "wait")
-    # None goes on before all have come.
+    # None continues before all have come.
     opening = 'cd "$0"; until [ -e 0.waits -a -e 1.waits -a -e 2.waits ]; do sleep 0.01; done; touch 0.go 1.go 2.go'
     opener = subprocess.Popen(["sh", "-c", opening, str(tmp_path)])
     assert manager.reset() == 3
@@ -614,7 +614,7 @@ def test_close_is_bounded_with_crashed_and_hung_workers(make, arm, tmp_path):
     wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
-# Beyond the rows ------------------------------------------------------------------------------------------
+# More behavior ------------------------------------------------------------------------------------------
 
 
 def test_real_run_options_are_read(make):

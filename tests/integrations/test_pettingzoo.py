@@ -1,4 +1,4 @@
-"""The drop-in for PettingZoo: batches per agent, agents that come and go, single copies, and what is lost."""
+"""The drop-in for PettingZoo: batches per agent, agents that join and leave, single copies, and failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GAMES = [
 
 @pytest.fixture
 def make():
-    """Makes vector envs that are closed in the end."""
+    """Makes vector envs, and closes them after the test."""
     made = []
 
     def make_one(env_fns=(Party,) * 2, **options):
@@ -163,7 +163,7 @@ def run(envs, batches, seed=3, before=lambda number: None):
     return results
 
 
-# The same as without -------------------------------------------------------------------------------------
+# Equality with a loop -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])

@@ -1,4 +1,4 @@
-"""RLlib with its envs in actors: crashes cost episodes of single envs, and env runners go on."""
+"""RLlib with its envs in actors: crashes cost episodes of single envs, and env runners continue."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def sample():
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.tune.registry import register_env
 
-    torch.set_num_threads(1)  # its threads would count as left behind
+    torch.set_num_threads(1)  # its threads would count as leaked
 
     def sample_from(env, mode):
         register_env("env", env)

@@ -30,7 +30,7 @@ from envactors.integrations.rllib.multi_agent import ActorVectorMultiAgentEnv
 
 # Of Gymnasium, since each env runner of RLlib registers its envs under the same id.
 pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")
-torch.set_num_threads(1)  # its threads would count as left behind
+torch.set_num_threads(1)  # its threads would count as leaked
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The drop-in for stable-baselines3: the rows of what its users rely on, and its own classes on top."""
+"""The drop-in for stable-baselines3: the behavior that its users rely on, with its wrappers and algorithms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
 from envactors.integrations.sb3 import ActorVecEnv  # noqa: E402
 from envactors.remote import LocalNodes  # noqa: E402
 
-torch.set_num_threads(1)  # its threads would count as left behind
+torch.set_num_threads(1)  # its threads would count as leaked
 
 cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 
@@ -49,7 +49,7 @@ def tellers(count=3, **kwargs):
 
 @pytest.fixture
 def make():
-    """Makes vector envs that are closed in the end."""
+    """Makes vector envs, and closes them after the test."""
     made = []
 
     def make_one(env_fns, *args, **kwargs):
@@ -74,7 +74,7 @@ def assert_same(ours, theirs):
         assert np.array_equal(ours, theirs)
 
 
-# The rows -------------------------------------------------------------------------------------------------
+# Behavior that users rely on -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["forkserver", "spawn", "fork"])
@@ -387,7 +387,7 @@ def test_a_constructor_that_fails_leaves_no_process_behind(make):
         make([Teller, functools.partial(Teller, render_mode="rgb_array")])
 
 
-# On top ---------------------------------------------------------------------------------------------------
+# Wrappers and algorithms -----------------------------------------------------------------------------------
 
 
 def in_one_process(env_fns):

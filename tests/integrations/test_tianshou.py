@@ -1,4 +1,4 @@
-"""The drop-in for tianshou: its vector envs' interface, waiting for some, and what is lost."""
+"""The drop-in for tianshou: the interface of its vector envs, partial waits, and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tianshou.env import BaseVectorEnv, DummyVectorEnv, VectorEnvNormObs  # noqa
 from envactors.integrations.tianshou import ActorEnvWorker, ActorVectorEnv  # noqa: E402
 from envactors.remote import LocalNodes  # noqa: E402
 
-torch.set_num_threads(1)  # its threads would count as left behind
+torch.set_num_threads(1)  # its threads would count as leaked
 
 cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 
@@ -37,7 +37,7 @@ def of_workers(env_fns, **kwargs):
 
 @pytest.fixture
 def make():
-    """Makes vector envs that are closed in the end."""
+    """Makes vector envs, and closes them after the test."""
     made = []
 
     def make_one(env_fns, *args, kind=ActorVectorEnv, **kwargs):

@@ -1,4 +1,4 @@
-"""The drop-in for TorchRL: the same specs, rollouts and training as `SerialEnv`, and what is its own."""
+"""The drop-in for TorchRL: the same specs, rollouts, and training as `SerialEnv`, and its own features."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchRL's own classes
     from torchrl.collectors import Collector
 
-torch.set_num_threads(1)  # its threads would count as left behind
+torch.set_num_threads(1)  # its threads would count as leaked
 
 cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 MASKS = {"[n]": (2,), "[n, 1]": (2, 1)}
@@ -55,7 +55,7 @@ def tellers(count=3, **kwargs):
 
 @pytest.fixture
 def make():
-    """Makes envs that are closed in the end."""
+    """Makes envs, and closes them after the test."""
     made = []
 
     def make_one(env_fns, **kwargs):
@@ -216,7 +216,7 @@ def test_rollouts_are_bit_for_bit_those_of_one_process(make, in_one_process, cat
     ours = make([cartpole] * 3, categorical_action_encoding=categorical, envs_per_actor=envs_per_actor)
     theirs = in_one_process(3, categorical_action_encoding=categorical)
     assert ours.set_seed(7) == theirs.set_seed(7)
-    for _ in range(2):  # the second goes on with the envs' own generators
+    for _ in range(2):  # the second continues with the envs' own generators
         torch.manual_seed(1)
         one = ours.rollout(150, **how)
         torch.manual_seed(1)

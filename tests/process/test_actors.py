@@ -39,7 +39,7 @@ from envactors.process.starting import THREAD_CAPS
 
 
 def behind(gate):
-    """A factory whose env is made once there is a file."""
+    """A factory that waits for a file."""
 
     def factory():
         env = Counter()
@@ -467,7 +467,7 @@ class Interleaved(dict):
 @pytest.mark.parametrize("first", ["settle", "add_done_callback", "settle, after a callback was added"])
 @pytest.mark.parametrize("error", [None, KeyError("k")], ids=["result", "error"])
 def test_a_future_that_ends_while_a_waiter_registers_notifies_it(actor, place, when, first, error):
-    """Whichever thread comes first, and wherever the other one comes in between."""
+    """Runs the threads in both orders, and interrupts one of them at every point."""
     future, seen, called = ActorFuture(actor._supervisor, None), [], threading.Semaphore(0)
 
     def look(future):
@@ -708,7 +708,7 @@ def test_an_actor_whose_crash_was_raised_where_its_handle_is_known_is_freed():
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "loky"])
 def test_a_factory_may_have_proxies_of_a_manager(start_method):
-    """As with `multiprocessing`, whose processes get the key of the process that starts them."""
+    """As in `multiprocessing`, workers get the key of their caller."""
     with multiprocessing.Manager() as manager:
         shared = manager.dict(seen=3)
         with ea.spawn(lambda: shared, backend=ea.ProcessBackend(start_method)) as actor:

@@ -1,4 +1,4 @@
-"""One suite over every backend, and what each one has of its own."""
+"""The conformance suite on every backend, and tests of each backend."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Multiplies(Counter):
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver"])
 @pytest.mark.parametrize("numbers", [("2", None), (None, "2")])
 def test_the_number_of_threads_is_each_actors_own(method, numbers, monkeypatch):
-    """Also for what has read it before the actor's process was forked."""
+    """This also holds for code that read it before the actor's process was forked."""
     for name in THREAD_CAPS:
         monkeypatch.delenv(name, raising=False)
     backend = ea.ProcessBackend(start_method=method)
@@ -302,7 +302,7 @@ def test_workers_have_one_memory_layout_if_asked_and_what_they_start_has_its_own
         ours = {actor.where().result(SOON) for actor in pool.actors}
         theirs = {actor.where_in_a_child().result(SOON) for actor in pool.actors for _ in range(4)}
         assert {personality(actor.pid) for actor in pool.actors} == {before}
-    # Where the kernel does not let layouts be chosen, workers have random ones and all works as ever.
+    # Where the kernel does not let layouts be chosen, workers have random ones and all works as usual.
     with fixed_layout() as allowed:
         assert (personality() != before) is allowed
     assert len(ours) == (1 if allowed or method == "forkserver" else 2)
@@ -432,7 +432,7 @@ def test_equal_results_in_every_backend():
 
 
 def test_inline_calls_that_overlap_in_several_threads_do_not_block_each_other():
-    """A thread that came later and left later put back the other's mark, and that one never worked again."""
+    """A thread that began later and ended later used to restore the other's mark, which then stayed forever."""
     entered, go = threading.Event(), threading.Event()
 
     class Process:

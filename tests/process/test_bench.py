@@ -50,7 +50,7 @@ def our_side(name: str, workload: Workload):
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    # Rich would take the pipe for a terminal here.
+    # Here Rich would mistake the pipe for a terminal.
     environment = {**os.environ, "FORCE_COLOR": "1"}
     return subprocess.run(
         [COMMAND, "bench", *arguments],
@@ -296,7 +296,7 @@ def test_a_peer_that_is_missing(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     errors = refused(capsys, ECHO, "--against", "dask,pipe")
     assert "envactors bench: --against dask: not installed: pip install distributed\n" in errors
-    # Where nobody asks for it, it is left out.
+    # Without the option, it is left out.
     entries, skipped = choose_entries(None, sample(ECHO, 2), ECHO, 1)
     assert skipped["dask"] == "not installed: pip install distributed"
     assert {"pipe", "loky"} <= {entry.name for entry in entries}

@@ -1,4 +1,4 @@
-"""Checkpoints are files like others: with permissions as usual, through links, and nothing is left beside them."""
+"""Checkpoint files follow the umask and symbolic links, and leave no temporary files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a vector on disk, from which another caller goes on."""
+"""Checkpoints: a vector on disk, from which another caller continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resume(path, n=3, make_env=stacked_cartpole, **options):
     return ea.VectorEnv.resume(path, [make_env] * n, **{**OPTIONS, **options})
 
 
-# Statistics that go on over episodes make an episode depend on those before it.
+# Statistics that continue over episodes make an episode depend on those before it.
 stack_alone = functools.partial(stacked_cartpole, normalized=False)
 WAYS = {
     "seeded once": {},
@@ -114,7 +114,7 @@ while True:
 
 
 def run_and_kill(path, lines):
-    """Runs the caller until it has printed so many lines; what it has printed."""
+    """Runs the caller until it has printed this many lines; what it has printed."""
     command = [sys.executable, "-c", textwrap.dedent(CALLER), str(Path(__file__).parents[1]), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
         try:

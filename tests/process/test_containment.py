@@ -1,4 +1,4 @@
-"""What user code raises or blocks in the caller's threads concerns nobody else: logging, copies, deadlines."""
+"""User code that raises or blocks in the caller's threads affects no other actor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def filtered(name, handle):
 
 
 def check_that_others_go_on():
-    """A deadline, a death and a result of other actors."""
+    """A deadline, a crash and a result of other actors."""
     quick = ea.Deadlines(call=0.5)
     with ea.spawn(Counter, deadlines=quick) as hangs, ea.spawn(Counter) as dies, ea.spawn(Counter) as adds:
         asked = [hangs.sleep(100), dies.die(), adds.add(2)]

@@ -32,7 +32,7 @@ from envactors.cli.demo.rollouts import Episode, OutOfTimeError, Rollouts
 
 COMMAND = Path(sys.executable).with_name("envactors")
 CURVE = re.compile(r"^generation +(\d+): mean return +([\d.]+), best +([\d.]+), +([\d,]+) steps", re.MULTILINE)
-# The quickest of the first seeds.
+# The seed, among the first ones, that learns fastest.
 QUICK_SEED = "5"
 # Far beyond the limit that it has by itself: what it learns is looked at, and not how quick the machine is.
 PATIENTLY = "--time-limit", "170"

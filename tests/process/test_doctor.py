@@ -1,4 +1,4 @@
-"""`envactors doctor` says what there is, and warns of what may get in the way."""
+"""`envactors doctor` describes the machine and warns of possible problems."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def test_one_fault_does_not_change_seeded_episodes(tmp_path, autoreset, fault, w
         factory = functools.partial(Drift, 3, str(tmp_path / "0"))
         with Seeding([factory], on_failure="replay", autoreset=autoreset) as envs:
             track = Track(envs)
-            track.reset()  # never seeded, and brought back all the same
+            track.reset()  # never seeded, and restored all the same
             track.reset(seed=4)
             track.seen.clear()
             for turn in range(12):
@@ -385,7 +385,7 @@ def test_a_renewed_env_continues_with_the_seed_of_the_next_episode(autoreset, en
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])
 @MODES
 def test_an_episode_that_could_not_begin_is_not_begun_again(tmp_path, autoreset, on_failure, fault):
-    """The seed may be the cause; a reset that the user has asked for is repeated once under "renew", as ever."""
+    """The seed may be the cause; a reset that the user has asked for is repeated once under "renew", as usual."""
     options = {"autoreset": autoreset, "on_failure": on_failure}
     with Seeding([functools.partial(Drift, 3, str(tmp_path / "0"))], **options) as envs:
         track = Track(envs)

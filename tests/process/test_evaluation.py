@@ -129,7 +129,7 @@ class Faulty(Uneven):
 
 @pytest.mark.parametrize("on_failure", ["raise", "renew"])
 def test_a_failure_behind_the_last_episode_counts_for_none(tmp_path, on_failure):
-    """Env 1 has nothing to play, but goes on while the others do."""
+    """Env 1 has nothing to play, but continues while the others do."""
     factories = [Walk, lambda: Walk(tmp_path / "orders", "raise", 9, length=10)]
     with ea.VectorEnv(factories, on_failure=on_failure, restart=ALWAYS) as envs:
         envs.set_policy(make_policy)

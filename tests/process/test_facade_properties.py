@@ -294,7 +294,7 @@ class Facade(RuleBasedStateMachine):
     def keep(self, result):
         self.handed_out.append((result, copy.deepcopy(result)))
 
-    # Everything else -------------------------------------------------------------------------------------
+    # Other methods -------------------------------------------------------------------------------------
 
     @rule(wrong=st.sampled_from(ALWAYS_WRONG))
     def wrong_input_is_refused(self, wrong):

@@ -1,4 +1,4 @@
-"""Workers that die, hang and lie: real kills, real hangs (promises 1, 2, 3, 8, 16)."""
+"""Workers that crash, hang, and send wrong replies: real kills and hangs (promises 1, 2, 3, 8, 16)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_crash_while_idle_is_noticed_and_fails_no_call():
 def test_a_call_made_before_a_crash_is_noticed_runs_on_the_new_incarnation():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add(5).result(SOON)
-        with actor._supervisor.core.lock:  # until the call is sent, nobody takes in the death
+        with actor._supervisor.core.lock:  # until the call is sent, nobody takes in the crash
             pid = actor.pid
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: is_gone(pid))
@@ -305,7 +305,7 @@ def test_late_replies_are_dropped():
 def test_a_reply_that_matches_nothing_is_dropped_and_counted():
     class Env(Counter):
         def forge(self):
-            """Answers calls that nobody made, over the worker's own channel."""
+            """Sends replies to calls that nobody made, over the worker's own channel."""
             import gc
 
             from envactors.mailbox.channel import Channel

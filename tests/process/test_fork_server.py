@@ -1,4 +1,4 @@
-"""The fork server: who shares one, what its workers get, and what is left when it is lost, stopped or out of memory."""
+"""The fork server: which actors share one, what workers get, and what happens if it crashes, stops, or lacks memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MANY = ea.RestartPolicy(max_restarts=50, backoff=0.0)
 
 
 class Worker:
-    """Tells what its process is like."""
+    """Describes its process."""
 
     def __init__(self):
         self._names = {*sys.modules}
@@ -52,7 +52,7 @@ def server_of(actor):
     return psutil.Process(actor.parent().result(SOON))
 
 
-# Who shares one ------------------------------------------------------------------------------------------
+# Sharing ------------------------------------------------------------------------------------------
 
 
 def test_actors_of_equal_settings_share_a_server_which_ends_with_the_last_of_them():

@@ -15,7 +15,7 @@ from envactors.system.choice import PORTABLE
 
 @pytest.fixture
 def few_descriptors():
-    """Returns a function that leaves so many descriptors to be opened."""
+    """Returns a function that leaves this many descriptors to be opened."""
     taken = []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 

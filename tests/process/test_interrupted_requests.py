@@ -1,6 +1,6 @@
 """Exceptions in the middle of requests, at every line of the library: afterwards everything is usable.
 
-They stand for asynchronous exceptions and for those of signal handlers.
+They simulate asynchronous exceptions and those of signal handlers.
 """
 
 from __future__ import annotations

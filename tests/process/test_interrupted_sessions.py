@@ -62,7 +62,7 @@ def test_no_actor_is_lost_after_an_exception_at_any_line(work, lines, helper_pro
 
 
 class BlocksPickling:
-    """Blocks while it is pickled, until it may go on."""
+    """Blocks while it is pickled, until it may continue."""
 
     def __init__(self):
         self.entered, self.may_go_on = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""One env an actor: what one env does to itself costs the others nothing (promise 6)."""
+"""With one env per actor, a slow or crashing env does not slow the others (promise 6)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bench:
     """
 
     def __init__(self, directory: Path) -> None:
-        # Each but the eighth has a file of its own, which is never there.
+        # Each env has its own file; only the eighth env's is ever created.
         self.blocks_reset = directory / "reset"
         self.blocks_factory = directory / "factory"
         never = directory / "never"
@@ -206,7 +206,7 @@ def test_the_other_seven_keep_their_throughput(tmp_path, trouble):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("trouble", [SlowReset, SlowRebuild])
 def test_the_other_seven_keep_nine_tenths_while_one_takes_ten_seconds(tmp_path, trouble):
-    """The promise itself; for an idle machine."""
+    """The exact promise, for an idle machine."""
     measure(tmp_path, trouble(), 10.0, 0.9)
 
 

@@ -59,7 +59,7 @@ def running(code: str, *args: str):
             assert told, "the script has failed"
             found = {*psutil.Process(caller.pid).children(recursive=True)}
             for pid in told:
-                with contextlib.suppress(psutil.NoSuchProcess):  # ended already
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
                     found.add(psutil.Process(pid))
             yield caller, [*found]
         finally:
@@ -77,7 +77,7 @@ def test_everything_ends_with_a_caller_that_is_killed(method):
     wait_until(lambda: not memory.exists(), AT_MOST)
 
 
-# For each start method a death that nobody has asked for and an end that the caller has; the others once.
+# Each start method has one crash and one deliberate end; the other ways are tested once.
 WAYS = {
     "killed from outside": lambda actor: os.kill(actor.pid, signal.SIGKILL),
     "os._exit": lambda actor: actor.exit_now(),

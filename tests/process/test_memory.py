@@ -1,4 +1,4 @@
-"""Memory that runs out, or that a worker would take away: the caller is the last to suffer."""
+"""When memory runs out, or a worker truncates shared memory, the caller survives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own_oom_score_adj():
 
 
 class Victim:
-    """Says how likely the kernel ends it when memory runs out."""
+    """Returns its `oom_score_adj`."""
 
     def get_oom_score_adj(self):
         return own_oom_score_adj()
@@ -50,7 +50,7 @@ def test_the_kernel_prefers_workers_to_the_caller_and_its_helpers(start_method):
 
 
 class Cutter(EchoEnv):
-    """Tries to cut off all memory that it shares."""
+    """Tries to truncate all shared memory."""
 
     def cut(self):
         cut, refused = 0, 0

@@ -1,4 +1,4 @@
-"""`ea.monitor`: it answers this user's clients, and whatever others send, the program notices nothing."""
+"""`ea.monitor`: it answers clients of the same user, and no client can disturb the program."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def path(directory):
     return directory / "m.sock"
 
 
-# What it answers -------------------------------------------------------------------------------------------
+# Answers -------------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_of_the_monitor_describes_actors_and_vectors(path):
@@ -125,7 +125,7 @@ def test_top_lists_every_one_of_many_actors(path, monkeypatch):
         assert obs[:, 2].tolist() == [5, 6, 7, 8, 9]
 
 
-# Who may ask -----------------------------------------------------------------------------------------------
+# Access -----------------------------------------------------------------------------------------------
 
 
 def test_the_socket_is_this_users_alone(runtime):
@@ -180,7 +180,7 @@ def test_a_directory_that_others_may_read_is_rejected(runtime):
         ea.monitor()
 
 
-# Clients that mean no good ---------------------------------------------------------------------------------
+# Malicious clients ---------------------------------------------------------------------------------
 
 REQUESTS = {
     "garbage": b"\xff\x00\x80 no JSON at all\n",
@@ -345,7 +345,7 @@ def test_after_random_requests_it_answers_as_before(fuzzed):
     assert (one["pid"], one["completed"]) == (actor.pid, 1)
 
 
-# Sockets that come and go ----------------------------------------------------------------------------------
+# Missing and stale sockets ----------------------------------------------------------------------------------
 
 
 def test_the_same_path_twice_shares_the_socket(path):

@@ -1,4 +1,4 @@
-"""Every program with actors can be looked at, at no cost until somebody does."""
+"""Every program with actors has a monitor, which costs nothing until a client connects."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_workers_end_with_a_caller_that_is_killed(older):
         wait_until(lambda pid=pid: is_gone(pid))
 
 
-# What crosses -----------------------------------------------------------------------------------------------
+# Values -----------------------------------------------------------------------------------------------
 
 
 VALUES = [
@@ -420,7 +420,7 @@ def test_a_name_that_leads_nowhere(spawn, older, name, cause, text):
     assert ("env_vars={'PYTHONPATH': ...}" in str(error)) == (cause is ModuleNotFoundError)
 
 
-# Interpreters that will not do ------------------------------------------------------------------------------
+# Unsuitable interpreters ------------------------------------------------------------------------------
 
 
 def refusal(python, env_vars=None, method=METHOD):

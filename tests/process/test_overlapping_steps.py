@@ -30,7 +30,7 @@ def make_late_end(seconds):
 
 
 def test_a_step_that_starts_before_its_predecessor_ends_is_lost_once():
-    """It was the same object twice among the running ones; taken apart twice, it showed the row of the step before."""
+    """The same object used to be among the running steps twice, and its second result was that of the step before."""
     with ea.VectorEnv([functools.partial(make_late_end, 0.3)], on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
         envs.send([1])
@@ -48,7 +48,7 @@ def test_a_step_that_starts_before_its_predecessor_ends_is_lost_once():
 
 
 def test_each_step_is_recorded_once_however_late_it_ends():
-    """The row of one that had not ended was read, for the journal, when it had been used again."""
+    """The journal used to read the row of an unfinished step after the row had been reused."""
     with ea.VectorEnv([functools.partial(make_late_end, 0.05)], on_failure="replay", restart=ALWAYS) as envs:
         envs.reset(seed=0)
         for action in range(5):

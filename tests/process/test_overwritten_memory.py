@@ -1,4 +1,4 @@
-"""Env code that overwrites the memory that it shares with the caller loses its worker, and harms nobody else."""
+"""If env code overwrites shared memory, its worker is killed, and no other actor is affected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from envactors.testing.envs import expected_checksum
 
 pytestmark = pytest.mark.skipif(PORTABLE, reason="finds the memory by its name in /proc")
 ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
-# Ends what has made its worker deaf; everything else is noticed at once.
+# Ends workers that no longer react; all other damage is noticed at once.
 DEADLINE = 2.0
 
 

@@ -27,7 +27,7 @@ def packed(count=3, **options):
 
 
 class Verbose(EchoEnv):
-    """Has a large info at action 1, raises at 2, and dies at 3."""
+    """Returns a large info for action 1, raises for 2, and crashes for 3."""
 
     def step(self, action):
         if action == 2:

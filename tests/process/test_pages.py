@@ -31,7 +31,7 @@ def small_files(monkeypatch):
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12)), max_size=40))
 def test_a_page_has_one_owner_at_a_time_and_is_empty_when_it_is_handed_out(small_files, choices):
-    """Each choice gives one of the pages back, or takes another one, for so many envs."""
+    """Each choice gives one of the pages back, or takes another one, for this many envs."""
     before, pool, taken = count_descriptors(), PagePool(), []
     for mark, (choice, envs) in enumerate(choices, 1):
         if choice < len(taken):
@@ -160,7 +160,7 @@ class Mortal:
 
 
 def test_the_call_of_an_ended_worker_is_known_after_its_page_is_reused(tmp_path, monkeypatch):
-    """What had begun is not run again, and its error says what it was."""
+    """A call that had begun is not repeated, and its error names it."""
     reap, taken = ProcessWorker.reap, []
 
     def reap_and_start_another(self):

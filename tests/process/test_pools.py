@@ -1,4 +1,4 @@
-"""Actor pools whose calls come, end, and are cancelled in several threads."""
+"""Actor pools whose calls are made, end, and are cancelled in several threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Worker:
         return value
 
     def meet(self, count):
-        """Return once so many calls of it run at the same time."""
+        """Return once this many calls of it run at the same time."""
         Meeting.at(count).wait(SOON)
 
 
@@ -68,7 +68,7 @@ def check_all_work(pool):
 
 
 def run_apart(function):
-    """Runs a function in a program of its own: a thread that waits for a lock for ever cannot be ended."""
+    """Runs a function in a program of its own: a thread that waits for a lock forever cannot be ended."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     code = f"import sys; sys.path[:0] = {paths!r}; import test_pools; test_pools.{function.__name__}()"
     done = run_script(code)
@@ -139,7 +139,7 @@ def test_two_calls_that_end_at_once_do_not_deadlock():
 
 
 class Interruption(BaseException):
-    """What a signal handler may raise."""
+    """An exception of a signal handler."""
 
 
 def interrupt_at(line, module):
@@ -188,7 +188,7 @@ def test_an_interrupt_while_a_result_is_read_takes_no_actor_out_of_its_pool():
 
 
 def test_a_pool_that_closes_anywhere_while_an_actor_becomes_idle_sends_nothing_that_it_cancels():
-    """Of what waits each call is cancelled, and no actor gets it meanwhile."""
+    """Each waiting call is cancelled, and no actor gets it meanwhile."""
     lines = Lines()
     for line in lines:
         pool = ea.ActorPool(Worker, 1, backend=BACKEND)

@@ -1,4 +1,4 @@
-"""What `docs/guides/reliability.md` promises, where it fits nowhere else: every start method, and what errors say."""
+"""Promises of `docs/guides/reliability.md` without other test modules: all start methods, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def forked_copy():
         os.waitpid(child, 0)
 
 
-# 1, 2: a worker dies or hangs ----------------------------------------------------------------------------
+# 1, 2: a worker crashes or hangs ----------------------------------------------------------------------------
 
 
 def test_a_crash_is_reported_within_a_second_however_processes_start(backend):
@@ -373,7 +373,7 @@ def test_numerical_libraries_use_one_thread_from_the_first(method, tmp_path, mon
     assert "FLAVOUR" not in os.environ
 
 
-# What errors tell ----------------------------------------------------------------------------------------
+# Errors ----------------------------------------------------------------------------------------
 
 
 def tells(error, actor, env, incarnation, method, pid, elapsed):

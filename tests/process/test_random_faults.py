@@ -1,4 +1,4 @@
-"""Random faults over the echo env: no result lost, repeated or mixed up, no stall, nothing left behind."""
+"""Random faults over the echo env: no result is lost, repeated, or mixed up, and nothing stalls or stays."""
 
 from __future__ import annotations
 

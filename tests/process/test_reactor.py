@@ -1,4 +1,4 @@
-"""The reactor: descriptors that come and go while their events are on the way."""
+"""The reactor: descriptors that are added and removed while their events are pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are replaced at an episode's end, after so many steps or above so much memory."""
+"""Processes that are replaced at an episode's end, after this many steps or above so much memory."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_replay_continues_from_where_the_new_process_began():
 
     with_kills, without = run(True), run(False)
     assert with_kills[:5] == without[:5]
-    # Seeds follow from the incarnation, which deaths take further too.
+    # Seeds follow from the incarnation, which crashes take further too.
     assert [obs[0][0] for obs in with_kills] == [obs[0][0] for obs in without]
 
 

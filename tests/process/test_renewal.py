@@ -1,4 +1,4 @@
-"""`on_failure="renew"`: the facade gives a failed env a fresh process and goes on (promises 5 and 7)."""
+"""`on_failure="renew"`: a failed env continues in a new process (promises 5 and 7)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_disabled_autoreset_waits_for_a_reset_by_hand():
 def test_a_failure_in_a_reset_is_done_again_on_the_new_process(fault):
     for envs_per_actor in (1, 3):
         with make(envs_per_actor=envs_per_actor) as envs:
-            envs[1].arm(fault, "reset").result(SOON)  # the very first one: there is no last observation yet
+            envs[1].arm(fault, "reset").result(SOON)  # in the first step there is no last observation yet
             obs, infos = envs.reset(seed=20)
             assert obs[1, :3].tolist() == [1, 0, -1]
             assert type(infos[1]["failure"]).__name__ in ("ActorDiedError", "ActorTimeoutError", "RuntimeError")

@@ -1,4 +1,4 @@
-"""Renewal that brings an env back to where it was lost: with faults the same trajectories as without."""
+"""Replay in a new process: faults do not change the trajectories."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Replaying = functools.partial(ea.VectorEnv, on_failure="replay", restart=ALWAYS)
 
 
 class Walk(gymnasium.Env):
-    """Everything matters: seed, options, actions, attributes, calls. Does what a file says, once."""
+    """An env that depends on seed, options, actions, attributes, and calls. It does what a file says, once."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = spaces.Discrete(5)
@@ -62,7 +62,7 @@ class Walk(gymnasium.Env):
         return self.pushes
 
     def obey(self, where):
-        """Orders are taken from the file before they are obeyed: who is asked the same again has none."""
+        """An order is removed from the file before it is obeyed, so a repeated request finds none."""
         path = None if self.orders is None else Path(f"{self.orders}.{where}")
         if path is None or not path.exists():
             return False
@@ -236,11 +236,11 @@ def test_each_part_of_a_replay_has_its_own_deadline(tmp_path, where):
         assert envs[0].incarnation == 2
 
 
-# Where it cannot be done --------------------------------------------------------------------------------
+# Envs that cannot be replayed --------------------------------------------------------------------------------
 
 
 class Clock(Walk):
-    """Shows something that no replay can bring back."""
+    """An env with an observation that no replay can repeat."""
 
     def step(self, action):
         _, *rest = super().step(action)
@@ -301,7 +301,7 @@ def test_autoresets_are_replayed_also_if_actions_have_no_spec():
 
 
 class DiesInReset(EchoEnv):
-    """An env that dies whenever it is reset with a certain seed."""
+    """An env that crashes whenever it is reset with a certain seed."""
 
     def reset(self, *, seed=None, options=None):
         if seed == 1 << 64:
@@ -472,12 +472,12 @@ def test_inputs_that_crash_two_processes_are_not_replayed_again(tmp_path, end):
         assert log.read_text() == "xx"
         assert (truncated.tolist(), rewards[0], obs[0].tolist()) == ([True, False], 0.0, last[0][0].tolist())
         failure = infos[0]["failure"]
-        # It goes on, with a fresh episode and another seed.
+        # It continues, with a fresh episode and another seed.
         obs, *_ = envs.step([0, 0])
         k = envs[0].incarnation
         seed = int(np.random.SeedSequence(6, spawn_key=(k,)).generate_state(1)[0])
         assert obs[0].tolist() == Walk().reset(seed=seed)[0].tolist()
-        # And that one can be brought back again.
+        # And that one can be restored again.
         before = envs.step([1, 1])
         kill(envs[0].pid)
         after = envs.step([1, 1])
@@ -523,7 +523,7 @@ def test_two_crashes_at_different_points_do_not_count_as_the_same_inputs(tmp_pat
     assert run(True) == run(False)
 
 
-# Whose fault it was -------------------------------------------------------------------------------------
+# Which inputs are blamed -------------------------------------------------------------------------------------
 
 
 class Gates(Walk):
@@ -662,7 +662,7 @@ def test_one_crash_in_a_step_and_others_during_its_replay_are_not_two_in_the_ste
         (tmp_path / "closed 2").unlink()
         batch = envs.recv()
         assert flat(batch[1:6]) == flat(others.step([2]))
-        # A death in the step after it is the first one in that step.
+        # A crash in the step after it is the first one in that step.
         (tmp_path / "closed 5").touch()
         envs.send([3])
         kill_at_gate(tmp_path)
@@ -671,7 +671,7 @@ def test_one_crash_in_a_step_and_others_during_its_replay_are_not_two_in_the_ste
         assert envs.stats().actors[0].restarts == 5
 
 
-# Any order of things --------------------------------------------------------------------------------------
+# Random histories --------------------------------------------------------------------------------------
 
 operations = st.lists(
     st.one_of(

@@ -27,7 +27,7 @@ ALWAYS = ea.RestartPolicy(max_restarts=10**6, backoff=0.0)
 
 
 class Walk(gymnasium.Env):
-    """Everything matters: seed, actions, how many steps. Does once what a file says, at a step."""
+    """An env that depends on seed, actions, and the number of steps. At a step it does what a file says, once."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(5)
@@ -408,7 +408,7 @@ def test_a_second_rollout_in_flight_does_not_step_an_env_that_the_first_one_has_
 
 
 class Spaceless(Walk):
-    """Says nothing of its actions."""
+    """A policy without a spec of its actions."""
 
     action_space = None
 
@@ -700,7 +700,7 @@ def test_results_after_the_deadline_do_not_count(monkeypatch, tmp_path, on_failu
 
 @pytest.mark.parametrize("fault", [None, "raise"])
 def test_steps_count_if_the_process_crashes_after_its_reply(monkeypatch, tmp_path, fault):
-    """The next one may be brought back before anybody has looked at the reply."""
+    """The next one may be restored before anybody has looked at the reply."""
     on_end, killed = ActorPart.on_end, []
 
     def on_end_late(part, *arguments, **options):

@@ -133,7 +133,7 @@ def kill(envs, env_id, kills):
 
 
 def receive_all(envs, count):
-    """Receives so many results; returns the ids in their order."""
+    """Receives this many results; returns the ids in their order."""
     found = []
     while len(found) < count:
         batch = envs.recv(1, timeout=SOON)
@@ -142,7 +142,7 @@ def receive_all(envs, count):
     return found
 
 
-# Never more ----------------------------------------------------------------------------------------------
+# The limit ----------------------------------------------------------------------------------------------
 
 WAYS = {
     "shared": {"backend": FORK_SERVER},
@@ -197,7 +197,7 @@ def test_calls_of_single_envs_count_and_those_of_other_methods_do_not(log):
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
 def test_never_more_run_than_allowed_while_processes_die(log, on_failure, autoreset, packed):
-    """Env 5 dies by itself, env 2 is killed from outside in the middle of its step."""
+    """Env 5 crashes by itself, env 2 is killed from outside in the middle of its step."""
     kills, rewards = {}, 0.0
     with log.make(6, autoreset=autoreset, on_failure=on_failure, envs_per_actor=packed, length=6) as envs:
         envs.reset(seed=0, timeout=SOON)
@@ -264,7 +264,7 @@ def test_workers_on_other_nodes(log):
     assert log.most() == 2
 
 
-# In order ------------------------------------------------------------------------------------------------
+# Order ------------------------------------------------------------------------------------------------
 
 
 def test_requests_start_in_the_order_in_which_they_were_made(log):
@@ -528,7 +528,7 @@ def test_max_running_limits_actors_only_if_it_is_below_their_number(log, options
         assert [one is not None for one in permits] == [limited] * len(permits)
 
 
-# For long ------------------------------------------------------------------------------------------------
+# Long runs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.soak

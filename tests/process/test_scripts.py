@@ -157,7 +157,7 @@ HANGING = """
 
 @pytest.mark.parametrize("method", ["loky", "spawn", "forkserver", "fork"])
 def test_workers_have_no_terminal_which_would_stop_them(method):
-    """A shell, or whatever asks for a password, looks for one beside its standard streams."""
+    """Shells and password prompts look for a terminal beside the standard streams."""
     terminal, theirs = os.openpty()
     caller = start(
         """
@@ -304,7 +304,7 @@ def test_ctrl_c_is_blocked_in_workers_that_are_starting():
 
 
 def test_an_interrupt_while_waiting_leaves_the_actors_usable():
-    """A notebook's user stops a cell and goes on: no result is mixed up, nothing hangs."""
+    """A notebook's user stops a cell and continues: no result is mixed up, nothing hangs."""
     done = run_script(
         """
         import os, signal, threading, time

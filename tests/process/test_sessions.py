@@ -20,7 +20,7 @@ import envactors as ea
 
 
 class Desk:
-    """An env that remembers what was put on it, and fails on request."""
+    """A desk that remembers what was put on it, and fails on request."""
 
     def __init__(self):
         self.items = []

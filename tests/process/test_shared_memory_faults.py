@@ -1,4 +1,4 @@
-"""Faults around steps through shared memory: nothing torn, nothing stale, and nobody waits for ever."""
+"""Faults during steps through shared memory: no torn or stale results, and no endless waits."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
 
 
 class Late(EchoEnv):
-    """Told 7, its step waits for a file."""
+    """An env whose step with action 7 waits for a file."""
 
     def __init__(self, path):
         super().__init__()

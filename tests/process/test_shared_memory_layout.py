@@ -1,4 +1,4 @@
-"""The memory that a vector env shares with its workers: where things lie, and what if there is too little."""
+"""The memory that a vector env shares with its workers: its layout, and errors if there is too little."""
 
 from __future__ import annotations
 

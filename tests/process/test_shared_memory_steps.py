@@ -1,4 +1,4 @@
-"""Steps through shared memory: the same results as in-process, in order, and nobody else's."""
+"""Steps through shared memory: the same results as in-process, in order, and each for its own env."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_calls_wait_for_the_step_before_them(tmp_path, envs_per_actor):
 @pytest.mark.parametrize("warm", [0, 1, 2], ids="{} steps before".format)
 @pytest.mark.parametrize("then", ["goes on", "dies"])
 def test_a_step_that_waits_behind_a_call_has_its_own_result(tmp_path, warm, then):
-    """It was given that of the step before, or none at all."""
+    """The env used to get the action of the step before, or none at all."""
 
     class Gated(EchoEnv):
         def wait(self):
@@ -262,7 +262,7 @@ def test_an_env_steps_again_before_its_last_step_is_over(tmp_path, sets, on_fail
     ) as envs:
         envs.reset(seed=0)
         # While the worker is busy with env 0 the others are posted, and it runs them at one go: env 1 is done while
-        # the last step that was posted goes on.
+        # the last step that was posted continues.
         for env_ids in sets:
             envs.send([[100, 1, 102][env_id] for env_id in env_ids], env_ids)
         (tmp_path / "100").touch()

@@ -1,4 +1,4 @@
-"""Signals in the middle of things: handlers may raise, and may use what they interrupt."""
+"""Signals at any moment: handlers may raise, and may use the objects that they interrupt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_interrupt_in_the_middle_of_a_short_step_loses_no_result():
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp_path):
-    """After a call the results were given twice; after an end the step waited for ever."""
+    """After a call the results used to be delivered twice; after an end the step waited forever."""
 
     class Waits(EchoEnv):
         def step(self, action):

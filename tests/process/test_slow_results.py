@@ -1,4 +1,4 @@
-"""Results that take long to unpickle: the calls, deadlines and deaths of other actors do not wait for that."""
+"""Results that take long to unpickle: the calls, deadlines and crashes of other actors do not wait for that."""
 
 from __future__ import annotations
 

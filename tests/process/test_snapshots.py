@@ -1,4 +1,4 @@
-"""Snapshots: states of envs that are taken, put back, and from which lost envs are brought back."""
+"""Snapshots: states of envs that are taken, put back, and from which lost envs are restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stacks()`: what the threads of a worker are at, now, whatever that is."""
+"""`stacks()`: the current stacks of a worker's threads, whatever the worker is doing."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_deadline_reports_the_stacks_of_that_moment_only():
 
 
 def test_many_threads_may_ask_while_processes_are_lost():
-    """Whoever asks gets stacks, or a line that says why there are none; the env notices nothing."""
+    """Every request returns stacks, or a line that says why there are none, without disturbing the env."""
     policy = ea.RestartPolicy(max_restarts=100, backoff=0.0)
     with ea.VectorEnv([EchoEnv] * 2, on_failure="renew", restart=policy) as envs:
         envs.reset(seed=0)

@@ -1,4 +1,4 @@
-"""`VectorEnv(..., standbys=k)`: lost processes are replaced by ones that are there already; how many start at once."""
+"""`VectorEnv(..., standbys=k)`: crashed processes are replaced by ones that were started before; `max_starting`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from envactors.mailbox.messages import Get, Kind
 from envactors.system.cpus import cores
 
 FAST = ea.RestartPolicy(max_restarts=50, backoff=0.0)
-# Nothing of a test is over sooner than a wait for this would be.
+# Longer than a test takes, so that nothing waits for it.
 SLOW = ea.RestartPolicy(max_restarts=50, backoff=30.0)
 DEADLINES = ea.Deadlines(step=0.5, reset=5.0)
 
@@ -106,7 +106,7 @@ def test_a_crash_while_idle_a_renewal_and_a_kill_use_the_standby_too():
         os.kill(envs[1].pid, signal.SIGKILL)
         with pytest.raises(ea.VectorStepError) as caught:
             envs.step([1, 1, 1])
-        # Which of the two depends on whether the death is noticed before the step is asked.
+        # Which of the two depends on whether the crash is noticed before the step is asked.
         assert isinstance(caught.value.failures[1], (ea.ActorDiedError, ea.RestartsExhaustedError))
         assert envs[1].state is ea.ActorState.DEAD, "the allowance is that of the slot"
         with pytest.raises(ea.RestartsExhaustedError):
@@ -314,7 +314,7 @@ def test_a_standby_that_crashes_while_it_is_taken_is_skipped(ends):
         pid = standbys(envs)[0].pid
         envs.reset(seed=0)
         envs.step([1, 1])
-        os.kill(pid, signal.SIGSTOP)  # looks ready, and will not answer
+        os.kill(pid, signal.SIGSTOP)  # it looks ready, but never answers
         envs[1].arm("crash").result(SOON)
         assert "failure" in envs.step([2, 2])[4][1]
         wait_until(lambda: envs[1].pid == pid)

@@ -1,4 +1,4 @@
-"""Where the time goes: durations counted where envs run, and what a vector makes of them."""
+"""Statistics: durations that workers measure, and the summaries of a vector env."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from envactors.testing import EchoEnv, FaultyEnv, workloads
 
 
 class Paced(EchoEnv):
-    """Takes so long for a step, and twice that for a reset."""
+    """Takes this long for a step, and twice as long for a reset."""
 
     def __init__(self, env_id, seconds=0.002, length=10):
         super().__init__(env_id, length)

@@ -90,7 +90,7 @@ def heard(poller):
 @settings(max_examples=examples(60))
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_poller_hears_each_ring(system, events):
-    """Whoever has heard it before; a poller that has a doorbell registered is itself readable for another."""
+    """This holds even if another poller has heard the ring; a poller with a registered doorbell is itself readable."""
     polling = implementation(system, "polling")
     with contextlib.ExitStack() as stack:
         first, second, nesting = (stack.enter_context(contextlib.closing(polling.Poller())) for _ in range(3))
@@ -112,7 +112,7 @@ def test_every_poller_hears_each_ring(system, events):
                 unheard.discard(poller)
         for poller in (first, second):
             heard(poller)
-        assert [heard(poller) for poller in (first, second)] == [set(), set()]  # and not for ever
+        assert [heard(poller) for poller in (first, second)] == [set(), set()]  # and not forever
 
 
 def test_a_sleeping_poller_is_woken_for_results_that_another_poller_read(polling):
@@ -261,7 +261,7 @@ def test_process_facts_from_the_system_are_correct(processes):
 
 @pytest.mark.parametrize("doing", ["nothing", "a loop in Python", "a loop in C"])
 def test_workers_end_with_a_caller_that_is_killed(doing):
-    """And with them what they have started and what has stayed in their group."""
+    """This includes the processes that they started and those in their group."""
     code = """
         import collections, itertools, os, subprocess, sys
         import envactors as ea

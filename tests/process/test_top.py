@@ -41,7 +41,7 @@ COMMAND = [sys.executable, "-W", "error", "-m", "envactors.cli"]
 # As users run it: the script that the installation has made, and what it imports in order to look at programs.
 INSTALLED = Path(sys.executable).with_name("envactors")
 IMPORTED = ("envactors.cli.monitored", "envactors.cli.top.view", "rich.console", "psutil")
-# What a user may expect, and what the start of an interpreter takes on a busy machine.
+# The limit that a user may expect, and the start time of an interpreter on a busy machine.
 AT_ONCE = 2.0
 START = 3.0
 
@@ -67,7 +67,7 @@ envs.close()
 
 
 class Running:
-    """A program with four envs in two actors, which does what it is told."""
+    """A program with four envs in two actors that follows commands."""
 
     def __init__(self, process):
         self.process = process
@@ -90,7 +90,7 @@ class Running:
         return self.end()
 
     def reset(self):
-        """Begins anew after steps that nobody has counted."""
+        """Reset the envs after uncounted steps."""
         self.do("envs.reset(seed=0)")
         self.actions.clear()
 
@@ -158,7 +158,7 @@ def standing(standing_program, monkeypatch):
 
 
 def without_size():
-    """The environment, without what says how large the terminal is and whether there are colours."""
+    """Return the environment without the variables for the size and colors of the terminal."""
     hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
@@ -192,7 +192,7 @@ def run(interpreter, tmp_path):
 
 
 def complaint(ended):
-    """What a command said that found nothing to show."""
+    """Return the error of a command that found nothing to show."""
     assert (ended.returncode, ended.stdout) == (1, ""), ended
     return ended.stderr.rstrip("\n").partition(": ")[2]
 
@@ -202,7 +202,7 @@ def stop(pid):
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
-# Once ------------------------------------------------------------------------------------------------------
+# A single table --------------------------------------------------------------------------------------------
 
 
 def test_the_table_lists_what_each_actor_is_doing(standing, run, tmp_path):
@@ -316,7 +316,7 @@ def test_help_names_keys_and_statuses(run):
     assert run("stacks", "--timeout", "11").returncode == 2
 
 
-# What does not answer --------------------------------------------------------------------------------------
+# Programs that do not answer -------------------------------------------------------------------------------
 
 
 def refusal(program):
@@ -822,7 +822,7 @@ def test_orders():
 
 
 class FakeWatch:
-    """A program that stands still."""
+    """A program that is stopped."""
 
     def __init__(self, view):
         self.program = Program(Path("/nowhere"), 4711)

@@ -1,4 +1,4 @@
-"""`tune`: what is tried, what wins, and the line to paste."""
+"""`tune`: the settings that it tries, the fastest ones, and the line to paste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How caller and workers wait for each other: whichever way it is, every step is made and nobody burns a core."""
+"""How caller and workers wait for each other: with every strategy, each step is made and nothing wastes a core."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_spin_is_checked():
 
 
 class DiesOnce(gymnasium.Env):
-    """Its first process dies in the first step, once there is a file; that of the next one waits for another file."""
+    """Its first process crashes in its first step, once a file exists; the next process waits for another file."""
 
     observation_space = spaces.Box(0, 1, (1,), np.float64)
     action_space = spaces.Discrete(2)

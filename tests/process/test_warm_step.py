@@ -1,4 +1,4 @@
-"""One warm step goes through few files and few calls."""
+"""A warm step takes few calls in few files."""
 
 from __future__ import annotations
 

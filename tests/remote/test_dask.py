@@ -1,4 +1,4 @@
-"""Actors in the workers of real Dask clusters: created, lost, stopped, added, and nothing left in the end."""
+"""Actors on real Dask clusters whose workers are added, stopped, and lost; nothing is left behind."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def reports_of(client):
     return {report["name"]: report for _, report in client.get_events(topic)}
 
 
-# What works -----------------------------------------------------------------------------------------------
+# Normal use -----------------------------------------------------------------------------------------------
 
 
 def test_actors_and_vectors_run_on_dask_workers_and_leave_nothing_behind(client):
@@ -239,7 +239,7 @@ def test_an_actor_that_is_closed_immediately_leaves_nothing_behind(client):
     wait_until(lambda: not any(agents_in(process) for process in dask_workers(client).values()))
 
 
-# What is lost ---------------------------------------------------------------------------------------------
+# Failures ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -395,7 +395,7 @@ def test_with_the_scheduler_all_nodes_are_lost_and_nothing_hangs(programs):
         assert time.monotonic() - begun < SOON
 
 
-# What is refused ------------------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------
 
 
 def test_an_agent_rejects_other_callers(client):

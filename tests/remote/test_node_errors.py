@@ -91,7 +91,7 @@ def test_results_of_a_batch_that_are_above_the_limit_together_come_in_several_re
         assert envs.actors[0].incarnation == 0
 
 
-# What an agent cannot do -------------------------------------------------------------------------------------
+# Limits of an agent -------------------------------------------------------------------------------------
 
 
 @LINUX

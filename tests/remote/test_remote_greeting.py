@@ -1,4 +1,4 @@
-"""Caller and agent get to know each other: nothing of a stranger is unpickled, and each is told why not."""
+"""Caller and agent authenticate each other: nothing from a stranger is unpickled, and each side learns why."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_any_bytes_from_a_stranger_raise_the_same_error(side):
 
 
 def test_a_caller_that_hears_nothing_from_the_node_gives_up():
-    """As when the bytes are garbled before records, which have checksums, begin."""
+    """The bytes are garbled before the first record, so no checksum protects them."""
     ours, theirs = socket.socketpair()
 
     def pretend():

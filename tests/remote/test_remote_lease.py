@@ -29,7 +29,7 @@ class Clock:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """An agent and its caller, each with a clock, and a network that does what it likes."""
+    """An agent and its caller, each with a clock, and a network that delays and drops at random."""
 
     @initialize(
         rate=rates, callers_rate=rates, shown=st.floats(0.0, 1e6), callers_shown=st.floats(0.0, 1e6), late=moments

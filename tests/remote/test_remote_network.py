@@ -1,4 +1,4 @@
-"""What a network may do between the caller and its nodes: promises 28 to 31 of docs/guides/reliability.md."""
+"""Faults of the network between the caller and its nodes: promises 28 to 31 of docs/guides/reliability.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAYS = pytest.mark.parametrize("ways", [["there"], ["back"], BOTH], ids=" and ".
 
 
 class TamperingProxy(Proxy):
-    """Passes bytes on between one caller and one agent, as long as it is let."""
+    """Forwards bytes between one caller and one agent until told to stop."""
 
     def __init__(self, host, port):
         # Per direction, in seconds.
@@ -50,7 +50,7 @@ class TamperingProxy(Proxy):
         super().__init__(host, port)
 
     def pass_on(self, source, target, way):
-        line = deque()  # when it is to go on, and what
+        line = deque()  # when it is to continue, and what
         is_open = True
         with contextlib.suppress(OSError, ValueError):
             while (is_open or line) and not self._closed.is_set():

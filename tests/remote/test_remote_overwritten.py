@@ -1,4 +1,4 @@
-"""Memory on a node: an env that overwrites what it shares with the agent loses its worker, and nothing else."""
+"""Memory on a node: if an env overwrites what it shares with the agent, only its worker is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels over a link: whatever a connection does to the bytes, only what was sent comes out, in order."""
+"""Records on a link: whatever happens to the bytes, only what was sent is received, in order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read(data, cuts):
 
 
 def check(examples, *strategies):
-    """Runs a property with so many examples."""
+    """Runs a property with this many examples."""
 
     def decorate(function):
         if examples > 1000:

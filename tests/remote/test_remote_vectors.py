@@ -63,7 +63,7 @@ def make(launcher, tmp_path):
 
 @pytest.fixture
 def lose(launcher, tmp_path):
-    """Loses the node of a vector once so many calls wait, and has those that come after it go on."""
+    """Loses the node of a vector once this many calls wait, and has those that come after it continue."""
     log = tmp_path / "log"
 
     def lose_node(envs, calls=1):

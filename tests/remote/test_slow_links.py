@@ -93,7 +93,7 @@ def test_urgent_records_overtake_unwritten_ones(tls):
 
 
 def linked(tls, buffers=None):
-    """Returns two links that are connected over TCP, encrypted or not, perhaps with buffers of so many bytes."""
+    """Returns two links that are connected over TCP, encrypted or not, perhaps with buffers of this many bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
@@ -112,7 +112,7 @@ def linked(tls, buffers=None):
 
 
 def exchange(ours, theirs, count):
-    """Passes on what one link has to send, until so many records have come at the other."""
+    """Passes on what one link has to send, until this many records have come at the other."""
     came = []
     while len(came) < count:
         readable, writable, _ = select.select([theirs], [ours] if ours.is_full else [], [], SOON)

@@ -1,4 +1,4 @@
-"""Whoever connects to an agent and says nothing neither keeps its caller out nor takes much of it."""
+"""Silent connections to an agent neither block its caller nor use many resources."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def waiting():
 
 @contextlib.contextmanager
 def strangers(address, count, said=b""):
-    """Connects so many times, says this, and nothing more."""
+    """Connects this many times, says this, and nothing more."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(sock := socket.create_connection(address, SOON))

@@ -15,16 +15,16 @@ from envactors.testing.envs import expected_checksum
 from simulation.world import Killed, Violation, World
 
 _LARGEST_SEED = (1 << 63) - 1
-# A process that dies while it writes a result makes at most so many stores before.
+# A process that crashes while it writes a result makes at most this many stores before.
 _MOST_LAST_STORES = 6
 
 
 class EnvFailedError(Exception):
-    """What an env raises."""
+    """The exception of an env."""
 
 
 class Large:
-    """Has no place in a row."""
+    """An info that does not fit into a row."""
 
     def __init__(self) -> None:
         self.content = bytes(INLINE_INFO_ROOM)

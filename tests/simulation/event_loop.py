@@ -1,4 +1,4 @@
-"""An asyncio event loop in a simulated world: instead of sleeping, it lets the world go on."""
+"""An asyncio event loop in a simulated world: instead of sleeping, it lets the world continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One history: a user who does whatever a user may do with a vector, and what has been promised about it."""
+"""One history: a user who does anything that the API allows, and checks of the promises."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOST_ACTIONS = 24
 # How many of all histories have rollouts, and the most that a user does in one of those.
 _WITH_ROLLOUTS = 0.25
 _MOST_ACTIONS_WITH_ROLLOUTS = 16
-# One of so many histories is that of a pool of sessions.
+# One of this many histories is that of a pool of sessions.
 _ONE_IN = 5
 
 
 class History:
-    """What one user does in one world.
+    """The actions of one user in one world.
 
     Args:
         seed: Decides everything.
@@ -63,7 +63,7 @@ class History:
         self.rollouts = RolloutUser(self) if self.random.random() < _WITH_ROLLOUTS else None
 
     def run(self) -> None:
-        """Live through it.
+        """Run the history.
 
         Raises:
             Violation: A promise does not hold.
@@ -100,7 +100,7 @@ class History:
         hangs = self.random.random() < 0.5 and not self.is_hidden
         SimulatedEnv.may_hang = SimulatedPolicy.may_hang = hangs
         SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
-        # Without deadlines there are no looks at the time either: whatever waits for ever is found by that.
+        # Without deadlines there are no looks at the time either: whatever waits forever is found by that.
         deadlines, slow = ea.Deadlines(slow=None), self.random.choice((0.5, 1.5, None))
         if hangs:
             deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, policy=2.5, slow=slow)

@@ -59,7 +59,7 @@ class Directed:
 
 
 class AtRandom:
-    """Preempts at a few steps, and chooses at random there and where a thread cannot go on.
+    """Preempts at a few steps, and chooses at random there and where a thread cannot continue.
 
     Args:
         generator: Decides.
@@ -81,7 +81,7 @@ class AtRandom:
 
 @dataclasses.dataclass
 class Report:
-    """What has come of the schedules of a scenario.
+    """The results of the schedules of a scenario.
 
     Attributes:
         scenario: Its name.

@@ -1,4 +1,4 @@
-"""What holds of a vector's state whenever none of its threads is in the middle of a change."""
+"""Invariants of a vector's state that hold while none of its threads changes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands for the reactor and the launcher: the same interface, driven by the world instead of by threads."""
+"""Replacements of the reactor and the launcher, with the same interface, driven by the world instead of threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Event = tuple[str, Callable[[], None]]
 
 
 class Callbacks(Queue):
-    """Stands for the executor of users' callbacks."""
+    """Replaces the executor of users' callbacks."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world, "callbacks")
@@ -44,7 +44,7 @@ class WaitSet:
 
 
 class Loop:
-    """Stands for `envactors.actor.reactor.Reactor`.
+    """Replaces `envactors.actor.reactor.Reactor`.
 
     Args:
         world: The world.
@@ -239,7 +239,7 @@ class _Wait:
 
 
 class Launcher:
-    """Stands for `envactors.actor.engine.Launcher`."""
+    """Replaces `envactors.actor.engine.Launcher`."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -274,7 +274,7 @@ class Launcher:
 
 
 class Engine:
-    """Stands for `envactors.actor.engine.Engine`."""
+    """Replaces `envactors.actor.engine.Engine`."""
 
     def __init__(self, world: World) -> None:
         self.reactor = Loop(world)

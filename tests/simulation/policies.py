@@ -18,7 +18,7 @@ LEAST, _MOST = 1 << 33, 1 << 40
 _PER_VERSION = 1 << 41
 # How often the policy misbehaves, compared with an env: it is called once for all envs of its process.
 _SHARE = 0.5
-# A process that ends within a step makes at most so many stores before: often it has just chosen the actions.
+# A process that ends within a step makes at most this many stores before: often it has just chosen the actions.
 _MOST_LAST_STORES = 3, 20
 
 

@@ -25,7 +25,7 @@ _MOST_PASSED = 3
 
 
 class ControlledLock:
-    """Stands for `threading.Lock`.
+    """Replaces `threading.Lock`.
 
     Args:
         run: The schedule.
@@ -95,7 +95,7 @@ class ControlledLock:
 
 
 class ControlledRLock(ControlledLock):
-    """Stands for `threading.RLock`."""
+    """Replaces `threading.RLock`."""
 
     def _is_free(self, task: Task) -> bool:
         return self._owner is None or self._owner is task
@@ -106,7 +106,7 @@ class ControlledRLock(ControlledLock):
 
 
 class ControlledCondition:
-    """Stands for `threading.Condition`.
+    """Replaces `threading.Condition`.
 
     Args:
         run: The schedule.
@@ -164,7 +164,7 @@ class ControlledCondition:
 
 
 class ControlledEvent:
-    """Stands for `threading.Event`.
+    """Replaces `threading.Event`.
 
     Args:
         run: The schedule.
@@ -192,7 +192,7 @@ class ControlledEvent:
 
 
 class ControlledThread:
-    """Stands for `threading.Thread`; a schedule may end before it does.
+    """Replaces `threading.Thread`; a schedule may end before it does.
 
     Args:
         run: The schedule.
@@ -287,7 +287,7 @@ class Inbox(Readable):
 
 
 class ControlledDoorbell(Readable):
-    """Stands for `envactors.system.polling.Doorbell`."""
+    """Replaces `envactors.system.polling.Doorbell`."""
 
     is_shareable = True
 
@@ -330,7 +330,7 @@ class ControlledDoorbell(Readable):
 
 
 class ControlledPoller(Readable):
-    """Stands for `envactors.system.polling.Poller`.
+    """Replaces `envactors.system.polling.Poller`.
 
     Attributes:
         edges: The descriptors with something new, of those that are reported once for each ring.

@@ -348,7 +348,7 @@ class Process(Worker):
         raise Killed
 
     def sleep(self, seconds: float | None) -> None:
-        """Let virtual time pass; None for ever."""
+        """Let virtual time pass; None: without limit."""
         if seconds is None:
             self.fiber.pause(lambda: False)
         else:

@@ -42,7 +42,7 @@ class _Books:
         self.rollouts = Rollouts(slots, self.actors, unused, unused, copy=True)
 
     def begin(self, futures: int) -> RolloutInFlight:
-        """Begin a rollout with so many futures."""
+        """Begin a rollout with this many futures."""
         buffer: Any = SimpleNamespace(trajectory=None, place=(0, 0))
         run = RolloutInFlight(self.actors, buffer, copy=True, count=futures, prepare=lambda _run: None)
         future: Any = SimpleNamespace(arrive=self.handed_out.append)

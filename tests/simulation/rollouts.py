@@ -27,7 +27,7 @@ _MOST_IN_FLIGHT = 2
 
 
 class SimulatedFuture(AwaitableFuture[Any]):
-    """A future that lets the world go on while somebody waits for it."""
+    """A future that lets the world continue while somebody waits for it."""
 
     world: ClassVar[World]
 

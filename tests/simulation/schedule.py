@@ -37,7 +37,7 @@ class Chooser(Protocol):
     """Decides which thread runs."""
 
     def next_step(self, step: int) -> int:
-        """Return the next step after ``step`` at which `choose` has to be asked even if the thread can go on."""
+        """Return the next step after ``step`` at which `choose` has to be asked even if the thread can continue."""
 
     def choose(self, step: int, costs: Sequence[int]) -> int:
         """Choose one of several options.
@@ -106,7 +106,7 @@ class Run:
         # The threads of the scenario, which start once what they share has been built.
         self._added: list[tuple[str, Callable[[], object], frozenset[int]]] = []
         self._is_exploring = False
-        # The next step at which a thread that can go on may be preempted.
+        # The next step at which a thread that can continue may be preempted.
         self._next = sys.maxsize
         # How often the current thread has come to each line since it was switched to.
         self._visits: dict[tuple[Any, ...], int] = {}
@@ -300,7 +300,7 @@ class Run:
         """Return the thread that runs next; None if none can any more, or a promise is broken.
 
         Args:
-            staying: The current thread if it can go on.
+            staying: The current thread if it can continue.
             leaving: The current thread if it has not ended.
             can_interrupt: Whether it may be interrupted here.
 
@@ -348,7 +348,7 @@ class Run:
         return [task for task in sleeping if task.deadline == first]
 
     def _may_pass_time(self) -> bool:
-        """Return whether the schedule goes on with the first deadline, now that no thread can run."""
+        """Return whether the schedule continues with the first deadline, now that no thread can run."""
         if not self._is_quiet_in_order():
             return False
         left = [task for task in self._tasks if not task.ended]

@@ -48,7 +48,7 @@ class Visit:
 
     Attributes:
         name: Its name.
-        timeout: How long the user waits for it, in seconds; None for ever.
+        timeout: How long the user waits for it, in seconds; None: without limit.
         asked_at: When it was asked for.
         session: The session; None before it was granted, and if it never was.
         process: The number of its process; None if it has none any more when it is granted.

@@ -28,8 +28,8 @@ class Task:
         is_daemon: Whether the schedule may end before the thread does.
 
     Attributes:
-        blocked_on: Returns whether the thread can go on; None while nothing keeps it from running.
-        deadline: When it goes on in any case (virtual time); None for never.
+        blocked_on: Returns whether the thread can continue; None while nothing keeps it from running.
+        deadline: When it continues in any case (virtual time); None for never.
         place: What it is blocked on, for messages.
         is_at_lock: Whether that is a lock, which its owner should release.
         condition: What it waits for, if it has said so with `Run.waiting_for`.

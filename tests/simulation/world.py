@@ -57,7 +57,7 @@ class Fiber:
         self._back = threading.Lock()
         self._go.acquire()
         self._back.acquire()
-        # How many more stores it makes until it is killed; None if it goes on.
+        # How many more stores it makes until it is killed; None if it continues.
         self.stores_left: int | None = None
         # What it waits for; None while it can run.
         self.blocked_on: Callable[[], bool] | None = None

@@ -25,7 +25,7 @@ SNAPSHOT = gymnasium_snapshot()
 
 
 def check(factory, before, after):
-    """Checks that an env goes on from a snapshot as it went on from that point: the same env, and a new one."""
+    """Checks that an env continues from a snapshot as it continued from that point: the same env, and a new one."""
     env = factory()
     env.reset(seed=1)
     run(env, before, 2)

@@ -153,7 +153,7 @@ def test_a_call_that_the_user_ended_does_not_run_again_unless_another_env_failed
 
 
 def test_a_failure_counts_only_against_the_inputs_that_ran_and_run_again():
-    """No death between steps, and none that another env is to blame for."""
+    """No crash between steps, and none that another env is to blame for."""
     for one, decision in those_where(lambda one: decide(one).counts_failure):
         assert one.on_failure == "replay", one
         assert one.can_retry, one

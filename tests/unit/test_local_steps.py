@@ -103,7 +103,7 @@ def test_steps_and_resets_pickle_nothing(backend, factory, monkeypatch):
 
 
 class Waits(Sharing):
-    """Waits in a step until it may go on; raises where the action says so."""
+    """Waits in a step until it may continue; raises where the action says so."""
 
     started, go_on = threading.Event(), threading.Event()
 

@@ -95,7 +95,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule()
     def interrupt_and_put_back(self):
-        """As after a death: what had not begun comes before all that waits, under the number that it has."""
+        """As after a crash: what had not begun comes before all that waits, under the number that it has."""
         interrupted = self.table.interrupt()
         assert interrupted is self.running
         if interrupted is not None:

@@ -19,7 +19,7 @@ ENVS = PlayedActor.ENVS
 
 
 def restart(actor):
-    """Has the process end and the next one start; returns the envs that were brought back to where they were."""
+    """Has the process end and the next one start; returns the envs that were restored to where they were."""
     actor.exit()
     actor.start()
     replayed = []

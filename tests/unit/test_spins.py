@@ -22,7 +22,7 @@ def counters(*values):
 
 
 class Scripted:
-    """Memory in which the given values are seen one after the other, and then the last one for ever."""
+    """Memory in which the given values are seen one after the other, and then the last one forever."""
 
     def __init__(self, *values, after_each_look=lambda: None):
         self.values = itertools.chain(values, itertools.repeat(values[-1]))

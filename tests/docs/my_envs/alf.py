@@ -6,7 +6,7 @@ from envactors.integrations.alf import StepType, TimeStep
 
 
 class Spec:  # noqa: PLW1641
-    """Stands for alf.TensorSpec."""
+    """Replaces alf.TensorSpec."""
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, dtype
@@ -16,7 +16,7 @@ class Spec:  # noqa: PLW1641
 
 
 class Walk:
-    """Stands for an AlfEnvironment."""
+    """Replaces an AlfEnvironment."""
 
     is_tensor_based, batched, batch_size, num_tasks, task_names = False, False, 1, 1, ["0"]
 

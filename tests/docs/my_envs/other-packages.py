@@ -21,7 +21,7 @@ class OldMaze:
 
 
 class Space:
-    """Stands for a space of gym."""
+    """Replaces a space of gym."""
 
     def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, np.dtype(dtype)
