@@ -15,7 +15,7 @@ import functools
 import operator
 import pickle
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -209,6 +209,7 @@ class _Layout:
         self._kinds = [_KINDS[code] for code in codes if code in _KINDS]
         self._number_places = [place for place, code in enumerate(codes) if code in _KINDS]
         self.size: int = len(self.head) + self._numbers.size
+        self._make_dicts = _dict_maker(keys)
         # Positions of the values that are pickled, and whether each was an array.
         self._others = [(place, code == _ARRAY) for place, code in enumerate(codes) if code not in _KINDS]
         self.is_fixed: bool = bool(keys) and not self._others
@@ -242,10 +243,10 @@ class _Layout:
         values = [kind(number) for kind, number in zip(self._kinds, numbers, strict=True)]
         for at, (place, is_array) in enumerate(self._others):  # in order, so that each ends up in its place
             values.insert(place, _array_of_bytes(others[at]) if is_array else others[at])
-        return dict(zip(self._keys, values, strict=True)), others[len(self._others) :]
+        return self._make_dicts([values])[0], others[len(self._others) :]
 
-    def decode_all(self, numbers: bytes) -> list[tuple[Any, list[Any]]]:
-        """Return the infos whose numbers follow one another, each without object leaves; the layout is fixed."""
+    def decode_all(self, numbers: bytes) -> list[dict[str, Any]]:
+        """Return the infos whose numbers follow one another; the layout is fixed."""
         formats = [np.dtype(np.int64 if kind is int else kind).newbyteorder("<") for kind in self._kinds]
         names = [str(place) for place in self._number_places]
         table = np.frombuffer(numbers, {"names": names, "formats": formats, "itemsize": self._numbers.size})
@@ -253,7 +254,19 @@ class _Layout:
             table[name].tolist() if kind in _BUILTINS else list(table[name])
             for name, kind in zip(names, self._kinds, strict=True)
         ]
-        return [(dict(zip(self._keys, row)), []) for row in zip(*columns)]  # noqa: B905 # `strict` takes a third more
+        return self._make_dicts(zip(*columns, strict=True))
+
+
+def _dict_maker(keys: tuple[str, ...]) -> Callable[[Iterable[Sequence[Any]]], list[dict[str, Any]]]:
+    """Return a function that makes a dict with these keys of each sequence of values.
+
+    A display of known keys takes half of the time of ``dict(zip(keys, values))``, and a rollout may have a thousand.
+    """
+    names = [f"value_{place}" for place in range(len(keys))]
+    pairs = ", ".join(f"{key!r}: {name}" for key, name in zip(keys, names, strict=True))
+    target = f"[{', '.join(names)}]"
+    source = f"lambda rows: [{{{pairs}}} for {target} in rows]"
+    return eval(source)  # type: ignore[no-any-return] # noqa: S307 # nothing but the representations of strings
 
 
 _PICKLED = _Layout()
@@ -296,11 +309,11 @@ def decode(content: bytes | memoryview) -> tuple[Any, list[Any]]:
     return _layout_in(content).decode(content)
 
 
-def decode_alike(contents: npt.NDArray[np.uint8]) -> list[tuple[Any, list[Any]]] | None:
-    """Return what `encode` was given for each row of an array, in a third of the time that `decode` takes.
+def decode_alike(contents: npt.NDArray[np.uint8]) -> list[dict[str, Any]] | None:
+    """Return the infos that `encode` was given for each row of an array, in a fifth of the time that `decode` takes.
 
     Returns:
-        None if their layouts differ, or not all values are numbers.
+        None if their layouts differ, not all values are numbers, or there are object leaves.
     """
     layout = _layout_in(contents[0].data)
     start = len(layout.head)

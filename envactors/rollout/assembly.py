@@ -112,28 +112,34 @@ def _read_infos(
     steps, indices = steps[is_done], offsets[is_done] + parts[0].first
     if len(steps):
         large = {number: content for part in parts for number, content in part.progress.large_infos.items()}
-        contents = _decode(trajectory, steps * trajectory.layout.envs + indices, large)
-        for step, index, (info, leaves) in zip(steps.tolist(), indices.tolist(), contents, strict=True):
-            if leaves:
-                objects[step + 1, index] = leaves
-            if info:
-                found.append((step, index, info))
+        infos, leaves = _decode(trajectory, steps * trajectory.layout.envs + indices, large)
+        found += [written for written in zip(steps.tolist(), indices.tolist(), infos, strict=True) if written[2]]
+        objects.update({(int(steps[at]) + 1, int(indices[at])): content for at, content in leaves.items()})
     return sorted(found, key=operator.itemgetter(0, 1)), objects
 
 
-def _decode(trajectory: Trajectory, rows: npt.NDArray[np.int64], large: dict[int, memoryview]) -> list[Any]:
-    """Return the info and the object leaves of each row; infos of one size are most often of one layout, too."""
+def _decode(
+    trajectory: Trajectory, rows: npt.NDArray[np.int64], large: dict[int, memoryview]
+) -> tuple[list[Any], dict[int, list[Any]]]:
+    """Return the info of each row, and by their positions the object leaves of those that have any.
+
+    Infos of one size are most often of one layout, too.
+    """
     reader = InfoReader(trajectory)
-    contents: list[Any] = [None] * len(rows)
+    infos: list[Any] = [None] * len(rows)
+    objects: dict[int, list[Any]] = {}
     sizes = trajectory.inline_info_sizes[rows] * (trajectory.info_encoding[rows] == INLINE_INFO)
     for size in np.unique(sizes):
-        places = np.flatnonzero(sizes == size)
+        places = np.flatnonzero(sizes == size).tolist()
         alike = decode_alike(trajectory.info_rooms[rows[places], :size]) if size else None
-        if alike is None:
-            alike = [reader.decode(row, large.get(row)) for row in rows[places].tolist()]
-        for place, content in zip(places.tolist(), alike, strict=True):
-            contents[place] = content
-    return contents
+        for place, info in zip(places, alike or (), strict=alike is not None):
+            infos[place] = info
+        for place in places if alike is None else ():
+            row = int(rows[place])
+            infos[place], leaves = reader.decode(row, large.get(row))
+            if leaves:
+                objects[place] = leaves
+    return infos, objects
 
 
 def _batch_objects(
