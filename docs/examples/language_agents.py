@@ -3,7 +3,7 @@ Language-model agents with asyncio
 ==================================
 
 Agents that use tools take turns of different lengths: a search, a download, an answer of the model. Each episode is a
-coroutine with a session: an env in a process of its own. One inference server answers all episodes in batches. A tool
+coroutine with a session: an env in its own process. One inference server answers all episodes in batches. A tool
 that hangs costs its own episode a deadline and a retry, and the others nothing.
 """
 

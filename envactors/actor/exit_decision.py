@@ -45,7 +45,7 @@ def decide(
     """Decide what the actor does once its process has ended.
 
     Args:
-        reason: Why the parent ended the process; None if it died by itself.
+        reason: Why the parent ended the process; None if it ended by itself.
         is_closing: Whether the actor is being closed.
         is_adopting: Whether it was a standby on its way to this actor.
         is_refused: Whether it could not be started, and no other one can be; also if the factory raised at the actor's
@@ -65,9 +65,9 @@ def decide_call(following: Next, reason: EndReason | None, kind: Kind | None, re
 
     Args:
         following: What the actor does next.
-        reason: Why the parent ended the process; None if it died by itself.
+        reason: Why the parent ended the process; None if it ended by itself.
         kind: The kind of the call; None for a renewal, which waits for the next process.
-        retries: How many deaths the call still survives.
+        retries: How many crashes the call still survives.
     """
     if following is Next.CLOSED or reason is EndReason.ABORT:
         return Fate.FAIL

@@ -51,7 +51,7 @@ class Caller(Generic[T_co]):
     _env: int = 0
     # A deadline in seconds in place of that of `Deadlines`; None for that one.
     _deadline: float | None = None
-    # How many deaths and deadlines each call survives.
+    # How many crashes and deadlines each call survives.
     _retries: int = 0
     # The methods that must not be called through it.
     _refused: ClassVar[frozenset[str]] = frozenset()

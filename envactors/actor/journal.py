@@ -126,7 +126,7 @@ class Journal:
     def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
         """Record a step, or an autoreset without a seed, from its row."""
         if not self.whole:
-            self._lengthen(1)  # an env that was never seeded is brought back once its state was saved
+            self._lengthen(1)  # an env that was never seeded can be restored once its state was saved
             return
         columns = self._columns(slab)
         columns.add(slab, index, resets)
@@ -300,13 +300,13 @@ class Journals:
     Args:
         first_index: The index of the first env.
         count: How many envs there are.
-        limit: How many steps each journal may hold; see `Journal`. None: envs are not brought back, and nothing is
+        limit: How many steps each journal may hold; see `Journal`. None: envs are not replayed, and nothing is
             recorded.
         save_every: After how many steps and calls the state of an env is to be saved; None for never.
         save: Called with the index of an env whose state is to be saved.
 
     Attributes:
-        replays: Whether envs are brought back.
+        replays: Whether envs are replayed.
         attach: How the actor's processes use the shared memory, if they do.
         journals: Those of all envs, in order.
     """

@@ -1,4 +1,4 @@
-"""The processes of one actor: how they start, deadlines, kills, deaths, and what follows from each.
+"""The processes of one actor: how they start, deadlines, kills, exits, and what follows from each.
 
     LAUNCHING ──started──▶ LIVE ──CLOSE sent──▶ STOPPING ─┐
         ▲                   │ deadline, abort, kill       │
@@ -328,7 +328,7 @@ class Lifecycle:
         core.deferred.waiting.append(self._on_closed)
 
     def _fail_first(self, error: Callable[[Request], ActorError]) -> None:
-        """Fail what heads the queue, and take it out; to close the env is no failure."""
+        """Fail the first request of the queue and remove it; closing the env does not fail."""
         queue, rows = self._core.queue, self.calls.rows
         call, group = queue[0].call, queue[0].group
         if group is not None and rows is not None:

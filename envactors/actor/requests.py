@@ -45,7 +45,7 @@ class CallRequest(Request):
 
     Attributes:
         future: Waits for it; None if none does.
-        retries: How many deaths and deadlines it still survives.
+        retries: How many crashes and deadlines it still survives.
         bound: The only incarnation that may run it; None for any.
         kind: The kind of its frame; None for a renewal, which sends a CLOSE.
         payload: The pickled message.

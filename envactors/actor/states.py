@@ -25,11 +25,11 @@ class ActorStats:
 
     Attributes:
         completed: Calls that returned or raised.
-        failed: Calls that a death, a deadline or an abort ended.
+        failed: Calls ended by a crash, a deadline, or an abort.
         restarts: Processes that replaced a lost one.
         stale: Replies that matched no running call and were dropped.
         queued: Calls that wait now.
-        last_failure: The last process's death or the last failed start, None if there was none.
+        last_failure: The last crash or failed start, None if there was none.
         state: Its state.
         pid: The process id, None while there is no process.
         node: The name of the other machine that it runs on; None for this one.
@@ -38,7 +38,7 @@ class ActorStats:
         elapsed: How long that has run, in seconds; 0.0 if none does.
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
-        replays: How often an env was brought back by ``on_failure="replay"``.
+        replays: How often an env was replayed by ``on_failure="replay"``.
         longest_replay: How long that took at most, in seconds.
     """
 

@@ -30,7 +30,7 @@ INLINE_INFO: Final = 1
 OVERFLOW: Final = 2
 FAILED: Final = 3
 
-# Arrays of these types and of at most so many bytes are pickled as bytes. The types are values of `numpy.dtype.char`.
+# Arrays of these types and of at most this many bytes are pickled as bytes. The types are values of `numpy.dtype.char`.
 _SIMPLE = "?bhilqBHILQfd"
 _SMALL_ARRAY = 1 << 10
 

@@ -56,7 +56,7 @@ _children: set[object] = getattr(multiprocessing.process, "_children", set())
 
 
 def as_elsewhere(start_method: Any) -> Any:
-    """Return the start method for the name that another library uses; its fork server stands for a clean process."""
+    """Return the start method for the name that another library uses; its fork server means a clean process."""
     return DEFAULT if start_method == "forkserver" else start_method
 
 

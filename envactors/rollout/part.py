@@ -272,7 +272,7 @@ class ActorPart:
         failing = [index for index in left if not self.progress.tries_again(index, counts=counts)]
         for index in failing:
             self._post(index, call_id, step)
-        # On another machine, an env may have run although its action has not arrived here, unless none was ever chosen.
+        # On another machine, an env may have run although its action has not arrived here, unless no action was chosen.
         return failing if in_policy or not self._is_far or self.trajectory.layout.action is None else []
 
     def _leave_to_rows(self, rows: ActorRows, call_id: int, raised: int, failure: Failure) -> None:

@@ -121,7 +121,7 @@ class RolloutRunner:
 
         Args:
             written: Steps the envs.
-            steps: Takes a step when the next one is asked for.
+            steps: Takes one step per iteration.
             rollout: Index of the rollout.
             start: First step.
         """

@@ -132,7 +132,7 @@ class Checkpoints:
             lost = self._not_whole()
         if lost:
             raise VectorEnvError(
-                f"a checkpoint of envs {lost}, which cannot be brought back: seed their resets, or make the vector "
+                f"a checkpoint of envs {lost}, which cannot be restored: seed their resets, or make the vector "
                 "with seed_episodes=True or a snapshot"
             )
         steps = self._episodes.steps

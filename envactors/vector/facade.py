@@ -287,7 +287,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         check_timeout(timeout, "close(timeout=...)")
         self._is_closed, self._started = True, None
         if self._built.close(timeout):
-            # Everything that refers to the memory; a thread that still waits has references of its own.
+            # Everything that refers to the memory; a thread that still waits has its own references.
             self._stepper = self._asker = self._collector = self._checkpoints = None  # type: ignore[assignment]
             self._slots = self._pending = self._reader = None  # type: ignore[assignment]
 

@@ -15,7 +15,7 @@ from envactors.options import Deadlines, RecyclePolicy, RestartPolicy, SnapshotP
 
 
 class CommonOptions(TypedDict, total=False):
-    """`VectorOptions` without ``copy`` and ``shared_memory``, which some libraries have as arguments of their own."""
+    """`VectorOptions` without ``copy`` and ``shared_memory``, which some libraries have as their own arguments."""
 
     envs_per_actor: int | Literal["auto"]
     autoreset: Autoreset

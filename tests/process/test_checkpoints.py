@@ -177,7 +177,7 @@ def test_invalid_checkpoint_calls_raise(tmp_path):
         with pytest.raises(ea.NothingPendingError, match="reset them first"):
             envs.last_batch()
         envs.reset()
-        with pytest.raises(ea.VectorEnvError, match=r"a checkpoint of envs \[0\], which cannot be brought back"):
+        with pytest.raises(ea.VectorEnvError, match=r"a checkpoint of envs \[0\], which cannot be restored"):
             envs.checkpoint(path)
         envs.reset(seed=0)
         envs.send([0])

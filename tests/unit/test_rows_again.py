@@ -148,7 +148,7 @@ def test_an_exception_of_a_process_that_has_ended_discards_no_later_one(make_act
     actor.start()
     assert actor.deliver() == {}
     assert not actor.worker.is_killed
-    assert [actor.reply(True).index for _ in ENVS] == list(ENVS), "all are brought back before anything else"
+    assert [actor.reply(True).index for _ in ENVS] == list(ENVS), "all are restored before anything else"
     assert in_state(actor, POSTED) == list(ENVS)
     actor.work()
     assert [result.info for result in actor.deliver().values()] == [{}] * 3

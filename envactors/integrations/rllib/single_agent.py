@@ -15,7 +15,7 @@ class SingleAgentVectorEnv(ActorVectorEnv):
     """``ActorVectorEnv`` whose resets do not fail, unless failures raise.
 
     The env runner takes the result of the step after an episode as the first observation of the next one, whatever its
-    flags say. If that reset fails, the last observation stands in for its result, so the env is reset again at once.
+    flags say. If that reset fails, its result is the last observation, so the env is reset again at once.
     """
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

@@ -27,7 +27,7 @@ class ActorTask(Task):  # type: ignore[misc] # it is typed where verifiers is in
     original: ClassVar[type[Task]]
 
     async def score(self, *args: Any, **kwargs: Any) -> None:
-        """Score a trace, in a session of its own."""
+        """Score a trace in its own session."""
         async with self.shared.lease(self.original.__name__) as session:
             token = _session.set(session)
             try:
@@ -49,7 +49,7 @@ class ActorTask(Task):  # type: ignore[misc] # it is typed where verifiers is in
 def _in_session(session: Session[Scorer], task: Any, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a scoring function that computes in the process of a session."""
     if "runtime" in inspect.signature(function).parameters:
-        return function  # a runtime is a connection of this process; what it runs has a process of its own
+        return function  # a runtime is a connection of this process, and runs its code in another one
 
     @functools.wraps(function)
     async def score(**arguments: Any) -> Any:
