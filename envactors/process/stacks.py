@@ -34,8 +34,8 @@ class ProcessStacks:
     def __init__(self, process: Process, file: SharedFile | None) -> None:
         self._process = process
         self._file = file
-        # The descriptor of the file once the process has sent it. It stays None while the process is not ready, if env
-        # code has closed the file, or if all descriptors are in use.
+        # The descriptor of the file, set by a request. It stays None while the process is not ready, if env code has
+        # closed the file, or if all descriptors are in use.
         self._fd: int | None = None
         self._ask()
 
