@@ -51,6 +51,8 @@ class Subject(NamedTuple):
     beside_oldest: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    # What the library asks for in newer versions than pyproject.toml does.
+    newer: tuple[str, ...] = ()
 
 
 # Matplotlib 3.8 calls names of pyparsing that 3.3 warns of, and the tests turn warnings into errors.
@@ -65,7 +67,7 @@ SUBJECTS = {
     "torchrl": Subject(
         "3.11", "3.11", ("gymnasium", "torchrl"), ("tests/integrations/test_torchrl.py",), torch=(TORCH,)
     ),
-    "jax": Subject("3.11", "3.13", ("gymnasium", "jax"), ("tests/integrations/test_jax.py",)),
+    "jax": Subject("3.11", "3.12", ("gymnasium", "jax"), ("tests/integrations/test_jax.py",), newer=("numpy",)),
     "mlagents": Subject("3.10", "3.11", ("mlagents",), ("tests/integrations/test_mlagents.py",)),
     "openenv": Subject("3.11", "3.12", ("openenv",), ("tests/integrations/test_openenv.py",)),
     "verifiers": Subject("3.11", "3.12", ("verifiers",), ("tests/integrations/test_verifiers.py",)),
@@ -76,10 +78,12 @@ SUBJECTS = {
         ("lerobot",),
         ("tests/integrations/test_lerobot.py",),
         torch=("torch==2.11.0", "torchvision==0.26.0"),
+        newer=("numpy",),
     ),
-    # Ray pins its own version of Gymnasium, so the extra's oldest one cannot be installed beside it.
+    # Oldest on 3.11, as NumPy 1.24 has no wheels for 3.12. Ray pins its own version of Gymnasium, so the extra's oldest
+    # one cannot be installed beside it.
     "rllib": Subject(
-        "3.12",
+        "3.11",
         "3.12",
         ("cli",),
         ("tests/integrations/test_rllib.py", "tests/integrations/test_rllib_multi_agent.py"),
@@ -87,7 +91,7 @@ SUBJECTS = {
         beside=("ray[rllib]",),
     ),
     "recipes": Subject(
-        "3.12",
+        "3.11",
         "3.12",
         ("cli", "gymnasium"),
         ("tests/integrations/test_recipes.py", "tests/integrations/test_recipes_training.py"),
@@ -118,11 +122,17 @@ def tools(extra: str, names: Iterable[str]) -> list[str]:
     return [text for text in EXTRAS[extra] if Requirement(text).name in names]
 
 
-def lowest(requirements: Iterable[str]) -> list[str]:
-    """Return each requirement at its lower bound, as in ``numpy==1.24``; those without one stay as they are."""
+def lowest(requirements: Iterable[str], newer: Iterable[str] = ()) -> list[str]:
+    """Return each requirement at its lower bound, as in ``numpy==1.24``; those without one stay as they are.
+
+    Args:
+        requirements: The requirements.
+        newer: Names to leave out.
+    """
+    left_out = {PROJECT["name"], *newer}
     found = []
     for requirement in map(Requirement, requirements):
-        if requirement.name == PROJECT["name"] or (requirement.marker and not requirement.marker.evaluate()):
+        if requirement.name in left_out or (requirement.marker and not requirement.marker.evaluate()):
             continue
         bounds = [part.version for part in requirement.specifier if part.operator == ">="]
         found.append(f"{requirement.name}=={bounds[0]}" if bounds else str(requirement))
@@ -161,7 +171,7 @@ def oldest(session: nox.Session, subject: str) -> None:
         *one.torch,
         "-e",
         f".[{','.join(one.extras)}]",
-        *lowest(wanted),
+        *lowest(wanted, one.newer),
         *one.beside_oldest,
         *one.beside,
         *test_tools(one),
@@ -181,10 +191,21 @@ def newest(session: nox.Session, subject: str) -> None:
     run_tests(session, one.files)
 
 
+@nox.session(python="3.12")
+def pufferlib(session: nox.Session) -> None:
+    """PufferLib 3 beside current versions of NumPy and Gymnasium, which it does not ask for but runs with.
+
+    It has no wheels: its build needs a C compiler and PyTorch, and downloads Raylib and Box2D from GitHub.
+    """
+    session.install(TORCH, "setuptools", "wheel", "cython", "-e", ".[cli,pettingzoo]", *tools("test", SMOKE_TOOLS))
+    session.install("--no-deps", "--no-build-isolation", *EXTRAS["pufferlib"], "gym")
+    run_tests(session, ["tests/integrations/test_pufferlib.py"])
+
+
 def test_tools(one: Subject) -> list[str]:
     """Return what the tests of a subject need besides what is tested."""
     every = [text for text in EXTRAS["test"] if Requirement(text).name != PROJECT["name"]]
-    return every if one.files == ("tests",) else [*tools("test", SMOKE_TOOLS), *tools("demo", ("psutil", "rich"))]
+    return every if one.files == ("tests",) else [*tools("test", SMOKE_TOOLS), *EXTRAS["cli"]]
 
 
 @nox.session(python=FREE_THREADED)

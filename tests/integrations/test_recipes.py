@@ -78,6 +78,7 @@ def test_cleanrl_continues_when_failures_renew(actions):
     assert returns
 
 
+@pytest.mark.filterwarnings("ignore:`np.bool8`:DeprecationWarning")  # of skrl with NumPy 1.24
 def test_skrl_steps_a_wrapped_vector_with_a_crash():
     torch = pytest.importorskip("torch")
     wrappers = pytest.importorskip("skrl.envs.wrappers.torch")

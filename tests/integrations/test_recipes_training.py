@@ -76,6 +76,7 @@ def test_cleanrl_continues_when_failures_end_episodes():
     assert returns
 
 
+@pytest.mark.filterwarnings("ignore:`np.bool8`:DeprecationWarning")  # of skrl with NumPy 1.24
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("iterations", "every", "count"), SIZES)
 def test_skrl_trains_the_same_policy_as_without_failures(iterations, every, count):
