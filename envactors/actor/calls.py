@@ -272,7 +272,10 @@ class Calls:
         if call.kind == _REPLAY:
             core.replays, core.longest_replay = core.replays + 1, max(core.longest_replay, now - call.started)
         if core.table.queue or core.permits is not None:
-            self._go_on()
+            is_idle = core.table.running is None and (self.rows is None or not self.rows.has_posted())
+            if is_idle and core.permits is not None:
+                core.permits.release(core)
+            self.dispatch()
 
     def _record(self, answer: Answer) -> None:
         """Record the reply to the running call in its env's journal."""
@@ -284,14 +287,6 @@ class Calls:
         if call.kind == Kind.SAVE and answer.failed and call.future is None:
             failure = Failure(*loads(answer.content))
             core.tell(logging.WARNING, "the state of env %s cannot be saved: %s", call.index, failure.text)
-
-    def _go_on(self) -> None:
-        """Send what waits, once a reply was taken into account, which may have sent or posted something."""
-        core = self.core
-        if core.table.running is None and not (self.rows is not None and self.rows.has_posted()):
-            core.on_idle()
-        else:
-            self.dispatch()
 
     def _on_special(self, frame: Frame) -> None:
         """Handle a frame that does not end the running call; one that belongs to no request is dropped and counted."""
@@ -315,17 +310,10 @@ class Calls:
 
     # Outcomes --------------------------------------------------------------------------------------------
 
-    def answer(self, call: CallRequest, value: object) -> None:
-        """End a call with a value of the parent's own."""
-        self._settle_later(call, value, None)
-
-    def fail(self, call: CallRequest, error: BaseException) -> None:
-        """End a call with an error of the parent's own."""
-        self.core.failed += 1
-        self._settle_later(call, None, error)
-
-    def _settle_later(self, call: CallRequest, value: object, error: BaseException | None) -> None:
+    def end(self, call: CallRequest, value: object, error: BaseException | None = None) -> None:
+        """End a call with a value or an error of the parent's own."""
         core = self.core
+        core.failed += error is not None
         core.deferred.waiting.append(functools.partial(call.settle, value, error, core.incarnation))
 
     def fail_lost(self) -> None:
@@ -333,7 +321,7 @@ class Calls:
         core = self.core
         lost = core.incarnation if not core.lives or core.process is None else core.incarnation - 1
         for call in core.table.withdraw_calls(lambda call: call.bound is not None and call.bound <= lost):
-            self.fail(call, core.loss_of(call))
+            self.end(call, None, core.loss_of(call))
         if self.rows is not None:
             row_failures.fail_lost(self.rows)
 
@@ -365,7 +353,7 @@ def settle_running(calls: Calls, fate: Fate, call: CallRequest, error: ActorErro
         call.retries -= 1
         table.queue.appendleft(call)
     elif fate is Fate.FAIL:
-        calls.fail(call, error)
+        calls.end(call, None, error)
 
 
 def _read_and_settle(

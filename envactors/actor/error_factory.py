@@ -101,16 +101,13 @@ class ErrorFactory:
             text += "" if cause is not None else f"\n{failure.traceback.rstrip()}"
             advice = self._config.backend.import_advice if isinstance(cause, ImportError) else ""
             text += f": {advice}" if advice else ""
-        elif timed_out and cause is not None:
-            text = f"{who} could not be started within its start deadline of {seconds} s: {cause}"
         elif timed_out:
-            text = f"{who} was not ready within its start deadline of {seconds} s and was ended{_after(where)}"
+            why = f" and was ended{_after(where)}" if cause is None else f": {cause}"
+            text = f"{who} was not ready within its start deadline of {seconds} s{why}"
         elif cause is not None:
             text = f"{who} could not be started: {cause if report.is_refused else repr(cause)}"
-        elif report.loss is not None:
-            text = f"{who} was lost with its node {report.loss.node!r}, {report.loss.reason}, before its env was made"
         else:
-            text = f"{who} {describe_end(*report.status)}{_after(where)}, before its env was made"
+            text = f"{who} {_how(report)}{_after(where)} before its env was made"
         text += _appendix(report)
         if timed_out and reply is None:
             cause = _timeout(text, seconds, report, where)
@@ -137,14 +134,11 @@ class ErrorFactory:
         if timed_out and request is not None:
             text = f"{who} passed its deadline of {request.timeout} s {running}"
             return _timeout(text, request.timeout, report, where)
+        was_killed = aborted and report.loss is None and not report.untrue
+        text = f"{who} {'was ended on purpose' if was_killed else _how(report)} {running}"
         if report.loss is not None:
-            node, reason = report.loss
-            text = f"{who} was lost with its node {node!r}, {reason}, {running}"
-            return NodeLostError(text, node=node, reason=reason, **_ending(report), **where)
-        ended = "was ended on purpose" if aborted else describe_end(*report.status)
-        if report.untrue:
-            ended = f"was killed, since it has overwritten memory that it shares with the caller ({report.untrue}),"
-        return ActorDiedError(f"{who} {ended} {running}", aborted=aborted, **_ending(report), **where)
+            return NodeLostError(text, **report.loss._asdict(), **_ending(report), **where)
+        return ActorDiedError(text, aborted=aborted, **_ending(report), **where)
 
     def discarded(self, request: Request, incarnation: int, pid: int | None, cause: BaseException) -> ActorError:
         """Return the error of a process that was ended because an env raised in a request."""
@@ -223,6 +217,14 @@ def _caused(error: ActorError, cause: BaseException | None) -> ActorError:
 def _timeout(text: str, seconds: float | None, report: ExitReport, where: dict[str, Any]) -> ActorError:
     evidence = {"stacks": report.stacks, "stderr_tail": report.stderr_tail}
     return ActorTimeoutError(text, timeout=seconds, **evidence, **where)
+
+
+def _how(report: ExitReport) -> str:
+    if report.loss is not None:
+        return f"was lost with its node {report.loss.node!r}, {report.loss.reason},"
+    if report.untrue:
+        return f"was killed, since it has overwritten memory that it shares with the caller ({report.untrue}),"
+    return describe_end(*report.status)
 
 
 def _ending(report: ExitReport) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Lifecycle:
         self._launcher.finish(self.launch)
         renewal = core.table.interrupt()
         if renewal is not None:
-            self.calls.answer(renewal, core.incarnation)
+            self.calls.end(renewal, core.incarnation)
             for journal in core.recovery.journals:
                 journal.forget()  # the user wants a fresh process; only attributes are restored
             self.calls.fail_lost()
@@ -298,7 +298,7 @@ class Lifecycle:
         core, name, final = self._core, self._core.config.name, self._final_error()
         core.phase = DEAD
         if (renewal := core.table.interrupt()) is not None:
-            self.calls.fail(renewal, copy_error(final))
+            self.calls.end(renewal, None, copy_error(final))
         if core.config.is_standby:
             # Under the lock, so that a log handler must not run here: it may block.
             text = "%s cannot be restarted; the actors that it served continue: %s"
@@ -334,9 +334,9 @@ class Lifecycle:
         if group is not None and rows is not None:
             row_failures.fail_group(rows, group, error)
         elif call is not None and call.kind == Kind.CLOSE:
-            self.calls.answer(call, None)
+            self.calls.end(call, None)
         elif call is not None:
-            self.calls.fail(call, error(call))
+            self.calls.end(call, None, error(call))
         queue.popleft()
 
 

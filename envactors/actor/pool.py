@@ -30,20 +30,17 @@ class PoolFuture(ActorFuture[Any]):
 
     Attributes:
         call: The call.
-        actor: The actor that it was assigned to; None while it waits.
     """
 
     def __init__(self, pool: ActorPool, call: Call) -> None:
         super().__init__(pool.actors[0]._supervisor, pool)
         self.call = call
-        self.actor: ActorHandle | None = None
         self._pool = pool
         # Whether `assign` runs: that thread then also assigns the calls after this one.
         self._is_being_assigned = False
 
     def assign(self, actor: ActorHandle) -> None:
         """Send the call to an actor."""
-        self.actor = actor
         self._owner = supervisor = actor._supervisor
         self._is_being_assigned = True
         try:
@@ -114,9 +111,9 @@ class ActorPool(Generic[T_co]):
         self.actors: list[ActorHandle[Any]] = [
             launch([factory], name=f"{name}-{i}", first=i, **options.kwargs) for i in range(n)
         ]
-        # The actors without a call, the one that has been so for longest first; and what the others run.
+        # The actors without a call, the one that has been so for longest first; and those of the calls that run.
         self._idle: dict[ActorHandle, None] = dict.fromkeys(self.actors)
-        self._running: dict[ActorHandle, PoolFuture] = {}
+        self._running: dict[PoolFuture, ActorHandle] = {}
         # In-process, env code runs when a call is assigned, and Ctrl-C must reach it.
         is_inline = self.actors[0]._supervisor.config.backend.inline
         self._deferral = contextlib.nullcontext() if is_inline else defer_signals
@@ -219,11 +216,11 @@ class ActorPool(Generic[T_co]):
 
     def release(self, future: PoolFuture) -> None:
         """Note that the actor of a call is idle again; may be called again for the same call."""
-        actor = future.actor
         with self._lock:
-            if actor is not None and self._running.get(actor) is future:
+            actor = self._running.get(future)
+            if actor is not None:
                 self._idle[actor] = None
-                del self._running[actor]
+                del self._running[future]
 
     def withdraw(self, future: PoolFuture) -> bool:
         """Remove a call from the queue; return False if it was assigned to an actor already."""
@@ -249,6 +246,6 @@ class ActorPool(Generic[T_co]):
             usable = (actor for actor in self._idle if actor._supervisor.is_usable)
             actor = next(usable, next(iter(self._idle)))
             future = self._waiting.popleft()
-            self._running[actor] = future
+            self._running[future] = actor
             del self._idle[actor]
             return future, actor
