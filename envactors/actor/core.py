@@ -324,6 +324,7 @@ class ActorCore:
         In a thread of the user's that is an interrupt, such as an asynchronous exception, for which the actor is not to
         blame: it is not counted as a restart.
         """
+        self.is_inconsistent = True  # until all of this is done
         with self.lock:
             process = self.process
             was_interrupted = self.phase is LIVE and not self.reactor.owns_current_thread()
@@ -352,9 +353,7 @@ class StateChange:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         core = self._core
         try:
-            if kind is not None and not issubclass(kind, ActorError):
-                core.is_inconsistent = True
-            if core.is_inconsistent:
+            if core.is_inconsistent or (kind is not None and not issubclass(kind, ActorError)):
                 core.kill_inconsistent()
         finally:
             try:

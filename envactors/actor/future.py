@@ -90,11 +90,6 @@ class ActorFuture(AwaitableFuture[R]):
             concurrent.futures.CancelledError: The call was cancelled.
             Exception: What the env raised, or the `ActorError` that ended the call.
         """
-        if timeout is None:
-            if self._state not in _SETTLED:
-                self._wait(None)
-            if self._state == "FINISHED" and self._exception is None:
-                return self._result
         error = self.exception(timeout)
         if error is None:
             return self._result

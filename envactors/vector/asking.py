@@ -281,7 +281,6 @@ class Asker:
                     return False
                 rows.post(envs, now, wait, stream=stream)
         except BaseException:
-            core.is_inconsistent = True
             core.kill_inconsistent()
             raise
         return True

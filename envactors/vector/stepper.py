@@ -157,7 +157,6 @@ class Stepper:
                         ):
                             continue
                 except BaseException:
-                    core.is_inconsistent = True
                     core.kill_inconsistent()
                     raise
                 self._is_simple = False
