@@ -26,7 +26,7 @@ from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.slots import Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
-from envactors.actor.watch import Watch, what_runs
+from envactors.actor.watch import is_overdue, look_unread, what_runs
 from envactors.mailbox.messages import Attach, Kind
 from envactors.system.polling import LONGEST_WAIT, READABLE
 
@@ -68,7 +68,6 @@ class Supervisor:
         self.calls: Calls = self.lifecycle.calls
         # Bound here, and not a method: futures wait in it.
         self.wait: Callable[[ActorFuture, Callable[[], bool], float | None], None] = self.calls.wait
-        self._watch = Watch(self.core, self.calls)
 
     # State -----------------------------------------------------------------------------------------------
 
@@ -298,7 +297,7 @@ class Supervisor:
         """Act on the deadlines that have passed."""
         core, lifecycle = self.core, self.lifecycle
         if not self.config.backend.kills:
-            self._watch.look_unread(now)
+            look_unread(self.calls, now)
             if core.timers.next() > now:
                 return
         with core.change, core.lock:
@@ -314,7 +313,7 @@ class Supervisor:
                 elif timer == "kill" and core.process is not None:
                     core.process.worker.kill()
                 elif (timer == "start" and core.phase is LAUNCHING) or (
-                    timer == "call" and self._watch.is_overdue(now)
+                    timer == "call" and is_overdue(self.calls, now)
                 ):
                     core.phase, core.reason = ENDING, EndReason.TIMEOUT
                     if core.process is not None:

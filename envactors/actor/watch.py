@@ -25,78 +25,66 @@ _FRAME = re.compile(r"^  File ", re.MULTILINE)
 _LIBRARY = re.compile(r"^.*[/\\]envactors[/\\](actor|backends|integrations|mailbox|remote|rollout|vector|worker)[/\\]")
 
 
-class Watch:
-    """Looks at what the worker of one actor runs. Everything here runs under the actor's lock.
+def is_overdue(calls: Calls, now: float) -> bool:
+    """Return whether the running request has passed its deadline; if not, set when to look again.
 
-    Args:
-        core: The actor's state.
-        calls: Its requests.
+    Called under the lock, once what has come was taken into account.
     """
+    core, process = calls.core, calls.core.process
+    if core.phase is not LIVE or process is None or not calls.is_busy:
+        return False
+    if untrue := process.page.find_untrue(len(core.config.start.factories)):
+        process.distrust(f"{untrue} on its control page cannot be true")
+    if process.untrue:
+        return False
+    turn = _look(calls, process, now)
+    if turn.limit is None or now < turn.since + turn.limit:
+        return False
+    if core.table.running is not None:  # no result of it counts any more
+        core.table.running.on_overdue(turn, process.page)
+    elif calls.rows is not None:
+        calls.rows.overdue = turn.env_id
+    return True
 
-    def __init__(self, core: ActorCore, calls: Calls) -> None:
-        self._core = core
-        self._calls = calls
-        slow = core.config.deadlines.slow
-        self._slow = math.inf if slow is None else slow
-        # The call that was warned of last.
-        self._reported: Turn | None = None
 
-    def is_overdue(self, now: float) -> bool:
-        """Return whether the running request has passed its deadline; if not, set when to look again.
+def look_unread(calls: Calls, now: float) -> None:
+    """Look at a worker that nothing can end, without reading what has come; not under the lock.
 
-        The caller has taken into account what has come.
-        """
-        core, process = self._core, self._core.process
-        if core.phase is not LIVE or process is None or not self._calls.is_busy:
-            return False
-        if untrue := process.page.find_untrue(len(core.config.start.factories)):
-            process.distrust(f"{untrue} on its control page cannot be true")
-        if process.untrue:
-            return False
-        turn = self._look(process, now)
-        if turn.limit is None or now < turn.since + turn.limit:
-            return False
-        if core.table.running is not None:  # no result of it counts any more
-            core.table.running.on_overdue(turn, process.page)
-        elif self._calls.rows is not None:
-            self._calls.rows.overdue = turn.env_id
-        return True
+    It does not enter a change: at its end this thread would run the requests of an in-process worker.
+    """
+    core = calls.core
+    with core.lock:
+        if core.timers.when.get("call", math.inf) <= now:
+            core.timers.cancel("call")
+            if core.phase is LIVE and core.process is not None and calls.is_busy:
+                _look(calls, core.process, now)
 
-    def look_unread(self, now: float) -> None:
-        """Look at a worker that nothing can end, without reading what has come; not under the lock.
 
-        It does not enter a change: at its end this thread would run the requests of an in-process worker.
-        """
-        core = self._core
-        with core.lock:
-            if core.timers.when.get("call", math.inf) <= now:
-                core.timers.cancel("call")
-                if core.phase is LIVE and core.process is not None and self._calls.is_busy:
-                    self._look(core.process, now)
+def _look(calls: Calls, process: ActorProcess, now: float) -> Turn:
+    """Return the running request, warn if it is slow, and set when to look again."""
+    core, turn = calls.core, what_runs(calls, process)
+    slow = math.inf if core.config.deadlines.slow is None else core.config.deadlines.slow
+    if now >= turn.since + slow and turn != calls.reported:
+        calls.reported = turn
+        _warn(core, process, turn, now - turn.since)
+    core.timers.set("call", next_look(turn, now, slow, core.first_look))
+    return turn
 
-    def _look(self, process: ActorProcess, now: float) -> Turn:
-        """Return the running request, warn if it is slow, and set when to look again."""
-        turn = what_runs(self._calls, process)
-        if now >= turn.since + self._slow and turn != self._reported:
-            self._reported = turn
-            self._warn(process, turn, now - turn.since)
-        self._core.timers.set("call", next_look(turn, now, self._slow, self._core.first_look))
-        return turn
 
-    def _warn(self, process: ActorProcess, turn: Turn, seconds: float) -> None:
-        core, stacks = self._core, process.worker.ask_stacks()
-        text = (
-            f"{turn.method} of env {turn.env_id} of actor {core.config.name!r} (pid {core.pid}, incarnation "
-            f"{core.incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={self._slow:g})) and continues"
-        )
-        where = {"actor": core.config.name, "incarnation": core.incarnation, "env_id": turn.env_id}
+def _warn(core: ActorCore, process: ActorProcess, turn: Turn, seconds: float) -> None:
+    stacks, where = process.worker.ask_stacks(), {"actor": core.config.name, "incarnation": core.incarnation}
+    text = (
+        f"{turn.method} of env {turn.env_id} of actor {core.config.name!r} (pid {core.pid}, incarnation "
+        f"{core.incarnation}) has been running for {seconds:.1f} s (Deadlines(slow={core.config.deadlines.slow:g})) "
+        "and continues"
+    )
 
-        def tell() -> None:
-            evidence = order_stacks(stacks.wait(_STACKS_PATIENCE))
-            log = functools.partial(_log.warning, "%s; the stacks of its worker:\n%s", text, evidence, extra=where)
-            core.reactor.logs.notices.add(log)
+    def tell() -> None:
+        evidence, extra = order_stacks(stacks.wait(_STACKS_PATIENCE)), {**where, "env_id": turn.env_id}
+        log = functools.partial(_log.warning, "%s; the stacks of its worker:\n%s", text, evidence, extra=extra)
+        core.reactor.logs.notices.add(log)
 
-        core.reactor.callbacks.submit(tell)
+    core.reactor.callbacks.submit(tell)
 
 
 def what_runs(calls: Calls, process: ActorProcess) -> Turn:

@@ -130,7 +130,7 @@ MUTANTS = [
     Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
     Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
-    Mutant("actor.watch:Watch._look", 'self._core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
+    Mutant("actor.watch:_look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_all", "table.queue or table.running is not None", "table.queue", "no call runs beside rows"),
