@@ -20,7 +20,6 @@ from envactors.actor.calls import Calls, settle_running, take_running
 from envactors.actor.core import ActorCore
 from envactors.actor.engine import Launcher
 from envactors.actor.exit_decision import Next, RestartTracker, decide, decide_call
-from envactors.actor.inline_turns import InlineTurns
 from envactors.actor.process import ActorProcess, ExitReport
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, LIVE, EndReason
@@ -44,7 +43,7 @@ class Lifecycle:
 
     Attributes:
         calls: The actor's requests.
-        inline: Runs an in-line worker.
+        launch_due: Whether an in-process worker is to be started by the thread that leaves the lock.
         tracker: The lost processes that count.
     """
 
@@ -55,7 +54,7 @@ class Lifecycle:
         self._core = core
         self._launcher = launcher
         self._on_closed = on_closed
-        self.inline: InlineTurns = InlineTurns(core, self.launch, self.calls.on_channel)
+        self.launch_due: bool = False
         # Of the present start: whether a standby is becoming this actor's, when it began (`time.monotonic`), how many
         # envs were made, and the reply of a worker whose factory raised.
         self._adopting, self._launched, self._envs_made = False, 0.0, 0
@@ -83,7 +82,7 @@ class Lifecycle:
             message = Adopt(config.name, config.first_index, len(config.start.factories), core.recovery.attach)
             spare.introduce(Kind.ADOPT, message, core.incarnation)
         elif config.backend.inline:
-            self.inline.launch_due = True
+            self.launch_due = True
         else:
             self._launcher.launch(self.launch, config.backend.max_starting)
 

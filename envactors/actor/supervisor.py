@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 from envactors.actor import engine as engines
 from envactors.actor.calls import Calls
@@ -24,6 +25,7 @@ from envactors.actor.process import ExitReport
 from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
+from envactors.actor.signal_deferral import is_on_stack
 from envactors.actor.slots import Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
 from envactors.actor.watch import is_overdue, look_unread, what_runs
@@ -53,9 +55,12 @@ class Supervisor:
     def __init__(self, config: ActorConfig) -> None:
         self.config = config
         self.closed: threading.Event = threading.Event()
+        # The threads in `_run_inline`. They come and go in any order: each takes out what it has put in, and nothing
+        # else.
+        self._threads: dict[int, FrameType] = {}
         engines.join(self, self._assemble)
         if config.backend.inline:
-            self.core.run_inline = self.lifecycle.inline.run
+            self.core.run_inline = self._run_inline
         with self.core.change, self.core.lock:
             self.lifecycle.begin_launch()
 
@@ -176,6 +181,34 @@ class Supervisor:
             for request in core.recovery.replay_requests(core.config.deadlines):
                 core.add(request)
             self.calls.dispatch()
+
+    def _run_inline(self) -> None:
+        """Run the posted requests of an in-process worker, unless an outer call in this thread is already doing so.
+
+        Called without the lock, since env code runs in here.
+        """
+        me, core, lifecycle = threading.get_ident(), self.core, self.lifecycle
+        if self._threads and is_on_stack(self._threads.get(me), sys._getframe()):
+            return
+        process = core.process
+        try:
+            self._threads[me] = sys._getframe()
+            if lifecycle.launch_due:
+                with core.lock:
+                    due, lifecycle.launch_due = lifecycle.launch_due, False
+                if due:
+                    lifecycle.launch()
+            while (process := core.process) is not None and process.worker.work():
+                self.calls.on_channel(READABLE)
+            if process is not None and process.on_ring is not None:
+                process.on_ring()
+        except BaseException:  # of the library's own lines: what env code raises is the outcome of its request
+            with core.lock:
+                if core.process is process:  # else the change that was interrupted has replaced it
+                    core.kill_inconsistent()
+            raise
+        finally:
+            self._threads.pop(me, None)
 
     # What futures ask ------------------------------------------------------------------------------------
 

@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 
 import envactors as ea
-from envactors.actor.inline_turns import InlineTurns
+from envactors.actor.supervisor import Supervisor
 from envactors.testing import EchoEnv
 
 
 @pytest.fixture
 def interrupt_once(monkeypatch):
     """Returns a function after which the next run of an in-line worker is interrupted before it begins."""
-    run, due = InlineTurns.run, []
+    run, due = Supervisor._run_inline, []
 
     def interrupted(self):
         if due:
@@ -22,7 +22,7 @@ def interrupt_once(monkeypatch):
             raise KeyboardInterrupt
         run(self)
 
-    monkeypatch.setattr(InlineTurns, "run", interrupted)
+    monkeypatch.setattr(Supervisor, "_run_inline", interrupted)
     return lambda: due.append(True)
 
 
