@@ -128,10 +128,10 @@ def spin_until_all(pairs: Sequence[tuple[memoryview, int]], index: int) -> bool:
 
 
 class PagePlace(NamedTuple):
-    """The place of a worker's page, and of what follows it, in a file, in pages."""
+    """The place of a worker's page, and of what follows it, in a file, in bytes."""
 
-    first: int
-    length: int
+    start: int
+    size: int
 
 
 class Progress(NamedTuple):

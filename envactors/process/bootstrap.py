@@ -19,11 +19,11 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple, NoReturn
 
 from envactors.mailbox.channel import Channel
-from envactors.mailbox.control_page import PAGE, ControlPage, PagePlace
+from envactors.mailbox.control_page import ControlPage, PagePlace
 from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.slab import Layout, Slab
 from envactors.process import reaper
-from envactors.system.memory import SharedFile, map_part
+from envactors.system.memory import map_part, open_unnamed
 from envactors.system.polling import Doorbell
 from envactors.system.processes import (
     STACKS_SIGNAL,
@@ -134,12 +134,12 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
-    own_stacks = SharedFile(STACKS_FILE) if descriptors.stacks is None else None
+    own_stacks = open_unnamed(STACKS_FILE) if descriptors.stacks is None else None
     stacks = own_stacks.fileno() if own_stacks is not None else descriptors.stacks or 0
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)  # the parent empties it now and then
     os.write(stacks, b"\n")  # from now on the parent may send the signal
-    memory = mmap.mmap(descriptors.pages, place.length * PAGE, offset=place.first * PAGE)
+    memory = map_part(descriptors.pages, place.size, place.start)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
     with socket.socket(fileno=descriptors.channel) as sock:

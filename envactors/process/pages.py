@@ -7,19 +7,16 @@ counters and sleeps again.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from envactors.mailbox.control_page import PAGE, TIMED, ControlPage, PagePlace, page_size
-from envactors.system.memory import SharedFile
+from envactors.system.memory import SharedFile, map_part
 from envactors.system.polling import Doorbell
 
-# How many pages a file has. A page takes memory only once it is used.
-_PAGES = 1 << 10
 _BELLS = 32
 
 
@@ -41,7 +38,7 @@ class PageSlot(NamedTuple):
     def begin_timing(self) -> None:
         """Have the worker time steps and resets; see `envactors.backends.base.Worker.begin_timing`."""
         if not self.page.counters[TIMED]:
-            self.file.reserve((self.place.first + 1) * PAGE, (self.place.length - 1) * PAGE)
+            self.file.reserve(self.place.start + PAGE, self.place.size - PAGE)
             self.page.spans.clear()
             self.page.counters[TIMED] = True
 
@@ -55,21 +52,19 @@ class PagePool:
         os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def _forget(self) -> None:
-        # The files that contain the pages, and their memory.
-        self._files: list[tuple[SharedFile, memoryview]] = []
+        # The file that contains the pages.
+        self._file: SharedFile | None = None
+        # The places that were returned, by size.
+        self._free: defaultdict[int, list[PagePlace]] = defaultdict(list)
         # The pairs (to the worker, to the parent) by id, and how many workers use each pair.
         self._bells: dict[int, tuple[Doorbell, Doorbell]] = {}
         self._uses: Counter[int] = Counter()
-        # The returned places by length: (index of the file, first page).
-        self._free: dict[int, list[tuple[int, int]]] = {}
-        # The first page of the last file that was never lent.
-        self._next = 0
 
     def _reset_after_fork(self) -> None:
         # Those of the parent stay open: closing a doorbell would remove it from the parent's pollers, and a worker that
         # was forked from its caller uses them.
         self._lock = threading.Lock()
-        self._of_parent = self._files, self._bells
+        self._of_parent = self._file, self._bells
         self._forget()
 
     def take(self, envs: int = 1) -> PageSlot:
@@ -78,28 +73,20 @@ class PagePool:
         Raises:
             OSError: There is not enough memory, or too many files are open.
         """
-        length = -(-page_size(envs) // PAGE)
+        size = page_size(envs)
         with self._lock:
-            free = self._free.setdefault(length, [])
+            file = self._file = self._file or SharedFile("envactors-pages")
+            free = self._free[size]
             if not free:
-                free.append(self._next_place(length))
-            which, first = free[0]
-            file, memory = self._files[which]
-            file.reserve(first * PAGE, PAGE)
+                free.append(PagePlace(file.grow(size), size))
+            place = free[-1]
+            file.reserve(place.start, PAGE)
+            memory = map_part(file.fileno(), size, place.start)
+            memory[:PAGE] = bytes(PAGE)
             bell = self._choose_bell()
-            heapq.heappop(free)
-            own = memory[first * PAGE : (first + length) * PAGE]
-            own[:PAGE] = bytes(PAGE)
+            free.pop()
             self._uses[bell] += 1
-            return PageSlot(ControlPage(own, *self._bells[bell]), file, PagePlace(first, length), bell)
-
-    def _next_place(self, length: int) -> tuple[int, int]:
-        if not self._files or self._next + length > len(self._files[-1][1]) // PAGE:
-            file = SharedFile("envactors-pages")
-            self._files.append((file, memoryview(file.map(max(_PAGES, length) * PAGE))))
-            self._next = 0
-        self._next += length
-        return len(self._files) - 1, self._next - length
+            return PageSlot(ControlPage(memory, *self._bells[bell]), file, place, bell)
 
     def _choose_bell(self) -> int:
         """Return the id of the doorbells that the fewest workers use, or of new ones if workers cannot share them."""
@@ -118,14 +105,12 @@ class PagePool:
             if not Doorbell.is_shareable:
                 for bell in self._bells.pop(slot.bell):
                     bell.close()
-            which = next(index for index, (file, _) in enumerate(self._files) if file is slot.file)
-            heapq.heappush(self._free[slot.place.length], (which, slot.place.first))
+            self._free[slot.place.size].append(slot.place)
             if self._uses.total():
                 return
             for bell in itertools.chain(*self._bells.values()):
                 bell.close()
-            for file, _ in self._files:
-                file.close()
+            slot.file.close()
             self._forget()
 
 

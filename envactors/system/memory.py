@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import sys
+import weakref
 from typing import TYPE_CHECKING
 
 from envactors.system.choice import PORTABLE
@@ -23,14 +26,21 @@ class SharedFile:
 
     def __init__(self, name: str) -> None:
         self._file = open_unnamed(name)
+        forbid_shrinking(self.fileno())
 
     def fileno(self) -> int:
         return self._file.fileno()
 
     def map(self, size: int) -> mmap.mmap:
-        """Set the size, once, and map the file; reserve its memory before you use it."""
-        fix_size(self.fileno(), size)
+        """Set the size, and map the file; reserve its memory before you use it."""
+        os.ftruncate(self.fileno(), size)
         return mmap.mmap(self.fileno(), size)
+
+    def grow(self, size: int) -> int:
+        """Append a part, whose memory is not reserved yet, and return where it starts."""
+        start = next_page(os.fstat(self.fileno()).st_size)
+        os.ftruncate(self.fileno(), start + size)
+        return start
 
     def reserve(self, start: int, size: int) -> None:
         """Reserve the memory of a part that is not in use yet.
@@ -49,7 +59,7 @@ class SharedFile:
         Raises:
             OSError: There is not enough memory.
         """
-        start = next_page(os.fstat(self.fileno()).st_size)
+        start = self.grow(size)
         return (start, size), self.add(start, size)
 
     def add(self, start: int, size: int) -> Part:
@@ -62,6 +72,30 @@ class SharedFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def map_part(fd: int, size: int, start: int) -> memoryview:
+    """Map a part of a file without another descriptor, which `mmap.mmap` keeps before Python 3.13.
+
+    Raises:
+        OSError: There is no such file, or not enough memory.
+    """
+    if sys.version_info >= (3, 13):
+        return memoryview(mmap.mmap(fd, size, offset=start, trackfd=False))
+    import numpy as np  # helper processes do without it; workers have imported it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = *(ctypes.c_void_p, ctypes.c_size_t), *[ctypes.c_int] * 3, ctypes.c_int64
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, start)
+    if address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{size} bytes could not be mapped: {os.strerror(error)}")
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    # A chain of references keeps the part mapped while any view of it is in use.
+    return np.frombuffer(memoryview(memory), np.uint8).data
 
 
 def next_page(size: int) -> int:

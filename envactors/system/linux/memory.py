@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
-import mmap
 import os
-import sys
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -26,30 +22,9 @@ def open_unnamed(name: str) -> IO[bytes]:
     return os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b", buffering=0)
 
 
-def fix_size(fd: int, size: int) -> None:
-    """Set the size of a file, which can only grow from now on: reading a truncated part would end this process."""
-    os.ftruncate(fd, size)
+def forbid_shrinking(fd: int) -> None:
+    """Let a file only grow from now on: reading a truncated part would end this process."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-
-
-def map_part(fd: int, size: int, start: int) -> memoryview:
-    """Map a part of a file without another descriptor, which `mmap.mmap` keeps before Python 3.13."""
-    if sys.version_info >= (3, 13):
-        return memoryview(mmap.mmap(fd, size, offset=start, trackfd=False))
-    import numpy as np  # helper processes do without it; workers have imported it
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.argtypes = *(ctypes.c_void_p, ctypes.c_size_t), *[ctypes.c_int] * 3, ctypes.c_int64
-    libc.mmap.restype = ctypes.c_void_p
-    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, start)
-    if address == ctypes.c_void_p(-1).value:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{size} bytes could not be mapped: {os.strerror(error)}")
-    memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(memory, libc.munmap, address, size).atexit = False
-    # A chain of references keeps the part mapped while any view of it is in use.
-    return np.frombuffer(memoryview(memory), np.uint8).data
 
 
 def check_room(size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,14 +16,9 @@ def open_unnamed(name: str) -> IO[bytes]:
     return tempfile.TemporaryFile(buffering=0, prefix=name)
 
 
-def fix_size(fd: int, size: int) -> None:
-    """Set the size of a file. Unlike with a memfd, nothing keeps another process from shrinking it later."""
-    os.ftruncate(fd, size)
-
-
-def map_part(fd: int, size: int, start: int) -> memoryview:
-    """Map a part of a file."""
-    return memoryview(mmap.mmap(fd, size, offset=start))
+def forbid_shrinking(fd: int) -> None:
+    """Do nothing: no portable call keeps another process from shrinking a file."""
+    del fd
 
 
 def check_room(size: int) -> None:
