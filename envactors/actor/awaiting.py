@@ -51,7 +51,7 @@ def as_completed_async(futures: Iterable[AnyFuture], timeout: float | None = Non
 
     Raises:
         ValueError: ``timeout`` is not a number.
-        concurrent.futures.TimeoutError: The time is over, and some futures are unfinished; their calls continue.
+        concurrent.futures.TimeoutError: Not all futures completed in time; their calls continue.
     """
     check_patience(timeout, "as_completed_async(timeout=...)")
     return _in_order_of_completion(list(dict.fromkeys(futures)), timeout)

@@ -68,13 +68,13 @@ class Caller(Generic[T_co]):
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]: ...
 
     def call(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
-        """Call a method of the env, also one whose name the handle itself uses.
+        """Call a method of the env, even if the handle has a method of that name.
 
         Args:
-            method: The method's name, or the method as its class has it, such as ``Counter.add``: then type checkers
-                check the arguments and know the result, and the call is that of the method's name.
-            *args: Its arguments, pickled now.
-            **kwargs: Its keyword arguments.
+            method: Name of the method, or the method of the class, such as ``Counter.add``. Type checkers then check
+                the arguments and know the type of the result.
+            *args: Arguments of the method, pickled immediately.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
             The future of its result.
@@ -88,7 +88,7 @@ class Caller(Generic[T_co]):
         return self._submit(Kind.CALL, Call(self._env, name, args, kwargs), name)
 
     def get(self, name: str) -> ActorFuture[Any]:
-        """Read an attribute of the env, also one that Gymnasium's wrappers hide."""
+        """Read an attribute of the env, even if a Gymnasium wrapper hides it."""
         return self._submit(Kind.GET, Get(self._env, public_name(name)), "get")
 
     def set(self, name: str, value: Any) -> ActorFuture[Any]:
@@ -135,7 +135,7 @@ class ActorView(Caller[T_co]):
 
     @property
     def node(self) -> str | None:
-        """The name of the other machine that its process runs on; None for this one, and while there is none."""
+        """The node that runs the process; None on this machine, and while there is no process."""
         process = self._supervisor.core.process
         return None if process is None else process.worker.node
 
@@ -146,7 +146,7 @@ class ActorView(Caller[T_co]):
 
     @property
     def incarnation(self) -> int:
-        """0 for the first process, one more for each further one."""
+        """The index of the process: 0 for the first, one more for each replacement."""
         return self._supervisor.core.incarnation
 
     def stats(self) -> ActorStats:
@@ -154,10 +154,10 @@ class ActorView(Caller[T_co]):
         return self._supervisor.stats()
 
     def stacks(self, timeout: float = 1.0) -> str:
-        """Return the stacks of the worker's threads now; the env is not touched, whatever it is doing.
+        """Return the current stacks of the worker's threads, without disturbing the env.
 
         Args:
-            timeout: How long to wait for them, in seconds.
+            timeout: Longest time to wait for them, in seconds.
 
         Returns:
             The stacks as ``faulthandler`` writes them; if none come, one line that says why.
@@ -173,7 +173,7 @@ class ActorView(Caller[T_co]):
         """Return the same methods with a separate deadline and a retry budget that survives restarts.
 
         Args:
-            deadline: In seconds, in place of that of `Deadlines`: when it passes, the worker is killed.
+            deadline: Seconds after which the worker is killed; replaces that of `Deadlines`.
             retries: How many crashes and deadlines a call survives; an exception is never retried.
             timeout: The old name of ``deadline``; emits a `DeprecationWarning`.
 
@@ -198,17 +198,17 @@ class ActorHandle(ActorView[T_co]):
     __slots__ = ("__weakref__",)
 
     def renew(self) -> ActorFuture[int]:
-        """Replace the process after the calls before; never counted as a restart, revives a dead actor.
+        """Replace the process once queued calls have finished. It never counts as a restart, and revives a dead actor.
 
         Returns:
-            A future of the new incarnation's number, settled once its env is made.
+            A future that resolves to the new incarnation once its env is made.
         """
         future: ActorFuture[int] = ActorFuture(self._supervisor, self._lifeline)
         self._supervisor.renew(future)
         return future
 
     def kill(self, *, restart: bool = False) -> None:
-        """End the process with SIGKILL, now.
+        """Kill the process with SIGKILL immediately.
 
         Args:
             restart: False: running and queued calls get ``ActorDiedError(aborted=True)``, later ones raise

@@ -64,12 +64,12 @@ def spawn(  # type: ignore[misc] # mypy does not accept Any for the types of sev
 
     Args:
         factory: Makes the env, in the worker: any callable, such as a lambda or a local class, or a string
-            ``"module:callable"``, and then only the worker imports the module.
-        *args: The factory's arguments, pickled now.
-        name: For errors and output; made up when None.
-        backend: Where the actor lives: a name or a backend.
-        deadlines: How long things may take; a number of seconds means ``Deadlines(call=seconds)``.
-        restart: When a lost process is replaced.
+            ``"module:callable"``, whose module only the worker imports.
+        *args: Arguments of the factory, pickled immediately.
+        name: Name of the actor in errors and output; None for a generated name.
+        backend: Where the actor runs: the name of a backend, or a backend.
+        deadlines: Time limits in seconds; a number means ``Deadlines(call=number)``.
+        restart: How often a process that crashed or missed a deadline is replaced.
         env_vars: Environment variables of the worker, set before it imports anything.
 
     Raises:

@@ -32,14 +32,14 @@ class ActorStats:
         last_failure: The last crash or failed start, None if there was none.
         state: Its state.
         pid: The process id, None while there is no process.
-        node: The name of the other machine that it runs on; None for this one.
-        incarnation: 0 for the first process, one more for each further one.
+        node: The node that runs the process; None on this machine.
+        incarnation: The index of the process: 0 for the first, one more for each replacement.
         method: The method that runs; None if none does.
         elapsed: How long that has run, in seconds; 0.0 if none does.
         rss: Resident memory, in bytes; 0 while there is no process.
         started_in: How long the last start took, in seconds; None before the first.
         replays: How often an env was replayed by ``on_failure="replay"``.
-        longest_replay: How long that took at most, in seconds.
+        longest_replay: The longest replay, in seconds.
     """
 
     completed: int

@@ -31,14 +31,14 @@ SIZE_PER_ENV: Final = 2 * 8 * _CELL
 
 
 class Durations(NamedTuple):
-    """How long the steps of one env have taken, or its resets, in seconds.
+    """Durations of the steps or resets of one env, in seconds.
 
     Attributes:
-        count: How many there were.
-        total: How long they took together.
+        count: Number of steps or resets.
+        total: Sum of the durations.
         p50: The median, to within about 10 %.
         p99: The 99th percentile, to within about 10 %.
-        max: The longest.
+        max: The longest duration.
     """
 
     count: int = 0  # type: ignore[assignment] # a tuple's method of this name is of no use here

@@ -54,7 +54,7 @@ class VectorOptions(CommonOptions, total=False):
             reset is repeated on the new process, with its seed (once) and its options. ``"replay"``: the new process
             repeats everything since the env's last seeded reset (actions, autoresets, attributes, calls), and returns
             the true result of the lost step. If the observations differ (by checksum), the env was never seeded, the
-            journal is full, or the same inputs fail twice, it acts like ``"renew"``.
+            action log is full, or the same inputs fail twice, it acts like ``"renew"``.
         max_journal: Number of steps since the last seeded reset that are kept per env for a replay; 100,000 by default.
             Beyond it the env is not replayed until its next seeded reset. Calls and attributes count as steps, and so
             does each further KiB of either.
