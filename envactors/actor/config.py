@@ -1,4 +1,4 @@
-"""What an actor is made of.
+"""The settings of an actor.
 
 A standby is an ordinary actor that gets no requests. Its own supervisor watches and restarts it. Another actor takes
 only its process, with the channel and all descriptors (`ActorProcess.move`), and sends an `Adopt` in place of a
@@ -20,7 +20,7 @@ from envactors.system.cpus import STORES_IN_ORDER
 
 @dataclasses.dataclass(frozen=True)
 class ActorConfig:
-    """What an actor is made of.
+    """The settings of an actor.
 
     Attributes:
         name: For errors and output.

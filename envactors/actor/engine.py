@@ -1,4 +1,4 @@
-"""What all actors of a process share, the reactor and the launcher; their threads run while there are actors."""
+"""The reactor and the launcher, which all actors of a process share; their threads run while there are actors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Launcher(CallbackExecutor):
 
 
 class Member(Timed, Protocol):
-    """What the engine needs of an actor."""
+    """The interface of an actor that the engine uses."""
 
     def begin_close(self, timeout: float | None) -> None:
         """Start closing the actor; do not wait for it."""

@@ -19,7 +19,7 @@ _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
 
 
 class CallOwner(Protocol):
-    """What a future asks of the actor that runs its call."""
+    """The interface of an actor that its futures use."""
 
     reactor: Reactor
 

@@ -1,4 +1,4 @@
-"""What users hold of an actor: a handle, whose methods return futures. `envactors.actor.launch` makes them."""
+"""Handles of actors, whose methods return futures. `envactors.actor.launch` makes them."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class ActorView(Caller[T_co]):
 
     @property
     def state(self) -> ActorState:
-        """What the actor is doing."""
+        """The state of the actor."""
         return self._supervisor.state
 
     @property

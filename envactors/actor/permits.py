@@ -22,7 +22,7 @@ class Holder(Protocol):
 
 
 class Permits:
-    """What steps and resets need to run: each actor holds one permit from their start to their end.
+    """The permits of steps and resets: an actor holds one from their start to their end.
 
     A permit that is given back starts a request of another actor, in whichever thread that happens. So the actors that
     share permits share one lock: none waits for the lock of another while it holds its own.

@@ -1,4 +1,4 @@
-"""One process of an actor: its channel, what it prints, and what it leaves behind."""
+"""One process of an actor: its channel, its output, and the processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START_CALL_ID = 0
 
 
 class ExitReport(NamedTuple):
-    """What is known of a process that has ended.
+    """The facts about a process that has ended.
 
     Attributes:
         pid: Its process id, None if no process came to be.

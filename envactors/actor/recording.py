@@ -1,4 +1,4 @@
-"""What a trace learns of actors and vectors while it runs; nothing is recorded while none does."""
+"""Records events of actors and vectors while a trace runs, and nothing at other times."""
 
 from __future__ import annotations
 

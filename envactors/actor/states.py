@@ -9,7 +9,7 @@ from envactors.errors import ActorError
 
 
 class ActorState(enum.Enum):
-    """What an actor is doing."""
+    """The state of an actor."""
 
     STARTING = "starting"
     IDLE = "idle"

@@ -54,7 +54,7 @@ class Timers:
 
 
 class Turn(NamedTuple):
-    """What a worker runs, or begins next.
+    """The request that a worker runs, or begins next.
 
     Attributes:
         env_id: The index of the env.

@@ -1,4 +1,4 @@
-"""What one thread sleeps in: doorbells of workers, replies, and a way to wake it."""
+"""Has one thread sleep until a doorbell of a worker, a reply, or another thread wakes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: types of arguments, words for the same things, and how a command refuses to run."""
+"""Helpers of several commands: types of arguments, shared words, and errors that end a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the live views on a terminal share."""
+"""Helpers of the live views on a terminal."""
 
 from __future__ import annotations
 

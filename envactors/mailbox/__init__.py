@@ -1,1 +1,1 @@
-"""What the two halves share: rows and specs, messages and channels, the control page, infos, pickles."""
+"""Shared by caller and workers: rows and specs, messages and channels, the control page, infos, pickles."""

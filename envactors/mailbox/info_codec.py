@@ -36,7 +36,7 @@ _SMALL_ARRAY = 1 << 10
 
 
 class InfoRooms(Protocol):
-    """What has a row per info: a `Slab`, or a trajectory."""
+    """Memory with a row per info: a `Slab`, or a trajectory."""
 
     info_encoding: npt.NDArray[np.uint8]
     inline_info_sizes: npt.NDArray[np.uint32]

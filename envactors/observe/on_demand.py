@@ -19,7 +19,7 @@ _VARIABLE = "ENVACTORS_MONITOR"
 
 
 class Watcher(Protocol):
-    """What is needed of the reactor."""
+    """The interface of the reactor that this module uses."""
 
     def watch(self, fd: int, handler: Callable[[int], None]) -> None:
         """Call ``handler(mask)`` when ``fd`` becomes readable."""

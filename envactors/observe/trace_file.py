@@ -18,7 +18,7 @@ _FIRST_CALLER, _FIRST_ACTOR = 2, 1000
 
 
 class Span(NamedTuple):
-    """What a worker did from one time to another (`time.monotonic`).
+    """An activity of a worker between two times (`time.monotonic`).
 
     Attributes:
         track: The number of its actor's track.
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 class CallerSpan(NamedTuple):
-    """What the caller of a vector did from one time to another (`time.monotonic`)."""
+    """An activity of the caller of a vector between two times (`time.monotonic`)."""
 
     name: str
     begin: float
@@ -48,7 +48,7 @@ class CallerSpan(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """What has happened to an actor or, without a track, to the program, at some time (`time.monotonic`)."""
+    """An event of an actor or, without a track, of the program, at one time (`time.monotonic`)."""
 
     track: int | None
     text: str

@@ -45,7 +45,7 @@ _LIKELY: Final = "gymnasium"
 
 
 class Settings(NamedTuple):
-    """What actors must agree on to share servers.
+    """The settings that actors must have in common to share a server.
 
     Attributes:
         preload: The modules to preload.

@@ -32,7 +32,7 @@ _THREAD_GRACE: Final = 1.0
 
 
 class WorkerSetup(NamedTuple):
-    """What a worker gets from its caller besides descriptors, as of the worker's start.
+    """The setup that a worker gets from its caller besides descriptors, as of its start.
 
     Attributes:
         page: The place of its control page in the file that has it.

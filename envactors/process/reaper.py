@@ -115,7 +115,7 @@ def _short(caller_id: str) -> int:
 
 
 class ProcessSnapshot:
-    """What /proc shows of a process.
+    """The facts about a process in /proc.
 
     Args:
         pid: Its process id.

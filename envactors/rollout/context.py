@@ -1,4 +1,4 @@
-"""What a policy receives besides the observations, and the random numbers of each of its steps."""
+"""The context that a policy receives besides the observations, with the random numbers of each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operating system provides: waiting, waking, processes, memory without a name, cores.
+"""The services of the operating system: waiting, waking, processes, anonymous memory, cores.
 
 Everything that differs between platforms is in this package: ``linux`` uses the calls that only Linux has, and
 ``portable`` replaces them by the standard library of any Unix. Both have the same files with the same names. The files

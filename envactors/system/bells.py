@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class BellPoller(Protocol):
-    """What a doorbell needs of its pollers."""
+    """The interface of pollers that a doorbell uses."""
 
     def add_bell(self, bell: Any) -> None: ...
 

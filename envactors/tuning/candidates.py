@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def extras(self) -> list[str]:
-        """What is not the default, apart from where the envs run."""
+        """The settings that are not the default, apart from where the envs run."""
         extras: list[str] = []
         if self.backend == "process" and self.start_method != DEFAULT:
             extras.append(self.start_method)

@@ -50,7 +50,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What every side does.
+    """The work of every side.
 
     Attributes:
         factory: Makes an env.

@@ -30,7 +30,7 @@ _AS_FAST = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of a candidate.
+    """The measurements of a candidate.
 
     Attributes:
         candidate: The candidate.

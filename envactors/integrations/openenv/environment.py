@@ -123,7 +123,7 @@ class ActorEnvironment(Environment[Any, Any, Any]):  # type: ignore[misc] # it i
 
 
 class ToolClient:
-    """What a server uses of the MCP client of an environment: it is always connected, since the worker's is.
+    """The part of an environment's MCP client that a server uses. It is always connected, since the worker's is.
 
     Args:
         enter: Returns the session that the calls go to.

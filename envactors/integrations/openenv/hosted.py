@@ -63,7 +63,7 @@ def async_name_of(kind: type, method: str) -> str | None:
 
 
 class Result(NamedTuple):
-    """What a call returns.
+    """The return value of a call.
 
     Attributes:
         value: What the environment returned.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Score(NamedTuple):
-    """What a scoring function comes to.
+    """The result of a scoring function.
 
     Attributes:
         value: What it returned.
