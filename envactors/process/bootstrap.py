@@ -134,11 +134,11 @@ def _serve(descriptors: Descriptors, place: PagePlace) -> None:
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     _redirect(descriptors)
     faulthandler.enable()
-    own_stacks = open_unnamed(STACKS_FILE) if descriptors.stacks is None else None
-    stacks = own_stacks.fileno() if own_stacks is not None else descriptors.stacks or 0
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    passed = descriptors.stacks
+    stacks = open_unnamed(STACKS_FILE) if passed is None else os.fdopen(passed, "r+b", buffering=0)
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)  # keeps the file open
     fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)  # the parent empties it now and then
-    os.write(stacks, b"\n")  # from now on the parent may send the signal
+    stacks.write(b"\n")  # from now on the parent may send the signal
     memory = map_part(descriptors.pages, place.size, place.start)
     os.close(descriptors.pages)
     page = ControlPage(memory, Doorbell(descriptors.to_worker), Doorbell(descriptors.to_parent))
