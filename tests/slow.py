@@ -10,8 +10,8 @@ import re
 # Regular expressions of test ids, and what stays.
 SLOW = {
     # loky and spawn both start a fresh interpreter for each worker, in nearly the same way.
-    r"test_backends\.py::TestLoky::(?!test_calls_run_in_order|test_deaths|test_a_factory_by_name)": "three with loky",
-    r"test_backends\.py::TestSpawn::(?!test_calls_run_in_order|test_deaths)": "two with spawn, all with fork servers",
+    r"test_backends\.py::TestLoky::(?!test_calls_run_in_order|test_crashes|test_a_factory_by_name)": "three with loky",
+    r"test_backends\.py::TestSpawn::(?!test_calls_run_in_order|test_crashes)": "two with spawn, all with fork servers",
     r"test_backends\.py::test_(?!a_start_method)\w+\[(numbers\d-|MT19937-)?spawn\]": "loky",
     r"test_the_number_of_threads_is_each_actors_own\[numbers1-": "numbers0",
     r"test_scripts_without_a_guard_under_every_start_method\[fork\]": "loky, forkserver",
@@ -41,8 +41,8 @@ SLOW = {
     r"test_episode_seeds\.py::test_a_renewed_env_continues\w+\[(1-same_step|2-(next_step|disabled))\]": "the others",
     r"test_episode_seeds\.py::test_one_fault_does\w+\[.*(next_step-raise|same_step-exit)": "the others",
     r"test_(replay|remote_suites)\.py::test_a_run_with_kills_gives\w+\[(next_step-1|same_step-2|disabled-1)": "others",
-    r"test_running\.py::test_never_\w+_die\[(raise-.*-1|renew-(next_step|.*-2)|replay-(same_step|.*-2))": "others",
-    r"test_running\.py::test_never_more_\w+_whatever\w+\[(?!shared|in line|packed-).*same_step\]": "next_step",
+    r"test_running\.py::test_no_more_\w+_crash\[(raise-.*-1|renew-(next_step|.*-2)|replay-(same_step|.*-2))": "others",
+    r"test_running\.py::test_no_more_\w+_any_method\[(?!shared|in-process|packed-).*same_step\]": "next_step",
     r"test_recycling\.py::test_after_so_many\w+\[(next_step-renew|same_step-replay|disabled-raise)": "the others",
     r"test_standbys\.py::test_the_results_are_those\w+\[.*(1-same|4-next)_step\]": "the others",
     r"test_shared_memory_steps\.py::test_results_are_the_same\w+\[(nested|partly text)-same_step\]": "next_step",

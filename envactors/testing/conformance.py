@@ -250,7 +250,7 @@ class BackendConformance:
             assert not rollout.failures
             assert not rollout.valid.all(), "after five steps, an episode ends and the env resets"
 
-    def test_deaths_and_deadlines_where_workers_can_be_killed(self) -> None:
+    def test_crashes_and_deadlines_where_workers_can_be_killed(self) -> None:
         if not self._kills():
             return
         restart = ea.RestartPolicy(max_restarts=20, backoff=0.0)
@@ -300,7 +300,7 @@ class EnvConformance:
         space.seed(3) if hasattr(space, "seed") else None
         return [space.sample() for _ in range(envs.num_envs)]
 
-    def test_equal_seeds_give_equal_episodes_in_a_process_and_in_line(self) -> None:
+    def test_equal_seeds_give_equal_episodes_in_a_worker_and_in_process(self) -> None:
         with self.make_envs("process") as one, self.make_envs("inline") as other:
             seen = [envs.reset(seed=11)[0] for envs in (one, other)]
             _assert_equal(*seen)

@@ -575,7 +575,7 @@ def test_ctrl_c_ends_the_command():
     assert psutil.wait_procs(children, 5)[1] == []
 
 
-def test_the_command_of_before_says_where_the_kit_is(capsys):
+def test_the_removed_command_names_the_chaos_kit(capsys):
     assert cli.main(["chaos", "CartPole-v1", "--faults", "20", "--observed", "--help"]) == 2
     out, err = capsys.readouterr()
     assert out == ""

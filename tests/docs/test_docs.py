@@ -266,5 +266,5 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_the_pages_leave_room_for_what_comes():
+def test_the_pages_stay_within_their_limit_of_words():
     assert sum(len(page.read_text().split()) for page in PAGES) <= 31_000

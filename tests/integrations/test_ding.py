@@ -281,7 +281,7 @@ def test_step_takes_any_subset_and_gives_timesteps(make, manager):
         step(env_manager, 0, 1)
 
 
-def test_step_gives_what_does_not_fit_the_spaces_as_it_is(make):
+def test_step_returns_values_that_do_not_fit_the_spaces_unchanged(make):
     manager = make(env_fn=envs(kind=Rewarding, length=1000))
     for reward in (1.5, 2, True, 2**60, np.float32(0.1), np.float64(0.1), np.array([0.1]), np.array([1, 2]), "much"):
         timesteps = manager.step({0: ("reward", reward), 1: ("reward", reward)})
@@ -848,7 +848,7 @@ def test_no_more_envs_run_at_once_than_allowed(make, manager, tmp_path):
 
 
 @BOTH
-def test_the_manager_says_the_seeds_of_episodes(make, manager):
+def test_the_manager_has_the_seeds_of_episodes(make, manager):
     made = make(manager, seed_episodes=True, launch=False)
     made.seed(10)
     made.launch()

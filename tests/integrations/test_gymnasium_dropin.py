@@ -230,7 +230,7 @@ class Shows(gymnasium.Env):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: str(space)[:30])
-def test_all_spaces_work_without_a_choice_and_give_what_gymnasium_gives(space):
+def test_all_spaces_give_gymnasiums_results_by_default(space):
     envs = ActorVectorEnv([functools.partial(Shows, space)] * 2, autoreset_mode="SameStep")
     reference = SyncVectorEnv([functools.partial(Shows, space)] * 2, autoreset_mode="SameStep")
     assert envs.single_observation_space == reference.single_observation_space

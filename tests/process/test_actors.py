@@ -82,7 +82,7 @@ def test_the_factory_runs_in_the_worker_only(actor):
     assert actor.pid != os.getpid()
 
 
-def test_spawn_returns_at_once_and_the_state_tells_the_rest(tmp_path):
+def test_spawn_returns_before_the_env_is_made(tmp_path):
     gate = tmp_path / "gate"
 
     with ea.spawn(behind(gate), name="slow") as handle:

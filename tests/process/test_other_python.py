@@ -142,7 +142,7 @@ def test_another_envactors_there_is_not_used(spawn, tmp_path):
 
 
 @pytest.mark.skipif(PORTABLE, reason="there are no fork servers")
-def test_actors_share_a_server_which_imports_what_it_is_to_and_ends_with_them(older):
+def test_actors_share_a_server_that_preloads_modules_and_ends_with_them(older):
     backend = ea.ProcessBackend(python=older, preload=["colorsys", "elsewhere", "no_such_module"])
     options = {"backend": backend, "restart": MANY}
     with ea.spawn(MAKE, env_vars=PATH, **options) as first, ea.spawn(MAKE, env_vars=PATH, **options) as second:

@@ -69,7 +69,7 @@ def claim_to_have_finished():
     write_cell(FINISHED, ctypes.c_int64.from_address(address + 8 * STEP).value)
 
 
-def test_a_step_that_is_said_to_have_finished_does_not_return_the_row_of_the_step_before():
+def test_a_falsely_finished_step_does_not_return_the_row_of_the_step_before():
     with ea.VectorEnv([Vandal] * 2, backend=FORK_SERVER, restart=ALWAYS, deadlines=ea.Deadlines(step=0.5)) as envs:
         envs.reset(seed=0)
         envs.step([1, 2])

@@ -94,7 +94,7 @@ def test_a_timeout_does_not_mix_up_results():
         assert envs.stats().actors[0].stale == 0
 
 
-def test_exceptions_and_what_cannot_travel_fail_their_own_call():
+def test_exceptions_and_unpicklable_values_fail_only_their_own_call():
     with packed(restart=FAST) as envs:
         envs.reset(seed=0)
         with pytest.raises(TwoArguments) as caught:

@@ -401,7 +401,7 @@ class Witness(Counter):
         return {"lock": threading.Lock, "bomb": ExplodesOnArrival}[what]()
 
 
-def test_every_error_of_an_actor_tells_where_when_and_of_what():
+def test_every_actor_error_names_the_actor_the_call_and_the_time():
     with ea.spawn(Witness, name="witness", restart=ea.RestartPolicy(max_restarts=2, backoff=0.0)) as actor:
         actor.add().result(SOON)
         pid = actor.pid

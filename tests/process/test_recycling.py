@@ -87,7 +87,7 @@ def test_above_max_rss_a_process_is_replaced_at_the_end_of_the_episode():
         assert infos[1]["pid"] == pids[1]
 
 
-def test_a_process_that_was_lost_begins_to_count_anew():
+def test_a_restarted_process_counts_from_zero():
     policy = ea.RecyclePolicy(max_steps=6)
     with ea.VectorEnv([Leaky], on_failure="renew", restart=ea.RestartPolicy(9, backoff=0.0), recycle=policy) as envs:
         envs.reset(seed=0)

@@ -329,7 +329,7 @@ def test_deadlines_are_each_envs_own_with_three_envs_an_actor():
             assert envs.step([1] * 3)[1].tolist() == [1.0] * 3, "1.2 s for all, 0.4 s for each, 1 s allowed"
 
 
-def test_handles_of_envs_that_share_a_process_refuse_what_is_not_theirs():
+def test_handles_of_packed_envs_refuse_calls_that_concern_the_process():
     with make(4, envs_per_actor=2) as envs:
         envs.reset(seed=0)
         assert len(envs.actors) == 2

@@ -150,7 +150,7 @@ WAYS = {
     "packed": {"backend": FORK_SERVER, "envs_per_actor": 2},
     "threads": {"backend": "thread"},
     "packed threads": {"backend": "thread", "envs_per_actor": 2},
-    "in line": {"backend": "inline"},
+    "in-process": {"backend": "inline"},
     "replay": {"backend": FORK_SERVER, "on_failure": "replay"},
     "seeded": {"backend": FORK_SERVER, "seed_episodes": True},
 }
@@ -158,7 +158,7 @@ WAYS = {
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("way", WAYS)
-def test_never_more_run_than_allowed_whatever_asks_for_it(log, way, autoreset):
+def test_no_more_envs_run_than_allowed_with_any_method(log, way, autoreset):
     actions = [WORKS] * 8
     with log.make(8, autoreset=autoreset, **WAYS[way]) as envs:
         envs.reset(seed=0, timeout=SOON)
@@ -177,7 +177,7 @@ def test_never_more_run_than_allowed_whatever_asks_for_it(log, way, autoreset):
         envs.reset(timeout=SOON)
         obs = envs.step(actions, timeout=SOON)[0]
         assert obs[:, :2].tolist() == [[i, 1] for i in range(8)]
-    assert log.most() == (1 if way == "in line" else 2)
+    assert log.most() == (1 if way == "in-process" else 2)
 
 
 def test_calls_of_single_envs_count_and_those_of_other_methods_do_not(log):
@@ -196,7 +196,7 @@ def test_calls_of_single_envs_count_and_those_of_other_methods_do_not(log):
 @pytest.mark.parametrize("packed", [1, 2])
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
 @pytest.mark.parametrize("on_failure", ["raise", "renew", "replay"])
-def test_never_more_run_than_allowed_while_processes_die(log, on_failure, autoreset, packed):
+def test_no_more_envs_run_than_allowed_while_processes_crash(log, on_failure, autoreset, packed):
     """Env 5 crashes by itself, env 2 is killed from outside in the middle of its step."""
     kills, rewards = {}, 0.0
     with log.make(6, autoreset=autoreset, on_failure=on_failure, envs_per_actor=packed, length=6) as envs:
@@ -479,7 +479,7 @@ def test_waiting_calls_run_before_the_vector_closes(log):
     assert log.most() == 1
 
 
-def test_closing_does_not_wait_for_what_waits_longer_than_it_may(log):
+def test_closing_does_not_wait_for_queued_requests_beyond_its_timeout(log):
     envs = log.make(4, max_running=1)
     envs.reset(seed=0, timeout=SOON)
     futures = envs.submit([WAITS, WORKS, WORKS, WORKS])

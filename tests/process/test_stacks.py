@@ -74,7 +74,7 @@ def test_a_node_that_does_not_answer_is_named(far):
         assert "most recent call first" in actor.stacks(SOON)
 
 
-def test_without_a_process_the_state_is_said():
+def test_stacks_without_a_process_report_the_state():
     actor = ea.spawn(Counter, name="gone")
     actor.add(1).result(SOON)
     actor.close()

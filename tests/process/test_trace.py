@@ -322,7 +322,7 @@ spans_of_any_kind = st.builds(
 
 
 @given(st.lists(spans_of_any_kind, max_size=30), st.lists(st.floats(-1, 10), max_size=5))
-def test_whatever_was_recorded_the_file_is_nested(spans, instants):
+def test_spans_in_the_file_are_nested(spans, instants):
     file = io.StringIO()
     notices = [Notice(None if at < 0 else 1, "something\nhappens", at) for at in instants]
     write_trace(file, 1.0, ["a", "b", "c"], spans, notices, [[CallerSpan("policy", 0.0, 1.5)]])

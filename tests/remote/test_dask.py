@@ -373,7 +373,7 @@ def test_a_killed_nanny_is_a_lost_node(programs):
             assert {actor.node, node} == {"a", "b"}
 
 
-def test_with_the_scheduler_all_nodes_are_lost_and_nothing_hangs(programs):
+def test_losing_the_scheduler_loses_all_nodes_without_a_hang(programs):
     for name in ("a", "b"):
         programs.add_worker(name)
     with distributed.Client(scheduler_file=str(programs.file)) as client:

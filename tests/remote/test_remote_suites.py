@@ -23,7 +23,7 @@ SUITES = [test_evaluation, test_packed, test_renewal, test_replay, test_rollouts
 CHOSEN = {
     *(
         "test_a_crash_in_a_step_is_reported_within_a_second",
-        "test_exceptions_and_what_cannot_travel_fail_their_own_call",
+        "test_exceptions_and_unpicklable_values_fail_only_their_own_call",
     ),
     *("test_a_failure_through_submit", "test_disabled_autoreset_waits_for_a_reset_by_hand"),
     *("test_a_run_with_kills_gives_the_same_trajectories", "test_an_env_that_was_never_seeded_is_renewed"),

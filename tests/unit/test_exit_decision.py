@@ -135,7 +135,7 @@ def test_nothing_runs_again_that_was_aborted_or_whose_actor_is_closed(facts, kin
 
 @each_fact
 @given(some_facts, some_kind, some_retries)
-def test_only_what_kills_its_own_process_spends_a_retry(facts, kind, retries):
+def test_only_calls_that_end_their_own_process_use_up_a_retry(facts, kind, retries):
     if decide_call(facts.follows(), facts.reason, kind, retries) is Fate.AGAIN:
         assert facts.reason is not DISCARDED
         assert retries > 0

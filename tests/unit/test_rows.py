@@ -75,7 +75,7 @@ def test_a_step_of_some_envs_does_not_affect_the_others(make_actor):
 
 
 @pytest.mark.parametrize("writes", range(WRITES + 1))
-def test_several_steps_that_were_posted_at_once_are_lost_each_for_itself(make_actor, writes):
+def test_each_of_several_posted_steps_fails_separately(make_actor, writes):
     """One scan of the worker runs all of them, in the order of the envs, whose numbers are in another order."""
     actor = make_actor()
     for env in (3, 4, 2):
@@ -184,7 +184,7 @@ def test_results_that_are_streamed_say_when_they_were_complete(make_actor):
 # What comes beside the rows ------------------------------------------------------------------------------
 
 
-def test_a_result_is_complete_with_what_comes_beside_its_row(make_actor):
+def test_a_result_waits_for_the_payload_beside_its_row(make_actor):
     actor = make_actor()
     actor.step(stream=True)
     actor.work(2 * WRITES_PER_ENV, large=[3])
@@ -208,7 +208,7 @@ def test_an_overflow_that_is_left_in_the_channel_of_an_ended_process_is_read(mak
 
 
 @pytest.mark.parametrize("is_counted", [True, False])
-def test_an_overflow_that_never_came_is_a_lost_result_and_the_end_of_its_process(make_actor, is_counted):
+def test_a_missing_overflow_fails_the_result_and_ends_the_process(make_actor, is_counted):
     actor = make_actor()
     actor.step(stream=True)
     actor.work(large=[3])

@@ -200,7 +200,7 @@ def test_an_env_that_raises_has_its_process_discarded_and_its_neighbours_reporte
     assert actor.core.restarts == 1
 
 
-def test_an_actor_that_may_not_restart_fails_what_waits(make_actor):
+def test_an_actor_without_restarts_fails_its_queued_requests(make_actor):
     actor = make_actor(on_failure="renew")
     actor.supervisor.lifecycle.tracker._policy = ea.RestartPolicy(max_restarts=0)
     actor.step()

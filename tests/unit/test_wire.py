@@ -111,7 +111,7 @@ def receive_ready(channel):
 
 @quick
 @given(some_frames, pieces)
-def test_frames_arrive_whatever_pieces_their_bytes_come_in(sent, sizes):
+def test_frames_survive_any_fragmentation(sent, sizes):
     """An end that does not block gives each frame as soon as its last byte is there, and not before."""
     received, arrived_bytes = [], 0
     ends = [sum(HEADER + len(frame.payload) for frame in sent[: i + 1]) for i in range(len(sent))]
