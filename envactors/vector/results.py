@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -99,19 +98,7 @@ class RowReader:
         # Last results that are not in the rows: those of restored envs, and of rollouts.
         self._restored: dict[int, EnvStep] = {}
         self._copies: dict[int, list[Any]] = {}
-        # Content that was decoded early, by env, with the number of its request.
-        self._decoded: dict[int, tuple[int, Content]] = {}
         self.copies_objects: bool = slots.on_failure != "raise" and any(array is None for array in rows.observations)
-
-    def decode_early(self, env_ids: Sequence[int]) -> None:
-        """Decode the content of complete results while other workers still run."""
-        slots, decoded = self._slots, self._decoded
-        for env_id in env_ids:
-            number = int(slots.numbers[env_id])
-            is_known = env_id in decoded and decoded[env_id][0] == number
-            if not is_known and not slots.infos.failed(env_id):
-                with contextlib.suppress(Exception):  # `decode` meets it again
-                    decoded[env_id] = number, slots.infos.decode(env_id, slots.overflow.get(env_id))
 
     def decode(self, env_ids: Sequence[int]) -> list[Content] | None:
         """Return the content of each env's result; None if an env failed or its content cannot be unpickled."""
@@ -120,13 +107,10 @@ class RowReader:
         for env_id in env_ids:
             if infos.failed(env_id):
                 return None
-            number, content = self._decoded.pop(env_id, (0, None))
-            if content is None or number != self._slots.numbers[env_id]:
-                try:
-                    content = infos.decode(env_id, self._slots.overflow.get(env_id))
-                except BaseException:  # unpickling runs user code; `Outcomes` reports the error
-                    return None
-            contents.append(content)
+            try:
+                contents.append(infos.decode(env_id, self._slots.overflow.get(env_id)))
+            except BaseException:  # unpickling runs user code; `Outcomes` reports the error
+                return None
         return contents
 
     def observations(self, env_ids: Sequence[int], contents: Sequence[Content] | None, *, all_envs: bool) -> Any:

@@ -205,11 +205,10 @@ class Stepper:
 
     def _is_finished(self, selection: Selection) -> bool:
         """Return whether all envs have finished, or an env needs more than waiting."""
-        slots, is_finished = self._slots, True
-        states, numbers = slots.states, slots.numbers_of
+        states, numbers = self._slots.states, self._slots.numbers_of
+        is_finished = True
         if selection.is_all and states != self._all_posted:
             return True
-        early: list[int] = []
         for supervisor, envs, _ in selection.parts:
             process, rows = supervisor.core.process, supervisor.calls.rows
             # Stop to listen to a process that has replaced another one, and taken over its rows, since the wait began.
@@ -220,10 +219,6 @@ class Stepper:
             # Not the number of the last post: a signal handler may have posted other envs, whose end does not ring.
             if process.page.counters[FINISHED] < max(map(numbers.__getitem__, envs)):
                 is_finished = False
-            elif not slots.infos.all_plain():
-                early += filter(rows.is_complete, envs)
-        if early and not is_finished:
-            self._reader.decode_early(early)
         return is_finished
 
     def gather(self, selection: Selection) -> StepResults | None:

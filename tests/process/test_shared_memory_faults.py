@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers import FORK_SERVER, SOON, wait_always, wait_for_path, wait_until
+from helpers import FORK_SERVER, SOON, ExplodesOnArrival, wait_always, wait_for_path, wait_until
 
 import envactors as ea
 from envactors.actor import row_failures
@@ -397,3 +397,19 @@ def test_a_forked_child_does_not_step_its_parents_envs(call):
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert envs.step([2, 2])[0][:, 2].tolist() == [2, 2]
+
+
+class ExplodingInfo(EchoEnv):
+    """An env whose infos cannot be unpickled."""
+
+    def step(self, action):
+        return (*super().step(action)[:4], {"what": ExplodesOnArrival()})
+
+
+def test_an_info_that_cannot_be_decoded_fails_its_env_alone():
+    with ea.VectorEnv([ExplodingInfo, EchoEnv]) as envs:
+        envs.reset(seed=0)
+        with pytest.raises(ea.VectorStepError) as raised:
+            envs.step([1, 1], timeout=SOON)
+        assert list(raised.value.failures) == [0]
+        assert raised.value.batch.env_ids.tolist() == [1]

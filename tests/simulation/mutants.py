@@ -235,12 +235,6 @@ MUTANTS = [
     Mutant(ASKER + "start_resets", "slot.seed_with(op.seed)", "pass", "episodes have their seeds"),
     Mutant(STEPPER + "_start_all", "slots.align_halves(half)", "pass", LAST),
     Mutant(STEPPER + "_start_all", "slots.ended * np.uint8(RESET) | ", "", "an episode that ended is reset"),
-    Mutant(
-        "vector.results:RowReader.decode",
-        "content is None or number != self._slots.numbers[env_id]",
-        "content is None",
-        MIXES,
-    ),
     Mutant(STEPPER + "listen", "self._heard.get(actor) is not process.page", "actor not in self._heard", HANGS),
     Mutant(STEPPER + "_is_finished", "if selection.is_all and states != self._all_posted:", "if False:", HANGS),
     Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
