@@ -14,6 +14,8 @@ from envactors.actor.states import ActorStats as ActorStats
 from envactors.backends.local import InlineBackend as InlineBackend
 from envactors.backends.local import ThreadBackend as ThreadBackend
 from envactors.backends.process import ProcessBackend as ProcessBackend
+from envactors.envs.results import Batch as Batch
+from envactors.envs.results import EnvStep as EnvStep
 from envactors.errors import ActorClosedError as ActorClosedError
 from envactors.errors import ActorDiedError as ActorDiedError
 from envactors.errors import ActorError as ActorError
@@ -51,8 +53,6 @@ from envactors.tuning.tuner import tune as tune
 from envactors.vector.facade import VectorEnv as VectorEnv
 from envactors.vector.making import make_vec as make_vec
 from envactors.vector.options import VectorOptions as VectorOptions
-from envactors.vector.results import Batch as Batch
-from envactors.vector.results import EnvStep as EnvStep
 from envactors.vector.statistics import VectorStats as VectorStats
 from envactors.worker.context import ActorContext as ActorContext
 from envactors.worker.context import current_actor as current_actor

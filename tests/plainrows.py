@@ -21,6 +21,7 @@ from envactors.actor.states import BACKOFF, LAUNCHING, LIVE
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import ExitStatus, Stacks, Worker
 from envactors.backends.local import InlineBackend, LocalChannel
+from envactors.envs.core import EnvFuture, VectorCore
 from envactors.mailbox import bundle
 from envactors.mailbox.control_page import (
     ASLEEP,
@@ -37,16 +38,13 @@ from envactors.mailbox.control_page import (
     page_size,
 )
 from envactors.mailbox.info_codec import InfoReader, InfoWriter
-from envactors.mailbox.messages import Attach, Fault, Frame, Kind, Start
+from envactors.mailbox.messages import Attach, Description, Fault, Frame, Kind, Start
 from envactors.mailbox.pickling import dumps, pack_failure
 from envactors.mailbox.slab import HALF, RESET, Layout, Slab
 from envactors.mailbox.specs import ArraySpec
 from envactors.system.polling import READABLE, Doorbell
-from envactors.vector.asking import Asker, EnvFuture
-from envactors.vector.episodes import Episodes
+from envactors.vector.asking import Asker
 from envactors.vector.outcomes import Outcomes
-from envactors.vector.pending import Pending
-from envactors.vector.results import RowReader
 
 SCALAR = ArraySpec((), np.dtype(np.float64))
 # How many numbers a worker writes for one env.
@@ -153,12 +151,12 @@ class PlayedActor:
         self.writer = InfoWriter(self.slab)
         self.supervisor = self._make_supervisor(reactor, on_failure, deadlines or ea.Deadlines(), permits)
         self.core = self.supervisor.core
-        supervisors = [self.supervisor] * count
-        self.pending = Pending(self.slots)
-        self.reader = RowReader(self.slots, SCALAR, copy=True)
-        self.episodes = Episodes(self.slots, supervisors, None)
-        self.outcomes = Outcomes(self.slots, supervisors, self.reader, self.pending, self.episodes)
-        self.asker = Asker(self.slots, supervisors, self.pending)
+        handles = [SimpleNamespace(_supervisor=self.supervisor, _lifeline=None)] * count
+        described = Description(SCALAR, SCALAR, SCALAR, {}, None)
+        self.vector = VectorCore(handles, self.slots, described, copy=True, recycle=None)
+        self.pending, self.reader, self.episodes = self.vector.pending, self.vector.reader, self.vector.episodes
+        self.outcomes = Outcomes(self.vector)
+        self.asker = Asker(self.vector)
         self.start()
         attach = Attach(self.slab.layout, autoreset == "same_step")
         self.supervisor.attach(attach, self.slots, self.pending, self.outcomes.read_for_future)

@@ -157,18 +157,6 @@ class ActorCore:
         """Whether it can have another process."""
         return self.phase not in (DEAD, CLOSED)
 
-    def is_free(self) -> bool:
-        """Return whether the process can be sent something at once; where permits are needed, never."""
-        table = self.table
-        return (
-            self.phase is LIVE
-            and not table.queue
-            and table.running is None
-            and self.process is not None
-            and not self.closing
-            and self.permits is None
-        )
-
     def check_owner(self) -> None:
         """Raise in a forked process that inherited the actor.
 

@@ -6,13 +6,13 @@ import concurrent.futures
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from envactors.actor.awaiting import AwaitableFuture
 from envactors.actor.reactor import Reactor
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.type_variables import R
+from envactors.actor.type_variables import R, T
 from envactors.options import check_patience
 
 _SETTLED = frozenset(("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"))
@@ -246,3 +246,10 @@ class ActorFuture(AwaitableFuture[R]):
         # A callback may wait for another call, so never in the thread that reads the replies.
         if self._done_callbacks:
             self._owner.reactor.callbacks.submit(super()._invoke_callbacks)  # type: ignore[misc]
+
+
+def results_of(futures: Sequence[ActorFuture[T]]) -> list[T]:
+    """Wait for all futures, then return their results or raise the first failure."""
+    for future in futures:
+        future.exception()
+    return [future.result() for future in futures]

@@ -43,7 +43,8 @@ def lose(rows: ActorRows, begun: list[int], error: ActorError, *, was_aborted: b
     left = rows.posted()
     rows.overdue = None
     for index in left:
-        rows.count_as_completed(index)
+        # While an env is idle, both numbers in its row are equal.
+        slots.slab.posted[index] = slots.slab.completed[index] = slots.numbers[index]
     slots.lose_episodes(rows.first, rows.stop)
     redone = []
     for index in left:

@@ -1,6 +1,7 @@
 """The rows of one actor's envs: posted to its worker, complete again, or lost with its process.
 
-Everything here runs under the actor's lock, and is on the way of each step: it makes few calls.
+Everything here but `ActorRows.post_at_once` runs under the actor's lock, and is on the way of each step: it makes few
+calls.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from envactors.system.polling import READABLE
 if TYPE_CHECKING:
     from envactors.actor.core import ActorCore
     from envactors.actor.future import ActorFuture
+    from envactors.actor.process import ActorProcess
 
 
 class ActorRows:
@@ -70,30 +72,67 @@ class ActorRows:
         # Compared as a whole in a fifth of the time that single numbers take.
         self._range_numbers = slots.numbers.data[first:stop]
         self._range_completed = slab.completed.data[first:stop]
-        self._ops = slots.posted_ops
         self.indices: range = range(first, stop)
         self._all_posted = bytes([POSTED]) * (stop - first)
         self._all_arrived = bytes([ARRIVED]) * (stop - first)
-        self._halves = bytes(stop - first), bytes([HALF]) * (stop - first)
         self._set_numbers = slots.numbers[first:stop].fill
         self._set_posted = slab.posted[first:stop].fill
 
     # Posting ---------------------------------------------------------------------------------------------
 
-    def post(self, indices: Sequence[int], now: float, wait: int, *, stream: bool) -> None:
+    def post_at_once(
+        self, indices: Sequence[int], now: float, wait: int, *, stream: bool, is_planned: bool = False
+    ) -> bool:
+        """Post envs if the worker is free for them and none is out of the ordinary; return whether that was so.
+
+        Called without the lock, with signals deferred. For the arguments see `post`.
+        """
+        core, table, unusual = self.core, self.core.table, self.slots.unusual
+        try:
+            with core.lock:
+                if core.phase is not LIVE or core.process is None or core.closing or core.permits is not None:
+                    return False
+                if table.queue or table.running is not None or (unusual and not unusual.isdisjoint(indices)):
+                    return False
+                self.post(indices, now, wait, stream=stream, is_planned=is_planned)
+        except BaseException:
+            core.is_inconsistent = True
+            core.kill_inconsistent()
+            raise
+        return True
+
+    def post(self, indices: Sequence[int], now: float, wait: int, *, stream: bool, is_planned: bool = False) -> None:
         """Post envs whose rows have their actions; nothing else runs or waits.
 
-        The private number comes first: from then on the row is not complete, whatever interrupts this.
+        Args:
+            indices: The envs.
+            now: The time (`time.monotonic`).
+            wait: How the worker waits for the next request.
+            stream: Whether the caller takes each result as soon as it is there.
+            is_planned: Whether these are all envs, all of them idle, and what they are posted is in `Slots.ops`.
         """
-        core, slots = self.core, self.slots
-        process = core.process
+        core, slots, process = self.core, self.slots, self.core.process
         assert process is not None, "a live actor has a process"
         core.table.last_id = number = core.table.last_id + 1
-        if not self.is_in_flight():
+        if is_planned or not self.is_in_flight():
             self.posted_at = now
         if "call" not in core.timers.when:
             core.watch(now)
         self.last = number
+        # The private number comes first: from then on the row is not complete, whatever interrupts this.
+        if is_planned:
+            self._set_numbers(number)
+            slots.states[self.first : self.stop] = self._all_posted
+            self._set_posted(number)
+        else:
+            self._plan(process, indices, number, wait, stream=stream)
+            for index in indices:
+                self._posted[index] = number
+        process.page.post_step(number, wait, stream, indices)
+
+    def _plan(self, process: ActorProcess, indices: Sequence[int], number: int, wait: int, *, stream: bool) -> None:
+        """Write what envs are posted into their rows, and send what does not fit there."""
+        core, slots = self.core, self.slots
         payloads = []
         watches = False
         for index in indices:
@@ -106,7 +145,7 @@ class ActorRows:
             payload = slots.plan(index, core.incarnation)
             if payload is not None:
                 payloads.append((index - self.first, payload))
-            self._ops[index] = slots.ops[index]
+            slots.posted_ops[index] = slots.ops[index]
             op = slots.of[index].op
             if op is not None and op.future is not None:
                 op.future.mark_running()
@@ -116,27 +155,6 @@ class ActorRows:
         if payloads:
             packed = pack_payloads(payloads, pickles=slots.pickles)
             process.send(Frame(Kind.PAYLOADS, core.incarnation, number, packed), wait)
-        for index in indices:
-            self._posted[index] = number
-        process.page.post_step(number, wait, stream, indices)
-
-    def post_all(self, now: float, wait: int, *, stream: bool) -> bool:
-        """Post all envs, whose rows have their actions and operations, if the worker is free for them."""
-        core, slots, table, process = self.core, self.slots, self.core.table, self.core.process
-        # As `ActorCore.is_free` does, which would be a call per step.
-        if process is None or slots.unusual or core.phase is not LIVE or core.closing or core.permits is not None:
-            return False
-        if table.queue or table.running is not None:
-            return False
-        if "call" not in core.timers.when:
-            core.watch(now)
-        self.posted_at = now
-        table.last_id = self.last = number = table.last_id + 1
-        self._set_numbers(number)
-        slots.states[self.first : self.stop] = self._all_posted
-        self._set_posted(number)
-        process.page.post_step(number, wait, stream, self.indices)
-        return True
 
     def finish_all(self) -> bool:
         """Take the results of all envs into account; return False if that is not as simple as it is most often."""
@@ -154,7 +172,7 @@ class ActorRows:
         if core.recovery.replays and not core.recovery.record_all(slots):
             return False
         core.completed += stop - first
-        slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]
+        slots.halves[first:stop] = slots.in_half[slots.ops[first] & HALF][first:stop]
         slots.states[first:stop] = self._all_arrived
         return True
 
@@ -190,22 +208,24 @@ class ActorRows:
 
     def is_posted(self, future: ActorFuture) -> bool:
         """Return whether the worker has what a future waits for."""
-        slots = self.slots
-        return any(
-            slots.states[index] == POSTED and op is not None and op.future is future
-            for index in self.indices
-            for op in (slots.of[index].op,)
-        )
+        return self._index_of(future, POSTED) is not None
 
     def withdraw(self, future: ActorFuture) -> Request | None:
-        """Take out the env of a future, if it waits to be posted; it is idle then."""
+        """Take out the request of a future, if it waits to be posted; its env is idle then."""
+        index = self._index_of(future, ASKED)
+        if index is None:
+            return None
         for group in self.core.table.groups():
-            for index in group.indices:
-                op = self.slots.of[index].op
-                if op is not None and op.future is future and self.is_asked(index):
-                    group.indices.remove(index)
-                    self.slots.make_idle(index)
-                    return self.request(index)
+            if index in group.indices:
+                group.indices.remove(index)
+        self.slots.make_idle(index)
+        return self.request(index)
+
+    def _index_of(self, future: ActorFuture, state: int) -> int | None:
+        """Return the env whose request a future waits for, if it is in some state."""
+        for slot in self.slots.of[self.first : self.stop]:
+            if slot.op is not None and slot.op.future is future and self.slots.states[slot.index] == state:
+                return slot.index
         return None
 
     def watch_end(self) -> None:
@@ -325,10 +345,6 @@ class ActorRows:
         if not core.recovery.replays or core.recovery.journal(index).whole:
             slot.holds = core.incarnation  # not the process of its last result, which may still be read
             slot.fresh = False
-
-    def count_as_completed(self, index: int) -> None:
-        """Make the row of a lost request look complete: while an env is idle, both of its numbers are equal."""
-        self._posted[index] = self._completed[index] = self._numbers[index]
 
     def request(self, index: int) -> Request:
         """Return the request of an env, for errors."""

@@ -151,6 +151,7 @@ class Slots:
         numbers: int64: the call id of each env's last post, which no worker can overwrite.
         ops: What each env was posted last, in the bits of `envactors.mailbox.slab`.
         halves: The half of each env's last complete observation.
+        zeros: What ``states`` is if all envs are idle, and any column of flags if none is set.
         in_half: For each half, the value of `halves` when all last observations are in it.
         ended: bool, shape (n,): whether the next step of an env resets it, by autoreset.
         streams: Whether the worker writes the time of completion into each env's row.
@@ -187,7 +188,8 @@ class Slots:
         self.numbers_of: memoryview[int] = self.numbers.data
         self.ops: bytearray = bytearray(count)
         self.halves: bytearray = bytearray(count)
-        self.in_half: tuple[bytes, bytes] = bytes(count), bytes([HALF]) * count
+        self.zeros: bytes = bytes(count)
+        self.in_half: tuple[bytes, bytes] = self.zeros, bytes([HALF]) * count
         self.ended: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
         self.streams: bytearray = bytearray(count)
         self.has_last: bytearray = bytearray(count)
@@ -286,23 +288,6 @@ class Slots:
         slot.needs_reset = not resets_next
         self.ended[index] = resets_next
         self.unusual.add(index)
-
-    def put_back(self, index: int, incarnation: int | None) -> None:
-        """Note that a process has put an env into a state that was saved; None if it has failed to."""
-        slot = self.of[index]
-        slot.needs_reset = slot.fresh = incarnation is None
-        slot.holds = NO_EPISODE if incarnation is None else incarnation
-
-    def restore(self, index: int, root_seed: int | None, episode: int, *, ended: bool) -> None:
-        """Note that an env was put into another state."""
-        slot = self.of[index]
-        slot.root_seed = root_seed
-        slot.episode = episode
-        if slot.next_seed is not None and root_seed is not None:
-            slot.next_seed = episode_seed(root_seed, episode) if episode else root_seed
-        self.ended[index] = ended
-        self.unusual.add(index)
-        self.note_usual(index)
 
     def unread(self) -> list[int]:
         """Return the envs whose outcomes have arrived for the vector, not for a future."""

@@ -1,15 +1,27 @@
-"""The interface through which rollouts read and update the state of their vector."""
+"""What rollouts read and update of their vector: counts of steps and episodes, and the last result of each env."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from envactors.actor.future import ActorFuture
+from envactors.envs.core import EnvFuture, VectorCore
+from envactors.envs.results import EnvStep
+from envactors.mailbox.slab import RESET
 from envactors.mailbox.specs import Spec
 
 
-class Books(Protocol):
-    """Counts of steps and episodes, and the last result of each env, as the vector keeps them."""
+class Books:
+    """The state of a vector, as far as rollouts know it.
+
+    Args:
+        vector: The vector.
+    """
+
+    def __init__(self, vector: VectorCore) -> None:
+        self._vector = vector
+        self._slots = vector.slots
+        # By env: the number of its last post when its last rollout ended, and whether an episode began with that.
+        self._starts: dict[int, tuple[int, bool]] = {}
 
     def check_steppable(self) -> None:
         """Check that every env can step.
@@ -17,9 +29,11 @@ class Books(Protocol):
         Raises:
             VectorInputError: An env needs a reset first.
         """
+        self._vector.check_steppable(range(len(self._slots.of)))
 
-    def make_future(self, index: int) -> ActorFuture:
+    def make_future(self, index: int) -> EnvFuture:
         """Return a future for a step that an env finishes in its row."""
+        return self._vector.make_future(index)
 
     def record(self, index: int, over: bytes, resets: bytes) -> None:
         """Record consecutive steps and resets of an env.
@@ -29,16 +43,30 @@ class Books(Protocol):
             over: Whether each transition ended an episode, 0 or 1.
             resets: Whether each transition was a reset, 0 or 1.
         """
+        self._vector.episodes.record_column(index, over, resets)
+        autoreset = self._slots.autoreset
+        begins = bool(resets[-1]) or (bool(over[-1]) and autoreset == "same_step")
+        self._starts[index] = self._slots.numbers_of[index], begins
 
     @property
     def observation_spec(self) -> Spec | None:
         """Spec of one env's observation; None if the envs have no observation space and were never reset."""
+        return self._vector.batcher.observation_spec
 
     def keep(self, index: int, obs: Any, reward: Any, *, terminated: bool, truncated: bool) -> None:
         """Store the last result of an env, which is not in its row."""
+        incarnation = self._slots.of[index].incarnation
+        self._vector.reader.keep(EnvStep(index, obs, reward, terminated, truncated, {}, incarnation))
 
     def last_obs(self, index: int) -> Any:
         """Return the last observation of an env."""
+        return self._vector.reader.last_obs(index)
 
     def starts(self, index: int) -> bool:
         """Return whether the last observation of an env is the first of its episode."""
+        slots, slab = self._slots, self._slots.slab
+        number, begins = self._starts.get(index, (-1, False))
+        if number == slots.numbers_of[index]:
+            return begins
+        over = bool(slab.terminated[index] or slab.truncated[index])
+        return bool(slots.ops[index] & RESET) or (over and slots.autoreset == "same_step")

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envactors.actor.future import ActorFuture
+from envactors.backends.base import RowMemory
+from envactors.envs.core import VectorCore
 from envactors.errors import VectorInputError, VectorTimeoutError
 from envactors.options import check_timeout
+from envactors.rollout.books import Books
 from envactors.rollout.evaluation import Evaluator
 from envactors.rollout.results import Evaluation, Rollout
 from envactors.rollout.rollouts import Rollouts
@@ -18,11 +21,9 @@ from envactors.rollout.rollouts import Rollouts
 class RolloutMethods(abc.ABC):
     """Base class of `envactors.VectorEnv` with the methods for rollouts."""
 
+    _core: VectorCore
+    _memory: RowMemory
     _rollouts: Rollouts | None = None
-
-    @abc.abstractmethod
-    def _make_rollouts(self) -> Rollouts:
-        """Return a new object that runs rollouts. Called once."""
 
     @abc.abstractmethod
     def _check_open(self) -> None:
@@ -63,7 +64,7 @@ class RolloutMethods(abc.ABC):
         """
         self._check_open()
         if self._rollouts is None:
-            self._rollouts = self._make_rollouts()
+            self._rollouts = Rollouts(self._core, Books(self._core), self._memory)
         self._rollouts.set_policy(make_policy, seed)
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:

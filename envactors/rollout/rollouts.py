@@ -16,6 +16,7 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.slots import IDLE, ROLLING, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.backends.base import RowMemory
+from envactors.envs.core import VectorCore
 from envactors.errors import AlreadyPendingError, VectorInputError
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.mailbox.slab import PLAIN_REWARD
@@ -40,21 +41,18 @@ class Rollouts:
     """Runs the rollouts of a vector.
 
     Args:
-        slots: All envs of the vector.
-        supervisors: Actors in the order of their envs.
+        vector: The vector.
         books: Counts and last results of the envs.
         memory: Shared memory of the vector.
-        copy: Whether results stay valid for as long as the user keeps them.
     """
 
-    def __init__(
-        self, slots: Slots, supervisors: Sequence[Supervisor], books: Books, memory: RowMemory, *, copy: bool
-    ) -> None:
-        self._slots = slots
-        self._supervisors = supervisors
+    def __init__(self, vector: VectorCore, books: Books, memory: RowMemory) -> None:
+        self._slots = vector.slots
+        self._supervisors = supervisors = list(vector.actors)
         self._books = books
         self._memory = memory
-        self._copy = copy
+        # Whether results stay valid for as long as the user keeps them.
+        self._copy = vector.reader.copies
         self._lock = threading.RLock()
         self._policies = 0
         self._policy: Policy | None = None

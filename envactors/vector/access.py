@@ -16,11 +16,12 @@ from envactors.actor.future import ActorFuture
 from envactors.actor.handle import call_or_get
 from envactors.actor.signal_deferral import defer_signals
 from envactors.actor.slots import IDLE, Autoreset
+from envactors.envs.core import EnvFuture
+from envactors.envs.results import Batch
 from envactors.mailbox.control_page import ASLEEP
 from envactors.options import deadline_after
-from envactors.vector.asking import Asker, EnvFuture, make_future
+from envactors.vector.asking import Asker
 from envactors.vector.facade import VectorEnv
-from envactors.vector.results import Batch
 
 
 class VectorAccess:
@@ -36,7 +37,7 @@ class VectorAccess:
     @property
     def autoreset(self) -> Autoreset:
         """What happens at the end of an episode."""
-        return self._envs._episodes.autoreset
+        return self._envs._core.slots.autoreset
 
     def resets_next(self) -> npt.NDArray[np.bool_]:
         """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""
@@ -50,14 +51,14 @@ class VectorAccess:
             ActorClosedError: The vector is closed, or belongs to another process.
         """
         self._envs._check_open()
-        return [env_id for env_id, state in enumerate(self._envs._slots.states) if state != IDLE]
+        return [env_id for env_id, state in enumerate(self._envs._core.slots.states) if state != IDLE]
 
     def let_envs_judge(self) -> None:
         """Allow steps of envs that were never reset or whose episode is over, and leave it to the envs to refuse them.
 
         For drop-ins of vector envs that do not check this. An env that has crashed still needs a reset.
         """
-        slots = self._envs._slots
+        slots = self._envs._core.slots
         for slot in slots.of:
             slot.needs_reset = False
             slot.strict = False
@@ -71,7 +72,7 @@ class VectorAccess:
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return the future of its result."""
-        future = make_future(self._envs._handles[env_id], env_id, self._envs._pending)
+        future = self._envs._core.make_future(env_id)
         self._asker().start_resets([env_id], [seed], [options], [future])
         return future
 

@@ -4,55 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.handle import Caller
 from envactors.actor.requests import Group, Request
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import ARRIVED, ASKED, IDLE, Op, Slots
+from envactors.actor.slots import ARRIVED, ASKED, IDLE, Op
 from envactors.actor.supervisor import Supervisor
-from envactors.errors import VectorInputError
-from envactors.mailbox.control_page import encode_wait
+from envactors.envs.core import EnvFuture, VectorCore
+from envactors.mailbox.control_page import ASLEEP, encode_wait
 from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.specs import ArraySpec, Spec, flatten, split_batch
-from envactors.vector.pending import Pending
-from envactors.vector.results import EnvStep
 
 # Most selections to remember, as programs may step a different set of envs each time.
 _MOST_SELECTIONS = 1024
-
-
-class EnvFuture(ActorFuture[EnvStep]):
-    """Future of one env's step or reset, which resolves to an `EnvStep`.
-
-    Attributes:
-        env_id: Id of the env.
-    """
-
-    def __init__(self, supervisor: Supervisor, keep_alive: object, env_id: int, pending: Pending) -> None:
-        # Like the lifeline, `Pending` is held until the future is settled, and no longer.
-        self._keep_alive: tuple[object, Pending] | None
-        super().__init__(supervisor, (keep_alive, pending))
-        self.env_id = env_id
-
-    def _wait(self, deadline: float | None) -> None:
-        held = self._keep_alive
-        try:
-            super()._wait(deadline)
-        except BaseException as error:
-            if held is not None:
-                held[1].note_failure(error)
-            raise
-
-
-def make_future(handle: Caller, env_id: int, pending: Pending) -> EnvFuture:
-    """Return a future for the next request of an env."""
-    return EnvFuture(handle._supervisor, handle._lifeline, env_id, pending)
 
 
 class Selection:
@@ -65,15 +35,15 @@ class Selection:
         parts: For each actor, the actor, its envs in ascending order, and its position among the actors.
     """
 
-    def __init__(self, env_ids: list[int], supervisors: Sequence[Supervisor], numbers: dict[Supervisor, int]) -> None:
+    def __init__(self, env_ids: list[int], vector: VectorCore) -> None:
         self.env_ids = env_ids
-        self.is_all: bool = env_ids == list(range(len(supervisors)))
+        self.is_all: bool = env_ids == list(range(len(vector.handles)))
         self.index: slice | npt.NDArray[np.int64] = slice(None) if self.is_all else np.array(env_ids, np.int64)
         by_actor: dict[Supervisor, list[int]] = {}
         for env_id in env_ids:
-            by_actor.setdefault(supervisors[env_id], []).append(env_id)
+            by_actor.setdefault(vector.supervisors[env_id], []).append(env_id)
         self.parts: list[tuple[Supervisor, list[int], int]] = [
-            (supervisor, sorted(envs), numbers[supervisor]) for supervisor, envs in by_actor.items()
+            (supervisor, sorted(envs), vector.actors[supervisor]) for supervisor, envs in by_actor.items()
         ]
 
 
@@ -81,31 +51,28 @@ class Asker:
     """Starts steps and resets.
 
     Args:
-        slots: All envs.
-        supervisors: The actor of each env.
-        pending: Results that were not delivered yet.
+        vector: The vector.
 
     Attributes:
         all: All envs in order.
         only_action: Rows for actions, if an action is one array; else None.
+        corked: Returns a context in which what is posted to other machines is held back, to be sent as one.
         unenforced: Deadlines that the backend does not enforce, in seconds by method, until the user was warned.
         posting: Time that posting streamed steps has taken since the collector last reset it, in seconds.
     """
 
-    def __init__(self, slots: Slots, supervisors: Sequence[Supervisor], pending: Pending) -> None:
-        self._slots = slots
-        self._supervisors = supervisors
-        self._pending = pending
-        self._numbers = {one: number for number, one in enumerate(dict.fromkeys(supervisors))}
+    def __init__(self, vector: VectorCore) -> None:
+        self._vector = vector
+        self._slots = slots = vector.slots
         self._selections: dict[tuple[int, ...], Selection] = {}
-        self.all: Selection = Selection(list(range(len(supervisors))), supervisors, self._numbers)
-        layout = slots.slab.layout
-        self._action_spec = layout.action
-        self.only_action: npt.NDArray[Any] | None = (
-            slots.slab.actions[0] if isinstance(layout.action, ArraySpec) else None
+        self.all: Selection = Selection(list(range(len(vector.handles))), vector)
+        self._action_spec = action = slots.slab.layout.action
+        self.only_action: npt.NDArray[Any] | None = slots.slab.actions[0] if isinstance(action, ArraySpec) else None
+        config = vector.supervisors[0].config
+        is_far = config.backend.is_far
+        self.corked: Callable[[], AbstractContextManager[object]] = (
+            config.backend.corked if is_far else contextlib.nullcontext
         )
-        config = supervisors[0].config
-        self._corked = config.backend.corked if config.backend.is_far else contextlib.nullcontext
         # With an in-process backend, envs run in the thread that starts them, where Ctrl-C has to reach them.
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
         limits = {} if config.backend.kills else {method: config.deadlines.of(method) for method in ("step", "reset")}
@@ -119,13 +86,13 @@ class Asker:
         if found is None:
             if len(self._selections) >= _MOST_SELECTIONS:
                 self._selections.clear()
-            found = self._selections[key] = Selection(list(key), self._supervisors, self._numbers)
+            found = self._selections[key] = Selection(list(key), self._vector)
         return found
 
     def warn_of_deadline(self, method: str) -> None:
         """Warn once that the backend does not enforce a deadline."""
         limit = self.unenforced.pop(method, None)
-        self._supervisors[0].core.warn_of_deadline(limit)
+        self._vector.supervisors[0].core.warn_of_deadline(limit)
 
     # Steps -----------------------------------------------------------------------------------------------
 
@@ -159,54 +126,37 @@ class Asker:
         slots, env_ids = self._slots, selection.env_ids
         if self.unenforced:
             self.warn_of_deadline("step")
-        self._pending.check_idle(env_ids)
-        self.check_steppable(env_ids)
-        if self._action_spec is not None and checked is not None:
-            self.write_actions(selection, actions)
-        payloads = self._pack_actions(selection, actions, checked)
+        self._vector.pending.check_idle(env_ids)
+        self._vector.check_steppable(env_ids)
+        payloads = self.write_actions(selection, actions, checked)
         for position, env_id in enumerate(env_ids):
             future = futures[position] if futures else None
             if future is not None or payloads:
                 slots.of[env_id].op = Op("step", future=future, payload=payloads[position] if payloads else None)
-        self._send(selection, stream=stream, wait=wait, pinned=pinned)
+        self._send(selection, wait, stream=stream, pinned=pinned)
 
-    def _pack_actions(self, selection: Selection, actions: Any, checked: Spec | None) -> list[Any]:
-        """Return the actions as payloads; an empty list if they are in the rows."""
-        if self._action_spec is not None and checked is not None:
-            return []
-        values = split_batch(checked, actions, len(selection.env_ids), "actions")
-        return [make_payload(value, pickles=self._slots.pickles) for value in values]
-
-    def check_steppable(self, env_ids: Iterable[int]) -> None:
-        """Check that envs can step.
-
-        Raises:
-            VectorInputError: An env needs a reset first.
-        """
-        unusual = self._slots.unusual
-        for env_id in env_ids if unusual else ():
-            if env_id in unusual and self._slots.of[env_id].needs_reset:
-                raise VectorInputError(f"env {env_id} needs a reset first: call reset(env_ids=[{env_id}])")
-
-    def write_actions(self, selection: Selection, actions: Any) -> None:
+    def write_actions(self, selection: Selection, actions: Any, checked: Spec | None) -> list[Any]:
         """Write actions into the rows of envs.
 
+        Returns:
+            Actions that have no place in rows, as payloads; empty if they are in the rows.
+
         Raises:
-            SpaceMismatchError: The actions do not conform to the action spec.
+            SpaceMismatchError: The actions do not conform to the spec that they are checked against.
         """
-        only, index, count = self.only_action, selection.index, len(selection.env_ids)
-        assert self._action_spec is not None, "actions are in the rows"
-        values: Any = None
-        if only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype:
-            values = actions if actions.shape == (count, *only.shape[1:]) else None
-        if values is None:
-            values = split_batch(self._action_spec, actions, count, "actions")
+        only, spec, count = self.only_action, self._action_spec, len(selection.env_ids)
+        if spec is None or checked is None:
+            values = split_batch(checked, actions, count, "actions")
+            return [make_payload(value, pickles=self._slots.pickles) for value in values]
         if only is not None:
-            only[index] = values
-            return
-        for env_id, value in zip(selection.env_ids, values, strict=True):
-            for array, leaf in zip(self._slots.slab.actions, flatten(self._action_spec, value), strict=True):
+            fits = type(actions) is np.ndarray and actions.dtype == only.dtype
+            fits = fits and actions.shape == (count, *only.shape[1:])
+            only[selection.index] = actions if fits else split_batch(spec, actions, count, "actions")
+            return []
+        for env_id, value in zip(selection.env_ids, split_batch(spec, actions, count, "actions"), strict=True):
+            for array, leaf in zip(self._slots.slab.actions, flatten(spec, value), strict=True):
                 array[env_id] = leaf
+        return []
 
     # Resets ----------------------------------------------------------------------------------------------
 
@@ -220,7 +170,7 @@ class Asker:
         """Start resets, whose results go to the futures, or to `recv` if there are none."""
         if self.unenforced:
             self.warn_of_deadline("reset")
-        self._pending.check_idle(env_ids)
+        self._vector.pending.check_idle(env_ids)
         self._leave_drained_nodes(env_ids)
         slots, pickles = self._slots, self._slots.pickles
         ops = []
@@ -234,7 +184,7 @@ class Asker:
                     slot.seed_with(op.seed)
                 slot.op = op
                 slots.unusual.add(env_id)
-            self._send(self.select(env_ids), stream=True, wait=0)
+            self._send(self.select(env_ids), ASLEEP, stream=True)
 
     def _leave_drained_nodes(self, env_ids: list[int]) -> None:
         """Replace each process on a node that is being drained, if all of its envs are reset."""
@@ -245,14 +195,14 @@ class Asker:
 
     # Both ------------------------------------------------------------------------------------------------
 
-    def _send(self, selection: Selection, *, stream: bool, wait: int, pinned: bool = False) -> None:
-        """Post envs, or queue them if their actor is not free. The envs of one actor are posted or queued together."""
+    def _send(self, selection: Selection, wait: int, *, stream: bool, pinned: bool = False) -> None:
+        """Post envs, or queue them if their actor is not free; those of one actor are posted or queued together."""
         now = time.monotonic()
-        with self._corked():
+        with self.corked():
             for supervisor, envs, number in selection.parts:
-                if self._post(supervisor, envs, now, encode_wait(number, wait) if pinned else wait, stream):
-                    continue
-                self.queue_envs(supervisor, envs, stream=stream)
+                rows, way = supervisor.calls.rows, encode_wait(number, wait) if pinned else wait
+                if rows is None or not rows.post_at_once(envs, now, way, stream=stream):
+                    self.queue_envs(supervisor, envs, stream=stream)
         if stream:
             self.posting += time.monotonic() - now
 
@@ -269,22 +219,6 @@ class Asker:
             self._retire(supervisor, envs)
             supervisor.calls.queue(Group(list(envs), stream=stream))
 
-    def _post(self, supervisor: Supervisor, envs: list[int], now: float, wait: int, stream: bool) -> bool:
-        """Post envs of an actor if it is free, and return whether it was."""
-        core = supervisor.core
-        try:
-            with core.lock:
-                rows = supervisor.calls.rows
-                if rows is None or not core.is_free():
-                    return False
-                if self._slots.unusual and not self._slots.unusual.isdisjoint(envs):
-                    return False
-                rows.post(envs, now, wait, stream=stream)
-        except BaseException:
-            core.kill_inconsistent()
-            raise
-        return True
-
     def _retire(self, supervisor: Supervisor, envs: list[int]) -> None:
         """Replace the process before a reset if it is due. Called under the lock."""
         slots = self._slots
@@ -296,8 +230,8 @@ class Asker:
 
     def settle_interrupted(self) -> None:
         """Queue the envs that an interrupted request has marked as asked; make the others idle again."""
-        slots, pending = self._slots, self._pending
-        for supervisor in self._numbers:
+        slots, pending = self._slots, self._vector.pending
+        for supervisor in self._vector.actors:
             core = supervisor.core
             if core.is_inconsistent:
                 core.kill_inconsistent()

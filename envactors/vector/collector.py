@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from envactors.actor.handle import ActorView
 from envactors.actor.signal_deferral import defer_signals
-from envactors.actor.slots import IDLE, POSTED, Slots
-from envactors.actor.supervisor import Supervisor
+from envactors.actor.slots import IDLE, POSTED
+from envactors.envs.core import VectorCore
+from envactors.envs.pending import ReadyResult
+from envactors.envs.results import Batch, EnvStep
 from envactors.errors import (
     ActorClosedError,
     ActorError,
@@ -22,8 +23,6 @@ from envactors.errors import (
 from envactors.mailbox.control_page import FINISHED, ControlPage, spin_until_all
 from envactors.vector.asking import Asker
 from envactors.vector.outcomes import Outcomes
-from envactors.vector.pending import Pending, ReadyResult
-from envactors.vector.results import Batch, Batcher, EnvStep, RowReader
 from envactors.vector.stepper import Stepper
 
 
@@ -31,37 +30,19 @@ class Collector:
     """Waits for results and delivers them.
 
     Args:
-        handles: The handle of each env.
-        slots: All envs.
-        pending: Results that were not delivered yet.
-        batcher: Makes batches of single results.
-        reader: Reads results out of rows.
+        vector: The vector.
         outcomes: Reads outcomes that have arrived.
         stepper: Listens to the doorbells.
         asker: Measures how long posting takes.
     """
 
-    def __init__(
-        self,
-        handles: Sequence[ActorView],
-        slots: Slots,
-        pending: Pending,
-        batcher: Batcher,
-        reader: RowReader,
-        outcomes: Outcomes,
-        stepper: Stepper,
-        asker: Asker,
-    ) -> None:
-        self._handles = handles
-        self._slots = slots
-        self._pending = pending
-        self._batcher = batcher
-        self._reader = reader
+    def __init__(self, vector: VectorCore, outcomes: Outcomes, stepper: Stepper, asker: Asker) -> None:
+        self._vector = vector
+        self._slots = vector.slots
+        self._pending = vector.pending
         self._outcomes = outcomes
         self._stepper = stepper
         self._asker = asker
-        self._supervisors: list[Supervisor] = list(dict.fromkeys(handle._supervisor for handle in handles))
-        self._reactor = self._supervisors[0].reactor
         # Control pages whose workers were told to ring for streamed results.
         self._rung: dict[int, ControlPage] = {}
 
@@ -78,13 +59,13 @@ class Collector:
         Raises:
             ActorClosedError: The vector was closed meanwhile.
         """
-        for supervisor in self._supervisors:
+        for supervisor in self._vector.actors:
             supervisor.calls.resume()
         ready = self._pending.ready
 
         def is_there() -> bool:
             self._stepper.listen()
-            ended = all(supervisor.closed.is_set() for supervisor in self._supervisors)
+            ended = all(supervisor.closed.is_set() for supervisor in self._vector.actors)
             self._arrive()
             arrived = len(self._slots.unread())
             if done() or (arrived and len(ready) + arrived >= count) or self._has_failed():
@@ -98,7 +79,7 @@ class Collector:
             return bool(arrived) and (len(ready) + arrived >= count or self._has_failed())
 
         while not done():
-            if not self._reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set):
+            if not self._vector.reactor.wait(is_there, self._pending, deadline, self._stepper.wait_set):
                 self.read()
                 return done()
             self.read()
@@ -111,7 +92,7 @@ class Collector:
             self._outcomes.read_arrived()
 
     def _arrive(self) -> None:
-        for supervisor in self._supervisors:
+        for supervisor in self._vector.actors:
             core = supervisor.core
             rows = supervisor.calls.rows
             if rows is not None and rows.has_posted():
@@ -134,7 +115,7 @@ class Collector:
             return False
         # Workers count complete rows, which include those of envs without a request.
         count = len(states) - missing + min(max(1, expected), missing)
-        for supervisor in self._supervisors:
+        for supervisor in self._vector.actors:
             process = supervisor.core.process
             if process is not None:
                 self._rung[id(process.page)] = process.page
@@ -146,7 +127,7 @@ class Collector:
         """Read the results that are complete, after a short spin if that pays off. Called with signals deferred."""
         if self._stepper.stream_tuner.strategy.both_spin:
             pairs = []
-            for supervisor in self._supervisors:
+            for supervisor in self._vector.actors:
                 process, rows = supervisor.core.process, supervisor.calls.rows
                 if process is not None and rows is not None and rows.is_in_flight():
                     pairs.append((process.page.counters, rows.last))
@@ -159,7 +140,7 @@ class Collector:
         """Record the duration of a wait for ``count`` delivered results, which began at ``started``."""
         now = time.monotonic()
         seconds = now - started + self._asker.posting
-        self._stepper.stream_tuner.record(seconds * len(self._handles) / count, now)
+        self._stepper.stream_tuner.record(seconds * len(self._vector.handles) / count, now)
         self._asker.posting = 0.0
         for page in self._rung.values():
             page.ring_at(0)
@@ -246,17 +227,17 @@ class Collector:
         """
         with defer_signals:  # delivering and counting must not be separated
             results = self._pending.look_at(env_ids)
-            if all(result.is_in_rows for result in results) and not self._batcher.learns:
+            if all(result.is_in_rows for result in results) and not self._vector.batcher.learns:
                 batch = self._take_batch(env_ids)
                 self._pending.take(env_ids)
-                self._reactor.wake(self._pending)  # another thread may wait for the same ones
+                self._vector.reactor.wake(self._pending)  # another thread may wait for the same ones
                 return batch
             failures = {result.env_id: result.error for result in results if result.error is not None}
-            steps, mismatches = self._batcher.conform_all(self._steps(results))
+            steps, mismatches = self._vector.batcher.conform_all(self._steps(results))
             failures.update(mismatches)
-            batch = self._batcher.batch(steps)
+            batch = self._vector.batcher.batch(steps)
             self._pending.take(env_ids)
-        self._reactor.wake(self._pending)  # another thread may wait for the same ones
+        self._vector.reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
             first_id, first_error = next(iter(failures.items()))
             # An `ActorError` already names the actor.
@@ -271,18 +252,10 @@ class Collector:
 
     def _take_batch(self, env_ids: list[int]) -> Batch:
         """Return a batch of results that are in the rows."""
-        index = np.array(env_ids, np.int64)
-        rows, reader, slots = self._slots.slab, self._reader, self._slots
-        contents = [reader.contents[env_id] for env_id in env_ids]
-        return Batch(
-            index,
-            reader.observations(env_ids, contents, all_envs=False),
-            reader.rewards(index, contents),
-            rows.terminated[index],
-            rows.truncated[index],
-            [content[0] for content in contents],
-            np.array([slots.of[env_id].incarnation for env_id in env_ids], np.int64),
-        )
+        index, reader = np.array(env_ids, np.int64), self._vector.reader
+        results = reader.batch(env_ids, index, [reader.contents[env_id] for env_id in env_ids])
+        incarnations = np.array([self._slots.of[env_id].incarnation for env_id in env_ids], np.int64)
+        return Batch(index, *results, incarnations)
 
     def _steps(self, results: Sequence[ReadyResult]) -> list[EnvStep]:
         """Return the results without the failures, in order."""
@@ -291,10 +264,10 @@ class Collector:
             if result.step is not None:
                 steps.append(result.step)
             elif result.error is None:
-                steps.append(self._reader.step(result.env_id, self._slots.of[result.env_id].incarnation))
+                steps.append(self._vector.reader.step(result.env_id, self._slots.of[result.env_id].incarnation))
         return steps
 
     def _whereabouts(self, env_id: int) -> str:
         """Describe the actor of an env, for errors."""
-        handle = self._handles[env_id]
+        handle = self._vector.handles[env_id]
         return f"actor {handle.name!r}, pid {handle.pid}, incarnation {handle.incarnation}"

@@ -6,9 +6,9 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from envactors.actor.future import results_of
 from envactors.actor.handle import ActorView
 from envactors.vector import inputs
-from envactors.vector.build import results_of
 
 
 class EnvCalls:

@@ -10,25 +10,25 @@ from envactors import backends
 from envactors.actor import engine
 from envactors.actor.handle import ActorHandle
 from envactors.actor.signal_deferral import defer_signals
+from envactors.backends.base import RowMemory
+from envactors.envs.core import EnvFuture, VectorCore
+from envactors.envs.results import Batch, StepResults
 from envactors.errors import ActorClosedError, NothingPendingError
 from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.specs import Spec
 from envactors.options import check_timeout, deadline_after
 from envactors.rollout.methods import RolloutMethods
-from envactors.rollout.rollouts import Rollouts
+from envactors.state.checkpoints import Checkpoints
+from envactors.state.methods import SnapshotMethods
 from envactors.vector import inputs
-from envactors.vector.asking import Asker, EnvFuture, Selection, make_future
-from envactors.vector.build import VectorActors, describe_envs, share_rows
-from envactors.vector.checkpoints import Checkpoints
+from envactors.vector.asking import Asker, Selection
+from envactors.vector.build import VectorActors
 from envactors.vector.collector import Collector
-from envactors.vector.env_snapshots import EnvSnapshots
-from envactors.vector.episodes import Episodes
+from envactors.vector.env_calls import EnvCalls
 from envactors.vector.interrupts import notes_interrupts
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.outcomes import Outcomes
-from envactors.vector.results import Batch, Batcher, RowReader, StepResults
-from envactors.vector.rollout_books import RolloutBooks
 from envactors.vector.statistics import VectorStatistics, VectorStats
 from envactors.vector.stepper import Stepper
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
-class VectorEnv(EnvSnapshots, RolloutMethods):
+class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.
@@ -68,12 +68,12 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         backend = backends.resolve(choices.backend)
         groups, variables = inputs.check_choices(choices, factories, backend)
         self._is_closed, self._forks, self._inline = False, engine.forks, backend.inline
-        self._built = VectorActors.of(choices, backend)
-        self.actors: list[ActorHandle[Any]] = self._built.actors
-        self._handles = self._built.handles
+        self._built = built = VectorActors(choices, backend)
+        self.actors: list[ActorHandle[Any]] = built.actors
+        self._handles = built.handles
+        self._memory: RowMemory = built.memory
         try:
-            permits = inputs.limit_running(choices.max_running, len(groups), backend)
-            self._built.launch(groups, variables, choices.standbys, permits)
+            built.launch(groups, variables, inputs.limit_running(choices.max_running, len(groups), backend))
             self._assemble(choices)
         except BaseException:
             self.close(0)
@@ -81,40 +81,29 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
 
     def _assemble(self, choices: Choices) -> None:
         """Ask for the specs of the envs, and make the parts of the vector."""
-        handles = self._handles
+        built = self._built
         self.num_envs: int = len(self._handles)
-        autoreset, on_failure = choices.autoreset, choices.on_failure
         self._started: Selection | None = None  # by `step_async`
         self._check_made()
-        described = describe_envs(handles)
+        described = built.describe_envs()
         self.metadata: dict[str, Any] = described.metadata
         self.render_mode: str | None = described.render_mode
         self.action_spec: Any = described.action
         self.reward_spec: Any = described.reward
-        self._slots, self._pending, use_rows = share_rows(self._built, described, autoreset, on_failure)
-        slots, pending = self._slots, self._pending
-        supervisors = [handle._supervisor for handle in handles]
-        self._episodes = episodes = Episodes(slots, supervisors, choices.recycle)
-        self._statistics = VectorStatistics(episodes, self.actors, inline=self._inline)
-        self._batcher = batcher = Batcher(described.observation, described.reward)
-        self._reader = reader = RowReader(slots, described.reward, copy=choices.copy)
-        outcomes = Outcomes(slots, supervisors, reader, pending, episodes)
-        use_rows(outcomes.read_for_future)
+        slots = built.make_slots(described)
+        self._core = core = VectorCore(self._handles, slots, described, copy=choices.copy, recycle=choices.recycle)
+        self._batcher = core.batcher
+        self._statistics = VectorStatistics(core.episodes, self.actors, inline=self._inline)
+        outcomes = Outcomes(core)
+        built.attach(slots, core.pending, outcomes.read_for_future)
         if choices.seed_episodes:
-            episodes.seed_episodes()
-        self._asker = asker = Asker(slots, supervisors, pending)
+            core.episodes.seed_episodes()
+        self._asker = asker = Asker(core)
         self._all_ids = asker.all.env_ids
-        self._stepper = stepper = Stepper(
-            slots, supervisors, asker, reader, pending, episodes, described.action, learns=batcher.learns
-        )
-        self._collector = Collector(handles, slots, pending, batcher, reader, outcomes, stepper, asker)
-        same = {"autoreset": autoreset, "on_failure": on_failure, "seed_episodes": choices.seed_episodes}
-        parts = handles, pending, episodes, reader, same, described.action
-        self._checkpoints = Checkpoints(*parts, saves=choices.snapshot is not None, every=choices.checkpoint_every)
-
-    def _make_rollouts(self) -> Rollouts:
-        parts = self._handles, self._slots, self._asker, self._pending, self._episodes, self._reader, self._batcher
-        return RolloutBooks(*parts).make_rollouts(self.actors, self._built.memory)
+        self._stepper = stepper = Stepper(core, asker)
+        self._collector = Collector(core, outcomes, stepper, asker)
+        same = {name: getattr(choices, name) for name in ("autoreset", "on_failure", "seed_episodes")}
+        self._checkpoints = Checkpoints(core, same, saves=choices.snapshot is not None, every=choices.checkpoint_every)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared. For subclasses, which may call methods of the handles."""
@@ -184,10 +173,10 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
         # Read the attributes before the check: another thread may close the vector at any time.
-        stepper, collector, pending, slots, clock = self._stepper, self._collector, self._pending, self._slots, None
+        stepper, collector, pending, clock = self._stepper, self._collector, self._core.pending, None
         if self._is_closed or engine.forks != self._forks or pending.is_disturbed or pending.was_disturbed:
             self._check_open()
-        before = bytes(slots.states)
+        before = bytes(pending.slots.states)
         try:
             if self._checkpoints.every is not None:
                 self._checkpoints.write_if_due()
@@ -245,9 +234,9 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         Returns:
             Futures that resolve to `EnvStep`, in the order of ``env_ids``, for use with ``as_completed``.
         """
-        asker, pending = self._asker, self._pending
+        asker, core = self._asker, self._core
         ids = self._select(env_ids)
-        futures = [make_future(self._handles[env_id], env_id, pending) for env_id in ids]
+        futures = [core.make_future(env_id) for env_id in ids]
         asked = asker.select(ids)
         with defer_signals:
             asker.start_steps(asked, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
@@ -273,7 +262,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         self._check_open()
         deadline = deadline_after(timeout, "recv(timeout=...)")
         inputs.check_limits(min_envs, max_envs)
-        if not self._pending.receivable:
+        if not self._core.pending.receivable:
             raise NothingPendingError("recv has nothing to wait for: send actions first")
         wait = functools.partial(collector.receive, min_envs, max_envs, deadline)
         return wait() if (clock := self._statistics.clock) is None else clock.time("recv", wait)
@@ -288,8 +277,8 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
         self._is_closed, self._started = True, None
         if self._built.close(timeout):
             # Everything that refers to the memory; a thread that still waits has its own references.
-            self._stepper = self._asker = self._collector = self._checkpoints = None  # type: ignore[assignment]
-            self._slots = self._pending = self._reader = None  # type: ignore[assignment]
+            self._stepper = self._asker = self._collector = None  # type: ignore[assignment]
+            self._core = self._checkpoints = None  # type: ignore[assignment]
 
     def __enter__(self) -> VectorEnv:
         return self
@@ -306,7 +295,7 @@ class VectorEnv(EnvSnapshots, RolloutMethods):
             raise ActorClosedError("this vector env is closed: make another")
         if engine.forks != self._forks:
             self.actors[0]._supervisor.core.check_owner()
-        if self._pending.is_disturbed or self._pending.was_disturbed:
+        if self._core.pending.is_disturbed or self._core.pending.was_disturbed:
             self._asker.settle_interrupted()
 
     def _start(self, env_ids: list[int], actions: Any, *, stream: bool) -> Selection:

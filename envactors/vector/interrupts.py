@@ -13,7 +13,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
-    """Make methods of a class record in its ``_pending`` that they were interrupted."""
+    """Make methods of a class record in what is pending that they were interrupted."""
 
     def change(cls: _Class) -> _Class:
         for name in names:
@@ -26,9 +26,10 @@ def notes_interrupts(*names: str) -> Callable[[_Class], _Class]:
 def _noting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pending = self._pending
-        if pending is None:
+        core = self._core
+        if core is None:
             return method(self, *args, **kwargs)  # the vector is closed, and the method says so
+        pending = core.pending
         before = bytes(pending.slots.states)
         try:
             return method(self, *args, **kwargs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,41 +16,27 @@ from envactors.actor import row_failures
 from envactors.actor.decide import Cause, Fate
 from envactors.actor.future import ActorFuture
 from envactors.actor.requests import Answer, CallRequest, Group, Request
-from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome, Slots
-from envactors.actor.supervisor import Supervisor
+from envactors.actor.slots import ARRIVED, ASKED, Op, Outcome
+from envactors.envs.core import VectorCore
+from envactors.envs.pending import ReadyResult
+from envactors.envs.results import EnvStep
 from envactors.errors import ActorError
 from envactors.mailbox.messages import Fault
 from envactors.mailbox.pickling import dumps, pack_failure, unpack_failure
 from envactors.mailbox.slab import HALF, NO_AUTORESET, RESET
-from envactors.vector.episodes import Episodes
-from envactors.vector.pending import Pending, ReadyResult
-from envactors.vector.results import EnvStep, RowReader
 
 
 class Outcomes:
     """Reads outcomes.
 
     Args:
-        slots: All envs.
-        supervisors: The actor of each env.
-        reader: Reads results out of rows.
-        pending: Receives the results.
-        episodes: Counts steps and episodes.
+        vector: The vector.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        supervisors: Sequence[Supervisor],
-        reader: RowReader,
-        pending: Pending,
-        episodes: Episodes,
-    ) -> None:
-        self._slots = slots
-        self._supervisors = supervisors
-        self._reader = reader
-        self._pending = pending
-        self._episodes = episodes
+    def __init__(self, vector: VectorCore) -> None:
+        self._vector = vector
+        self._slots = vector.slots
+        self._reader = vector.reader
 
     def read_arrived(self) -> int:
         """Read all outcomes that have arrived for `recv`, and return their number."""
@@ -64,7 +49,7 @@ class Outcomes:
             if result is not None:
                 slots.of[index].op = None
                 slots.note_usual(index)
-                self._pending.add(result)
+                self._vector.pending.add(result)
         return len(found)
 
     def read_for_future(self, index: int, op: Op) -> None:
@@ -85,8 +70,8 @@ class Outcomes:
         if slot.op is op:  # else it is idle already, and may have another request
             slots.make_idle(index)
         op.future.settle(*op.outcome)
-        self._supervisors[index].reactor.wake(op.future)
-        self._supervisors[index].reactor.wake(self._pending)
+        self._vector.reactor.wake(op.future)
+        self._vector.reactor.wake(self._vector.pending)
 
     def _read(self, index: int) -> ReadyResult | None:
         """Read an outcome; return None if the request runs again."""
@@ -133,14 +118,14 @@ class Outcomes:
                 content = dumps(tuple(infos.failure(index, payload)))
         if content is None:
             content = slots.slab.inline_info(index)
-        supervisor = self._supervisors[index]
+        supervisor = self._vector.supervisors[index]
         method = "reset" if slots.ops[index] & RESET else "step"
         answer = Answer(CallRequest(method, index, call_id=int(slots.numbers[index])), True, content)
         return supervisor.core.errors.outcome(answer, slots.of[index].incarnation, supervisor.core.process)[1]
 
     def _fail(self, index: int, error: BaseException) -> bool:
         """Apply the failure policy to an env that raised; return whether its request runs again."""
-        supervisor, slots = self._supervisors[index], self._slots
+        supervisor, slots = self._vector.supervisors[index], self._slots
         core = supervisor.core
         with core.change, core.lock:
             if supervisor.calls.rows is None:  # the actor has been closed
@@ -163,7 +148,8 @@ class Outcomes:
         slots.has_last[index] = True
         when = float(slab.when[index]) if slots.streams[index] else time.monotonic()
         ending = None if op is None else op.ending
-        self._episodes.record(index, over=over or ending is not None, reset=bool(bits & RESET) and ending is None)
+        is_reset = bool(bits & RESET) and ending is None
+        self._vector.episodes.record(index, over=over or ending is not None, reset=is_reset)
         if op is None or (op.failure is None and ending is None):
             return ReadyResult(index, when)
         step = self._reader.step(index, slot.incarnation)
@@ -188,7 +174,7 @@ class Outcomes:
         slots, slot = self._slots, self._slots.of[index]
         op = slot.op or Op("step")
         ending = self._reader.step(index, slot.incarnation)
-        supervisor = self._supervisors[index]
+        supervisor = self._vector.supervisors[index]
         core = supervisor.core
         with core.change, core.lock:
             if core.closing:

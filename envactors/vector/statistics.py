@@ -13,8 +13,8 @@ from weakref import WeakSet
 from envactors.actor import recording
 from envactors.actor.handle import ActorHandle
 from envactors.actor.states import ActorStats
+from envactors.envs.episodes import Episodes
 from envactors.mailbox.durations import Durations, Histograms
-from envactors.vector.episodes import Episodes
 
 T = TypeVar("T")
 

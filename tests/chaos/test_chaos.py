@@ -32,9 +32,9 @@ from chaos.plan import plan_faults
 from chaos.report import ReportBuilder
 from chaos.run import run_chaos
 from envactors import cli
+from envactors.envs.episodes import Episodes
 from envactors.system.cpus import cores
 from envactors.testing import EchoEnv
-from envactors.vector.episodes import Episodes
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "tests.chaos")
@@ -188,9 +188,9 @@ def test_a_fault_can_crash_a_worker_in_the_middle_of_writing(fault_table, kind):
                 pass
             obs = step[0]
             fault_table.arm(0, Place.STEP, ArmedFault(kind))
-            half = envs._slots.halves[0] ^ 1
+            half = envs._core.slots.halves[0] ^ 1
             last, _, _, _, infos = envs.step([100])
-            torn |= head_of(envs._slots.slab.observations[0][half, 0]) is None
+            torn |= head_of(envs._core.slots.slab.observations[0][half, 0]) is None
             assert head_of(last[0]) is not None
             if "failure" in infos[0]:
                 assert (last == obs).all()

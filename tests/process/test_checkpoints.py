@@ -18,7 +18,7 @@ from helpers import FORK_SERVER, SOON
 from test_snapshots import RESTART, run
 
 import envactors as ea
-from envactors.vector.checkpoint_file import read_file, write_file
+from envactors.state.checkpoint_file import read_file, write_file
 
 OPTIONS = {"backend": FORK_SERVER, "restart": RESTART}
 

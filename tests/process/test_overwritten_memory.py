@@ -124,7 +124,7 @@ def fuzz(seeds, packed):
             envs[int(dice.integers(4))].prepare(overwrite, where, what, seed, then=then).result(SOON)
             if dice.random() < 0.5:
                 envs.send([1] * 4)
-                while envs._pending.receivable:
+                while envs._core.pending.receivable:
                     envs.recv(min_envs=1)
             else:
                 envs.step([1] * 4)

@@ -546,7 +546,7 @@ def test_a_long_run_with_random_kills(log, on_failure, packed):
             envs.send([chance.choice([WORKS] * 9 + [DIES]) for _ in some], env_ids=some)
             if chance.random() < 0.3:
                 kill(envs, chance.randrange(12), kills)
-            while sum(envs._pending.states):
+            while sum(envs._core.slots.states):
                 try:
                     batch = envs.recv(1, timeout=SOON)
                     assert len(batch.env_ids), "waited in vain"

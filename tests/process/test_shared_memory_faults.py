@@ -129,9 +129,7 @@ def test_a_crash_just_before_a_step_begins_leaves_the_step_before_it_alone(on_fa
         envs.reset(seed=0)
         envs.step([1, 1])
         actor = envs.actors[1]
-        owner, name = (
-            (envs._asker, "write_actions") if moment == "as actions are written" else (envs._stepper, "_corked")
-        )
+        owner, name = envs._asker, "write_actions" if moment == "as actions are written" else "corked"
         usual = getattr(owner, name)
 
         def dies_first(*args):
@@ -182,7 +180,7 @@ def test_a_result_that_comes_while_anothers_failure_is_handled_is_delivered(tmp_
     path = tmp_path / "late"
     with ea.VectorEnv([Refusing, lambda: Late(path)], envs_per_actor=2, on_failure="renew", restart=ALWAYS) as envs:
         envs.reset(seed=0)
-        outcomes, slots = envs._collector._outcomes, envs._slots
+        outcomes, slots = envs._collector._outcomes, envs._core.slots
         fail = outcomes._fail
 
         def fail_late(*args):
@@ -213,7 +211,7 @@ def test_a_result_after_its_deadline_does_not_count(on_failure, call, moment, tm
         [lambda: Late(tmp_path / "late")] * 2, on_failure=on_failure, deadlines=ea.Deadlines(step=1.0), restart=ALWAYS
     ) as envs:
         envs.reset(seed=0)
-        core, slots = envs.actors[0]._supervisor.core, envs._slots
+        core, slots = envs.actors[0]._supervisor.core, envs._core.slots
         set_timer, turn = core.timers.set, row_failures.turn
 
         def end_step():

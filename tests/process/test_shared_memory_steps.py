@@ -105,7 +105,7 @@ def test_views_hold_until_the_next_step():
         for turn in range(4):
             obs = envs.step([turn] * 4)[0]
             assert obs[:, :3].tolist() == [[i, turn + 1, turn] for i in range(4)]
-            assert np.shares_memory(obs, envs._slots.slab.observations[0]), "a contiguous batch costs no copy"
+            assert np.shares_memory(obs, envs._core.slots.slab.observations[0]), "a contiguous batch costs no copy"
             views.append(obs)
         assert np.shares_memory(views[0], views[2])
         assert views[2][:, 1].tolist() == [3] * 4, "still the last but one"
@@ -152,7 +152,7 @@ def test_results_come_in_the_order_of_completion(tmp_path):
     with ea.VectorEnv([lambda i=i: Waits(i) for i in range(4)]) as envs:
         envs.reset(seed=0)
         envs.send([5] * 4)
-        rows = envs._slots.slab
+        rows = envs._core.slots.slab
 
         def let(env_id):
             (tmp_path / str(env_id)).touch()

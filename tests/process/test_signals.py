@@ -65,7 +65,7 @@ def test_a_signal_handler_may_use_the_vector_in_the_middle_of_a_step(closes, tmp
             envs.step([1, 1])
             wait_always(envs, SLEEP)
             if closes:
-                rows = envs._slots.slab
+                rows = envs._core.slots.slab
                 first = int(rows.posted[0])
 
                 def watch():

@@ -82,7 +82,7 @@ def test_a_thread_that_slept_through_a_restart_hears_the_new_process(monkeypatch
     def wait_late(wait_set, done, key, deadline):
         assert not done()
         (tmp_path / "waits").touch()
-        wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._slots.states) == {POSTED})
+        wait_until(lambda: envs.actors[0].stats().restarts == 1 and set(envs._core.slots.states) == {POSTED})
         when_this_thread_sleeps((tmp_path / "go").touch)
         return wait_rings(wait_set, done, key, deadline)
 
@@ -197,7 +197,7 @@ def test_workers_whose_spin_has_ended_are_woken_before_anybody_waits_for_them():
         for turn in range(20):
             fall_asleep(envs)
             envs.step_async(np.full(4, turn))
-            slab = envs._slots.slab
+            slab = envs._core.slots.slab
             wait_until(lambda slab=slab: (slab.completed == slab.posted).all())
             assert envs.step_wait()[0][:, 2].tolist() == [turn] * 4
 

@@ -142,7 +142,7 @@ class History:
         )
 
     def _use(self, envs: ea.VectorEnv) -> None:
-        self._numbers = envs._slots.numbers
+        self._numbers = envs._core.slots.numbers
         invariants = Invariants(envs)
         self.world.check = invariants.check
         SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0 if self.is_hidden else self.random.choice((0.0, 0.05, 0.2))

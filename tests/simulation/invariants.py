@@ -23,8 +23,8 @@ class Invariants:
     """
 
     def __init__(self, envs: ea.VectorEnv) -> None:
-        self._slots = envs._slots
-        self._pending = envs._pending
+        self._slots = envs._core.slots
+        self._pending = envs._core.pending
         self._posted, self._completed = self._slots.slab.posted.data, self._slots.slab.completed.data
         self._actors = [actor._supervisor for actor in envs.actors]
         self._permits = self._actors[0].core.permits

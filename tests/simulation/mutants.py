@@ -83,7 +83,7 @@ JOURNAL = "actor.journal:Journal."
 ASKER = "vector.asking:Asker."
 STEPPER = "vector.stepper:Stepper."
 OUTCOMES = "vector.outcomes:Outcomes."
-PENDING = "vector.pending:Pending."
+PENDING = "envs.pending:Pending."
 PROGRESS = "rollout.progress:PartProgress."
 PART = "rollout.part:ActorPart."
 ROLLOUTS = "rollout.rollouts:Rollouts."
@@ -128,13 +128,20 @@ MUTANTS = [
     Mutant("actor.slots:Slot.count_episode", "self.episode += 1", "pass", "episodes have their seeds"),
     # Rows.
     Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
-    Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
+    Mutant(ROWS + "_plan", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
     Mutant("actor.watch:_look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_all", "table.queue or table.running is not None", "table.queue", "no call runs beside rows"),
-    Mutant(ROWS + "finish_all", "slots.halves[first:stop] = self._halves[slots.ops[first] & HALF]", "pass", LAST),
+    Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
+    Mutant(ROWS + "post_at_once", "if table.queue or", "if", "no call runs beside rows"),
+    Mutant(ROWS + "post_at_once", "unusual and not unusual.isdisjoint(indices)", "False", LOSSES),
+    Mutant(
+        ROWS + "finish_all",
+        "slots.halves[first:stop] = slots.in_half[slots.ops[first] & HALF][first:stop]",
+        "pass",
+        LAST,
+    ),
     Mutant(ROWS + "finish_all", "core.recovery.replays and not core.recovery.record_all(slots)", "False", REPLAYS),
     Mutant(ROWS + "is_complete", "self._completed[index] == self._numbers[index]", "True", MIXES),
     Mutant(ROWS + "take", "slot.holds = slot.incarnation", "pass", HANGS),
@@ -145,7 +152,9 @@ MUTANTS = [
     Mutant(ROWS + "settle", "slots.outcomes[index] = outcome", "pass", "a failure is told"),
     Mutant(ROWS + "_end", "core.on_idle()", "pass", HANGS),
     Mutant(ROWS + "keep_complete", "self.take(index)", "pass", ONCE),
-    Mutant(FAILURES + "lose", "rows.count_as_completed(index)", "pass", ONCE),
+    Mutant(
+        FAILURES + "lose", "slots.slab.posted[index] = slots.slab.completed[index] = slots.numbers[index]", "pass", ONCE
+    ),
     Mutant(FAILURES + "lose", "slots.lose_episodes(rows.first, rows.stop)", "pass", LOSSES),
     Mutant(FAILURES + "lose", "core.add_first(redone)", "pass", HANGS),
     Mutant(FAILURES + "lose", "rows.overdue = None", "pass", BLAMES),
@@ -227,8 +236,6 @@ MUTANTS = [
     Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
     # The vector.
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
-    Mutant(ASKER + "_post", "or not core.is_free()", "", "no call runs beside rows"),
-    Mutant(ASKER + "_post", "not self._slots.unusual.isdisjoint(envs)", "False", LOSSES),
     Mutant(
         ASKER + "_retire", "supervisor.calls.queue_renewal(ActorFuture(supervisor, None))", "pass", "old processes go"
     ),
@@ -239,8 +246,8 @@ MUTANTS = [
     Mutant(STEPPER + "_is_finished", "if selection.is_all and states != self._all_posted:", "if False:", HANGS),
     Mutant(STEPPER + "_is_finished", "any(states[env_id] != POSTED for env_id in envs)", "False", HANGS),
     Mutant(STEPPER + "_is_finished", " or self._heard.get(supervisor) is not process.page", "", HANGS),
-    Mutant(STEPPER + "_gather_all", "slots.states[:] = self._all_idle", "pass", STATES),
-    Mutant(STEPPER + "gather", "states[env_id] = IDLE", "pass", STATES),
+    Mutant(STEPPER + "gather", "slots.states[:] = slots.zeros", "pass", STATES),
+    Mutant(STEPPER + "_deliver", "slots.states[env_id] = IDLE", "pass", STATES),
     Mutant(
         "vector.collector:Collector.wait_for",
         "self._arrive()\n        arrived = len(self._slots.unread())\n        return",
@@ -263,7 +270,7 @@ MUTANTS = [
     ),
     Mutant(PENDING + "take", "self.slots.states[env_id] = IDLE", "pass", STATES),
     Mutant(PENDING + "in_flight", "not in (IDLE, READY)", "== 2", "nothing is handed out too early"),
-    Mutant("vector.episodes:Episodes.record", "slot.needs_reset = False", "pass", STATES),
+    Mutant("envs.episodes:Episodes.record", "slot.needs_reset = False", "pass", STATES),
     Mutant("actor.future:ActorFuture._read_here", "setdefault(read, me)", "setdefault(None, me)", HANGS),
     Mutant("actor.future:ActorFuture.arrive", "if self._waiting:", "if True:", HANGS),
     # Rollouts.

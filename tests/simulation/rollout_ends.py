@@ -38,8 +38,9 @@ class _Books:
         self.handed_out: list[Any] = []
         slots: Any = SimpleNamespace(at_rest=bytearray([ROLLING] * 2))
         self.actors: list[Any] = [_Supervisor() for _ in range(2)]
+        vector: Any = SimpleNamespace(slots=slots, actors=self.actors, reader=SimpleNamespace(copies=True))
         unused: Any = None
-        self.rollouts = Rollouts(slots, self.actors, unused, unused, copy=True)
+        self.rollouts = Rollouts(vector, unused, unused)
 
     def begin(self, futures: int) -> RolloutInFlight:
         """Begin a rollout with this many futures."""

@@ -231,7 +231,7 @@ class RolloutUser:
         if self.in_flight:
             return self.in_flight < _MOST_IN_FLIGHT
         history, models = self._history, self._models
-        if self._seed is not None and any(envs._slots.states) and self._world.chance(0.3):
+        if self._seed is not None and any(envs._core.slots.states) and self._world.chance(0.3):
             self._check_refused(lambda: envs.rollout_async(1))
         history.take_pending(envs)
         if (self._seed is None or self._world.chance(0.15)) and not self._set_policy(envs):

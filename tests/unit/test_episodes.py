@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from plainrows import make_slots
 
 import envactors as ea
+from envactors.envs.episodes import Episodes
 from envactors.mailbox.messages import episode_seed
-from envactors.vector.episodes import Episodes
 
 COUNT = 3
 flags = st.lists(st.booleans(), min_size=COUNT, max_size=COUNT).map(lambda values: np.array(values, np.bool_))

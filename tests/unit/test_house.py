@@ -15,9 +15,9 @@ import envactors as ea
 
 PACKAGE = Path(ea.__file__).parent
 # What stands beside the core: it is imported by nothing in it.
-BESIDE = ("cli", "integrations", "observe", "remote", "state", "testing", "tuning")
+BESIDE = ("cli", "integrations", "observe", "remote", "testing", "tuning")
 # What the core uses, and what is counted apart, under the same bounds: rooms for what not every user needs.
-APART = ("rollout",)
+APART = ("rollout", "state")
 
 # Lines of a file; of code of a class with its bases, and of a function: without docstrings, comments and blank lines.
 MOST_FILE_LINES = 400
@@ -88,8 +88,12 @@ class Module:
         return {name for name in found if name in modules}
 
 
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0]
+
+
 def of_core(path):
-    return path.relative_to(PACKAGE).parts[0] not in (*BESIDE, *APART)
+    return room_of(path) not in (*BESIDE, *APART)
 
 
 # Functions, since every process that runs tests imports this file, and reading the package takes seconds.
@@ -106,8 +110,7 @@ def core():
 @functools.cache
 def bounded():
     """Returns the core and what is counted apart."""
-    apart = {name: module for name, module in whole_package().items() if module.name.split(".")[1:2] == [*APART]}
-    return core() | apart
+    return core() | {name: module for name, module in whole_package().items() if room_of(module.path) in APART}
 
 
 @functools.cache
@@ -169,7 +172,8 @@ def test_the_callers_half_knows_nothing_of_the_workers():
         (name, imported)
         for name, module in core().items()
         for imported in module.imports(whole_package())
-        if name.startswith(("envactors.actor", "envactors.vector")) and imported.startswith("envactors.worker")
+        if name.startswith(("envactors.actor", "envactors.envs", "envactors.vector"))
+        and imported.startswith("envactors.worker")
     }
     assert {pair for pair in found if pair[1] != WORKER_API} == set()
 

@@ -12,7 +12,7 @@ from plainrows import make_slots
 import envactors as ea
 from envactors.actor.future import ActorFuture
 from envactors.actor.slots import ARRIVED, ASKED, IDLE, POSTED, READY, Op
-from envactors.vector.pending import Pending, ReadyResult
+from envactors.envs.pending import Pending, ReadyResult
 
 some_envs = st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)
 

@@ -10,13 +10,13 @@ import envactors as ea
 from envactors.actor.slots import ROLLING
 from envactors.actor.states import ENDING, EndReason
 from envactors.backends.local import LocalMemory
+from envactors.envs.core import EnvFuture
 from envactors.mailbox.control_page import BEGUN, ENV_INDEX, METHOD, METHOD_POLICY, METHOD_STEP
 from envactors.mailbox.slab import PLAIN_REWARD
 from envactors.rollout.buffers import TrajectoryBuffers
 from envactors.rollout.part import ActorPart
 from envactors.rollout.requests import Policy
 from envactors.rollout.trajectory import TrajectoryLayout
-from envactors.vector.asking import EnvFuture
 
 STEPS = 4
 

@@ -11,6 +11,7 @@ from envactors.mailbox.control_page import ASLEEP
 from envactors.mailbox.messages import episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED
+from envactors.state.checkpoints import move
 
 ACTION = bytes(dumps(3.0))
 OPTIONS = bytes(dumps({"level": 2}))
@@ -182,8 +183,8 @@ def test_an_env_that_was_put_into_another_state_continues_with_the_seeds_of_that
     slots = make_slots(2)
     for slot in slots.of:
         slot.next_seed = slot.root_seed = 1
-    slots.restore(0, 11, 3, ended=True)
-    slots.restore(1, 11, 0, ended=False)
+    move(slots, slots.of[0], 11, 3, ended=True)
+    move(slots, slots.of[1], 11, 0, ended=False)
     assert [slot.next_seed for slot in slots.of] == [episode_seed(11, 3), 11]
     assert slots.ended.tolist() == [True, False]
 
@@ -201,11 +202,11 @@ def actor(reactor, request):
 
 
 def post_all(actor):
-    """As `Stepper` does it; returns whether the envs were posted."""
+    """As `Stepper` does it; returns whether the envs were posted at once."""
     slots, first = actor.slots, actor.FIRST
     half = slots.halves[first]
     slots.ops[:] = slots.posted_ops[:] = bytes([half ^ HALF]) * len(slots.ops)
-    return actor.rows.post_all(100.0, ASLEEP, stream=False)
+    return actor.rows.post_at_once(actor.ENVS, 100.0, ASLEEP, stream=False, is_planned=True)
 
 
 def test_all_envs_at_once_have_the_results_that_each_for_itself_has(actor):

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from envactors.actor.future import ActorFuture
+from envactors.actor.future import ActorFuture, results_of
 from envactors.actor.handle import ActorView
 from envactors.errors import ActorError, SerializationError, SpaceMismatchError
 from envactors.integrations.alf.adapter import Described
 from envactors.integrations.alf.values import alf
-from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 
 _log = logging.getLogger("envactors")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from envactors.actor.states import ActorState
+from envactors.envs.results import Batch
 from envactors.errors import VectorStepError
 from envactors.integrations.ding.adapter import RawTimestep
 from envactors.integrations.ding.config import CONFIG, check_entries, check_values
@@ -27,7 +28,6 @@ from envactors.integrations.ding.values import EnvState, config_dict, read_times
 from envactors.mailbox.factory import Factory
 from envactors.mailbox.specs import ArraySpec, split_batch
 from envactors.options import RestartPolicy
-from envactors.vector.results import Batch
 
 _log = logging.getLogger("envactors")
 

@@ -18,6 +18,7 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from envactors.backends.process import ProcessBackend
+from envactors.envs.results import Batch
 from envactors.integrations.adapter import adapter_factories
 from envactors.integrations.failures import or_first_failure
 from envactors.integrations.options import make_vector
@@ -29,7 +30,6 @@ from envactors.vector.access import VectorAccess
 from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import CommonOptions, VectorOptions
-from envactors.vector.results import Batch
 
 Dicts: TypeAlias = list[dict[Any, Any]]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, ActorView
 from envactors.backends.base import Backend
 from envactors.backends.process import ProcessBackend
@@ -28,7 +29,6 @@ from envactors.integrations.sb3.adapter import StableBaselinesEnvAdapter
 from envactors.mailbox.factory import Factory, as_factories
 from envactors.mailbox.pickling import dumps_by_value
 from envactors.process.starting import DEFAULT, as_elsewhere
-from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import VectorOptions
 

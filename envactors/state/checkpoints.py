@@ -1,6 +1,6 @@
 """Write the state of a vector to a checkpoint, and restore it in another vector.
 
-The file format is in `envactors.vector.checkpoint_file`.
+The file format is in `envactors.state.checkpoint_file`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from envactors.actor.handle import ActorHandle, ActorView, bring_back, save_state
+from envactors.actor.future import results_of
+from envactors.actor.handle import ActorHandle, bring_back, save_state
 from envactors.actor.journal import Journal, SavedJournal
-from envactors.actor.slots import NO_EPISODE, Slot
+from envactors.actor.slots import NO_EPISODE, Slot, Slots
+from envactors.envs.core import VectorCore
+from envactors.envs.results import EnvStep
 from envactors.errors import VectorEnvError
+from envactors.mailbox.messages import episode_seed
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.specs import Spec
-from envactors.vector.build import results_of
-from envactors.vector.checkpoint_file import read_file, write_file
-from envactors.vector.episodes import Episodes
-from envactors.vector.pending import Pending
-from envactors.vector.results import EnvStep, RowReader
+from envactors.state.checkpoint_file import read_file, write_file
 
 
 class SavedEnv(NamedTuple):
@@ -71,12 +71,8 @@ class Checkpoints:
     """Writes checkpoints of a vector, and restores a vector from one.
 
     Args:
-        handles: The handle of each env.
-        pending: Results that were not delivered yet, and the slots.
-        episodes: Counts of steps and episodes.
-        reader: Provides the last result of each env.
+        vector: The vector.
         options: Options that a resumed vector must have as well.
-        action: Spec of one env's action.
         saves: Whether the vector has a snapshot policy.
         every: Number of steps of an env after which the file is written again; None for never.
 
@@ -85,27 +81,12 @@ class Checkpoints:
         every: Number of steps of an env after which the file is written again; None for never.
     """
 
-    def __init__(
-        self,
-        handles: Sequence[ActorView],
-        pending: Pending,
-        episodes: Episodes,
-        reader: RowReader,
-        options: dict[str, Any],
-        action: Spec | None,
-        *,
-        saves: bool,
-        every: int | None,
-    ) -> None:
+    def __init__(self, vector: VectorCore, options: dict[str, Any], *, saves: bool, every: int | None) -> None:
         self.saves = saves
         self.every = every
-        self._handles = handles
-        self._pending = pending
-        self._slots = pending.slots
-        self._episodes = episodes
-        self._reader = reader
+        self._vector = vector
+        self._slots = vector.slots
         self._options = options
-        self._action = action
         # Path of the file, and the steps of each env when it was last written.
         self._path: str | os.PathLike[str] | None = None
         self._steps: Any = 0
@@ -119,25 +100,25 @@ class Checkpoints:
         """
         if not self.saves:
             raise VectorEnvError("this vector env was made without snapshot: expected VectorEnv(..., snapshot=...)")
-        self._pending.check_idle(env_ids)
+        self._vector.pending.check_idle(env_ids)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint; see `envactors.vector.facade.VectorEnv.checkpoint`."""
-        self._pending.check_idle(range(len(self._handles)))
+        """Write a checkpoint; see `envactors.VectorEnv.checkpoint`."""
+        self._vector.pending.check_idle(range(len(self._vector.handles)))
         if self._slots.on_failure != "replay":
             raise VectorEnvError("a checkpoint of this vector env: expected one with on_failure='replay'")
         lost = self._not_whole()
         if lost and self.saves:
-            results_of([save_state(self._handles[env_id]) for env_id in lost])
+            results_of([save_state(self._vector.handles[env_id]) for env_id in lost])
             lost = self._not_whole()
         if lost:
             raise VectorEnvError(
                 f"a checkpoint of envs {lost}, which cannot be restored: seed their resets, or make the vector "
                 "with seed_episodes=True or a snapshot"
             )
-        steps = self._episodes.steps
+        steps = self._vector.episodes.steps
         envs = [self._describe(slot, int(steps[slot.index])) for slot in self._slots.of]
-        write_file(path, dumps(tuple(SavedVector(self._options, self._action, envs))))
+        write_file(path, dumps(tuple(SavedVector(self._options, self._vector.action_spec, envs))))
         self._path, self._steps = path, steps
 
     def write_if_due(self) -> None:
@@ -145,11 +126,11 @@ class Checkpoints:
         path, every = self._path, self.every
         if path is None or every is None or any(self._slots.states):
             return
-        if (self._episodes.steps - self._steps).max() >= every:
+        if (self._vector.episodes.steps - self._steps).max() >= every:
             self.write(path)
 
     def _journal(self, env_id: int) -> Journal:
-        return self._handles[env_id]._supervisor.journal(env_id)
+        return self._vector.handles[env_id]._supervisor.journal(env_id)
 
     def _not_whole(self) -> list[int]:
         """Return the envs that neither a replay nor a reset can restore."""
@@ -157,9 +138,11 @@ class Checkpoints:
 
     def _describe(self, slot: Slot, steps: int) -> SavedEnv:
         index = slot.index
-        counts = bool(self._slots.ended[index]), steps, int(self._episodes.episodes[index])
+        counts = bool(self._slots.ended[index]), steps, int(self._vector.episodes.episodes[index])
         journal = self._journal(index).save()
-        return SavedEnv(slot.root_seed, slot.episode, slot.needs_reset, *counts, self._reader.last(index), journal)
+        last = self._vector.reader.last(index)
+        last = self._vector.reader.last(index)
+        return SavedEnv(slot.root_seed, slot.episode, slot.needs_reset, *counts, last, journal)
 
     def bring_back(self, path: str | os.PathLike[str], saved: SavedVector, actors: Sequence[ActorHandle]) -> None:
         """Restore the envs to the state of a checkpoint.
@@ -167,8 +150,8 @@ class Checkpoints:
         Raises:
             VectorEnvError: The action specs differ, or an env does not return the observations of the original.
         """
-        if self._action != saved.action:
-            raise VectorEnvError(f"the actions of {path!r} are {saved.action}: expected {self._action}")
+        if self._vector.action_spec != saved.action:
+            raise VectorEnvError(f"the actions of {path!r} are {saved.action}: expected {self._vector.action_spec}")
         journals = iter([one.journal for one in saved.envs])
         groups = [[next(journals) for _ in actor._supervisor.config.start.factories] for actor in actors]
         results_of([bring_back(actor, group) for actor, group in zip(actors, groups, strict=True)])
@@ -177,14 +160,25 @@ class Checkpoints:
                 raise VectorEnvError(
                     f"env {slot.index} returned other observations than before the checkpoint: expected its old factory"
                 )
-            incarnation = self._handles[slot.index].incarnation
+            incarnation = self._vector.handles[slot.index].incarnation
             slot.needs_reset = one.needs_reset
             slot.holds = NO_EPISODE if one.needs_reset else incarnation
             slot.fresh = one.needs_reset
             slot.incarnation = incarnation
-            self._slots.restore(slot.index, one.root_seed, one.episode, ended=one.ended)
-            self._episodes.resume(slot, steps=one.steps, episodes=one.episodes)
+            move(self._slots, slot, one.root_seed, one.episode, ended=one.ended)
+            self._vector.episodes.resume(slot, steps=one.steps, episodes=one.episodes)
             if one.last is not None:
-                self._reader.keep(one.last)
+                self._vector.reader.keep(one.last)
         self._path = path
-        self._steps = self._episodes.steps
+        self._steps = self._vector.episodes.steps
+
+
+def move(slots: Slots, slot: Slot, root_seed: int | None, episode: int, *, ended: bool) -> None:
+    """Note that an env was put into a state in which ``episode`` is the number of its next episode."""
+    slot.root_seed = root_seed
+    slot.episode = episode
+    if slot.next_seed is not None and root_seed is not None:
+        slot.next_seed = episode_seed(root_seed, episode) if episode else root_seed
+    slots.ended[slot.index] = ended
+    slots.unusual.add(slot.index)
+    slots.note_usual(slot.index)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from envactors.actor.slots import IDLE, READY, ROLLING, Slots
+from envactors.envs.results import EnvStep
 from envactors.errors import AlreadyPendingError, EnvActorsError
-from envactors.vector.results import EnvStep
 
 
 class ReadyResult(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -113,45 +114,46 @@ class RowReader:
                 return None
         return contents
 
-    def observations(self, env_ids: Sequence[int], contents: Sequence[Content] | None, *, all_envs: bool) -> Any:
-        """Return the observations of some envs, batched per leaf.
+    def batch(
+        self, env_ids: Sequence[int], index: slice | npt.NDArray[np.int64], contents: Sequence[Content] | None
+    ) -> StepResults:
+        """Return the results of some envs, batched per leaf.
 
         Args:
             env_ids: Ids of the envs.
+            index: Index of their rows; a slice for all envs in order. ``copy=False`` returns views only then.
             contents: Content of their results; None if all are empty.
-            all_envs: Whether these are all envs in order; ``copy=False`` returns views only then.
         """
-        all_halves = self._slots.halves
-        half = all_halves[0]
-        in_one_piece = all_envs and all_halves.count(half) == len(all_halves)
-        if in_one_piece and self._only is not None:
-            return self._only[half].copy() if self.copies else self._only[half]
+        rows, halves = self.rows, self._slots.halves
+        half = halves[0] if type(index) is slice and halves.count(halves[0]) == len(halves) else None
+        if half is not None and self._only is not None:
+            obs: Any = self._only[half].copy() if self.copies else self._only[half]
+        else:
+            obs = unflatten(rows.layout.observation, self._observations(half, env_ids, contents or ()))
+        if rows.layout.reward is None:
+            rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
+        else:
+            rewards = rows.rewards[index].copy()
+        # Not a comprehension, which costs one more call.
+        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(env_ids)))
+        infos = list(nothing) if contents is None else [content[0] for content in contents]
+        return obs, rewards, rows.terminated[index].copy(), rows.truncated[index].copy(), infos
+
+    def _observations(
+        self, half: int | None, env_ids: Sequence[int], contents: Sequence[Content]
+    ) -> Iterator[npt.NDArray[Any] | list[Any]]:
+        """Yield the leaves of observations; ``half`` is the half that those of all envs are in, None for some envs."""
         ids = np.array(env_ids, np.int64)
-        halves = np.frombuffer(all_halves, np.uint8)[ids]
-
-        def batches() -> Iterator[Any]:
-            number = 0
-            for array in self.rows.observations:
-                if array is None:
-                    yield [content[1][number] for content in contents or ()]
-                    number += 1
-                elif in_one_piece:
-                    yield array[half].copy() if self.copies else array[half]
-                else:
-                    yield array[halves, ids]
-
-        return unflatten(self.rows.layout.observation, batches())
-
-    def rewards(self, index: Any, contents: Sequence[Content] | None) -> Any:
-        """Return the rewards of some envs, batched per leaf.
-
-        Args:
-            index: Index of their rows.
-            contents: Content of their results; None if all are empty.
-        """
-        if self.rows.layout.reward is None:
-            return stack(self._reward_spec, [content[1][-1] for content in contents or ()])
-        return self.rows.rewards[index].copy() if isinstance(index, slice) else self.rows.rewards[index]
+        halves = np.frombuffer(self._slots.halves, np.uint8)[ids]
+        number = 0
+        for array in self.rows.observations:
+            if array is None:
+                yield [content[1][number] for content in contents]
+                number += 1
+            elif half is not None:
+                yield array[half].copy() if self.copies else array[half]
+            else:
+                yield array[halves, ids]
 
     def step(self, env_id: int, incarnation: int, *, before: bool = False, objects: list[Any] | None = None) -> EnvStep:
         """Return an env's last complete result.
@@ -217,6 +219,15 @@ class RowReader:
             self._restored.clear()
         if self._copies:
             self._copies.clear()
+
+    def accept_all(self, env_ids: Sequence[int], contents: Sequence[Content] | None) -> bool:
+        """Record that some envs have new results; return False if an object leaf cannot be copied."""
+        try:
+            for position, env_id in enumerate(env_ids):
+                self.accept(env_id, ({}, []) if contents is None else contents[position])
+        except BaseException:  # `Outcomes` meets and reports it
+            return False
+        return True
 
     def accept(self, env_id: int, content: Content) -> None:
         """Record that an env has a new result with this content.

@@ -34,12 +34,12 @@ class Episodes:
         self._of = slots.of
         self._ended = slots.ended
         self._unusual = slots.unusual
+        self._zeros = slots.zeros
         self._supervisors = supervisors
         # Steps of each env without those of full batches, which `_rounds` counts.
         self._steps = np.zeros(count, np.int64)
         self._rounds = 0
         self._recycle = recycle
-        self._none = bytes(count)
 
     @property
     def steps(self) -> npt.NDArray[np.int64]:
@@ -63,7 +63,7 @@ class Episodes:
         if resets is not None:
             self._steps -= resets  # a reset does not count as a step
             self._ended[...] = False
-        if terminated.tobytes() != self._none or truncated.tobytes() != self._none:
+        if terminated.tobytes() != self._zeros or truncated.tobytes() != self._zeros:
             for index in np.flatnonzero(terminated | truncated).tolist():
                 self._end(self._of[index])
             if self.autoreset == "next_step":

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from envactors.actor.future import results_of
 from envactors.actor.handle import ActorHandle, restore_state, save_state
-from envactors.actor.slots import Slots
+from envactors.actor.slots import NO_EPISODE
+from envactors.envs.core import VectorCore
+from envactors.envs.results import Batch, EnvStep
 from envactors.errors import NothingPendingError, VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.vector.asking import Asker
-from envactors.vector.build import results_of
-from envactors.vector.checkpoints import Checkpoints, read_checkpoint
-from envactors.vector.env_calls import EnvCalls
-from envactors.vector.results import Batch, Batcher, EnvStep, RowReader
+from envactors.state.checkpoints import Checkpoints, move, read_checkpoint
 
-T = TypeVar("T", bound="EnvSnapshots")
+T = TypeVar("T", bound="SnapshotMethods")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +43,20 @@ class EnvSnapshot:
     last: EnvStep | None = dataclasses.field(repr=False)
 
 
-class EnvSnapshots(EnvCalls):
-    """Base class of `VectorEnv` with the methods that save and restore the states of envs."""
+class SnapshotMethods(abc.ABC):
+    """Base class of `envactors.VectorEnv` with the methods that save and restore the states of envs."""
 
     actors: list[ActorHandle]
-    _asker: Asker
-    _batcher: Batcher
+    _core: VectorCore
     _checkpoints: Checkpoints
-    _reader: RowReader
-    _slots: Slots
+
+    @abc.abstractmethod
+    def _select(self, env_ids: Iterable[int] | None) -> list[int]:
+        """Check that the vector is open, and return the ids of some envs, or of all for None."""
+
+    @abc.abstractmethod
+    def close(self, timeout: float | None = None) -> None:
+        """Close the envs; see `envactors.VectorEnv.close`."""
 
     def snapshot(self, env_ids: Iterable[int] | None = None) -> list[EnvSnapshot]:
         """Save the states of envs, including wrappers and random generators, with the vector's ``snapshot`` policy.
@@ -70,13 +75,13 @@ class EnvSnapshots(EnvCalls):
         """
         ids = self._select(env_ids)
         self._checkpoints.check_can_save(ids)
-        self._asker.check_steppable(ids)
-        states = results_of([save_state(self._handles[env_id]) for env_id in ids])
+        self._core.check_steppable(ids)
+        states = results_of([save_state(self._core.handles[env_id]) for env_id in ids])
         return [self._describe(env_id, *state) for env_id, state in zip(ids, states, strict=True)]
 
     def _describe(self, env_id: int, check: int, state: bytes) -> EnvSnapshot:
-        slot, ended = self._slots.of[env_id], bool(self._slots.ended[env_id])
-        last = self._reader.last_kept(env_id)
+        slot, ended = self._core.slots.of[env_id], bool(self._core.slots.ended[env_id])
+        last = self._core.reader.last_kept(env_id)
         return EnvSnapshot(env_id, state, check, slot.root_seed, slot.episode, ended, last)
 
     def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
@@ -98,14 +103,16 @@ class EnvSnapshots(EnvCalls):
         if len(ids) != len(snapshots):
             raise VectorInputError(f"{len(ids)} env_ids for {len(snapshots)} snapshots: expected one each")
         self._checkpoints.check_can_save(ids)
-        handles = [self._handles[env_id] for env_id in ids]
+        handles = [self._core.handles[env_id] for env_id in ids]
         futures = [restore_state(one, each.check, each.state) for one, each in zip(handles, snapshots, strict=True)]
         for env_id, future, one in zip(ids, futures, snapshots, strict=True):
             failed = future.exception() is not None
-            self._slots.put_back(env_id, None if failed else future.incarnation)
-            self._slots.restore(env_id, one.root_seed, one.episode, ended=one.ended and not failed)
+            slot = self._core.slots.of[env_id]
+            slot.needs_reset = slot.fresh = failed
+            slot.holds = NO_EPISODE if failed or future.incarnation is None else future.incarnation
+            move(self._core.slots, slot, one.root_seed, one.episode, ended=one.ended and not failed)
             if one.last is not None and not failed:
-                self._reader.keep(one.last._replace(env_id=env_id))
+                self._core.reader.keep(one.last._replace(env_id=env_id))
         results_of(futures)
 
     def last_batch(self) -> Batch:
@@ -116,10 +123,10 @@ class EnvSnapshots(EnvCalls):
         Raises:
             NothingPendingError: An env has no result yet.
         """
-        steps = [self._reader.last_kept(env_id) for env_id in self._select(None)]
+        steps = [self._core.reader.last_kept(env_id) for env_id in self._select(None)]
         if None in steps:
             raise NothingPendingError("last_batch of envs that have not been reset: reset them first")
-        return self._batcher.batch([step for step in steps if step is not None])
+        return self._core.batcher.batch([step for step in steps if step is not None])
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a file from which `resume` can continue, and replace the one at this path.
@@ -162,6 +169,6 @@ class EnvSnapshots(EnvCalls):
         try:
             envs._checkpoints.bring_back(path, saved, envs.actors)
         except BaseException:
-            envs.close(0)  # type: ignore[attr-defined] # likewise
+            envs.close(0)
             raise
         return envs
