@@ -18,12 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.journal_entries import Message, StepColumns, as_input, as_messages
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.slots import Slots
 from envactors.errors import SerializationError
 from envactors.mailbox.messages import (
-    RECORDED_RESET,
     Attach,
     Kind,
     Pickled,
@@ -34,6 +32,7 @@ from envactors.mailbox.messages import (
     Set,
 )
 from envactors.mailbox.pickling import dumps, loads
+from envactors.mailbox.recorded import as_input, requests_of
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
 from envactors.mailbox.specs import reader
 from envactors.options import Deadlines
@@ -42,13 +41,19 @@ from envactors.options import Deadlines
 _STEP_ROOM = 1024
 
 
+# Consecutive steps in rows, or the kind and the payload of another request, which is repeated as it was.
+Entry = RecordedSteps | tuple[int, bytes]
+
+
 class SavedJournal(NamedTuple):
     """A journal on disk; see `Journal`."""
 
     whole: bool
-    attributes: dict[str, bytes]
-    entries: list[RecordedSteps | tuple[int, bytes]]
+    length: int
+    size: int
     check: int
+    attributes: dict[str, bytes]
+    entries: list[Entry]
 
 
 class Journal:
@@ -76,7 +81,7 @@ class Journal:
         self._size = 0
         # Attributes set before the journal began, pickled `Set` messages by name.
         self._attributes: dict[str, bytes] = {}
-        self._entries: list[StepColumns | Message] = []
+        self._entries: list[Entry] = []
         # The size when the request after its end ended a process.
         self._failed_at: int | None = None
         # The call id of the last request in it.
@@ -128,9 +133,11 @@ class Journal:
         if not self.whole:
             self._lengthen(1)  # an env that was never seeded can be restored once its state was saved
             return
-        columns = self._columns(slab)
-        columns.add(slab, index, resets)
-        self._grow(call_id, check, columns.size)
+        steps = self._steps_at_end(slab)
+        for column, array in zip(steps.columns, slab.actions, strict=True):
+            column += array[index].tobytes()
+        steps.resets.append(resets)
+        self._grow(call_id, check, _size_of_one(steps))
 
     def record_steps(
         self, slab: Slab, actions: Sequence[npt.NDArray[Any]], resets: npt.NDArray[np.bool_], call_id: int, check: int
@@ -148,21 +155,23 @@ class Journal:
         if not self.whole:
             self._lengthen(count)
             return
-        columns = self._columns(slab)
-        columns.extend(actions, (resets * np.uint8(RECORDED_RESET)).tobytes())
-        self._grow(call_id, check, columns.size, count)
+        steps = self._steps_at_end(slab)
+        for column, array, added in zip(steps.columns, slab.actions, actions, strict=True):
+            column += added.astype(array.dtype, copy=False).tobytes()
+        steps.resets.extend(resets.tobytes())
+        self._grow(call_id, check, _size_of_one(steps), count)
 
     def start_seeded(self, position: int, seed: int, call_id: int, check: int, options: Pickled | None = None) -> None:
         """Begin with a seeded reset."""
         self._start_anew(bytes(dumps((position, seed, options))), call_id, check)
 
-    def _columns(self, slab: Slab) -> StepColumns:
-        """Return the columns that the next step is added to."""
-        columns = self._entries[-1].columns
-        if columns is None:
-            columns = StepColumns([array[:0] for array in slab.actions])
-            self._entries.append(columns)
-        return columns
+    def _steps_at_end(self, slab: Slab) -> RecordedSteps:
+        """Return the entry that the next step is added to."""
+        last = self._entries[-1]
+        if not isinstance(last, RecordedSteps):
+            last = RecordedSteps([bytearray() for _ in slab.actions], bytearray())
+            self._entries.append(last)
+        return last
 
     def _record_state(self, request: CallRequest, answer: Answer) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
@@ -180,14 +189,14 @@ class Journal:
     def _start_anew(self, payload: bytes, call_id: int, check: int, kind: Kind = Kind.RESET) -> None:
         """Begin with a seeded reset or a state: nothing before it is needed any more, but for attributes."""
         self.forget()
-        self.whole, self._entries = True, [Message(kind, payload)]
+        self.whole, self._entries = True, [(kind, payload)]
         self._check, self._last_call = check, call_id
 
     def forget(self) -> None:
         """Discard all requests; attributes are kept."""
         for entry in self._entries:
-            if entry.attribute is not None:
-                self._set_attribute(entry.attribute)
+            if not isinstance(entry, RecordedSteps) and entry[0] == Kind.SET:
+                self._set_attribute(entry[1])
         self._entries = []
         self._size = self.length = 0
         self._failed_at = None
@@ -195,22 +204,17 @@ class Journal:
 
     def save(self) -> SavedJournal:
         """Return it as it goes to disk."""
-        return SavedJournal(self.whole, self._attributes, [entry.recorded for entry in self._entries], self._check)
+        return SavedJournal(self.whole, self.length, self._size, self._check, self._attributes, self._entries)
 
     def load(self, saved: SavedJournal) -> None:
         """Become one that was saved."""
         self.forget()
-        self.whole, self._check, self._attributes = saved.whole, saved.check, saved.attributes
-        for content in saved.entries:
-            entry = StepColumns(*content) if isinstance(content, RecordedSteps) else Message(*content)
-            self._entries.append(entry)
-            self.length += entry.steps
-            self._size += _room(entry.steps, entry.size)
+        self.whole, self.length, self._size, self._check, self._attributes, self._entries = saved
 
     def record_message(self, kind: int, payload: bytes, call_id: int, check: int) -> None:
         """Record a request as it was sent."""
         if self.whole:
-            self._entries.append(Message(kind, payload))
+            self._entries.append((kind, payload))
             self._grow(call_id, check, len(payload))
         elif kind == Kind.SET:
             self._set_attribute(payload)
@@ -219,7 +223,7 @@ class Journal:
 
     def _grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
         self._last_call, self._check = call_id, check
-        self._size += _room(steps, size)
+        self._size += steps * (1 + size // _STEP_ROOM)
         self._lengthen(steps)
         if self._size > self._limit:
             self.forget()
@@ -256,27 +260,20 @@ class Journal:
         if not self.whole and not attributes:
             return None
         action, autoreset = (None, False) if attach is None else (attach.layout.action, attach.autoreset)
-        return Replay(env, attributes, action, autoreset, [entry.recorded for entry in self._entries], self._check)
-
-    @property
-    def begins_with_reset(self) -> bool:
-        """Whether a reset is what comes first in it."""
-        return bool(self._entries) and self._entries[0].resets
+        return Replay(env, attributes, action, autoreset, self._entries, self._check)
 
     def inputs(self, attach: Attach | None, slots: Slots, index: int) -> list[tuple[Any, ...]] | None:
         """Return the requests that reproduce a failure, the failed one last; None if they are not known."""
         if not (self.whole or _is_seeded_reset(slots, index)):
             return None
-        asked = [as_input(Kind.SET, Set(*loads(payload))) for payload in self._attributes.values()]
-        action = None if attach is None else attach.layout.action
-        for entry in self._entries:
-            asked += entry.inputs(action)
-        return [*asked, _last_input(slots, index)]
+        replay = self.replay(0, attach)
+        asked = [] if replay is None else [*(Set(*loads(one)) for one in replay.attributes), *requests_of(replay)]
+        return [*map(as_input, asked), _last_input(slots, index)]
 
 
-def _room(steps: int, size: int) -> int:
-    """Return what steps of some size, in bytes, add to a journal that is limited."""
-    return steps * (1 + size // _STEP_ROOM)
+def _size_of_one(steps: RecordedSteps) -> int:
+    """Return the size of one action in bytes."""
+    return sum(map(len, steps.columns)) // len(steps.resets)
 
 
 def _is_seeded_reset(slots: Slots, index: int) -> bool:
@@ -347,8 +344,13 @@ class Journals:
             journal.record_steps(slab, actions, resets, call_id, check)
         else:
             autoreset = self.attach is not None and self.attach.autoreset
-            for kind, payload in as_messages(index - self._first_index, actions[0], resets, autoreset):
-                journal.record_message(kind, payload, call_id, check)
+            position = index - self._first_index
+            for action, is_reset in zip(actions[0], resets.tolist(), strict=True):
+                message: tuple[Any, ...] = position, None, None
+                if not is_reset:
+                    message = position, Pickled(bytes(dumps(action))), autoreset, None
+                kind = Kind.RESET if is_reset else Kind.STEP
+                journal.record_message(kind, bytes(dumps(message)), call_id, check)
 
     def record_all(self, slots: Slots) -> bool:
         """Record a plain step or an autoreset of each env; return False if they are to be recorded one by one."""
@@ -368,7 +370,8 @@ class Journals:
             message = journal.replay(position, self.attach)
             if message is not None:
                 # Each part of a replay has its own deadline, by the worker's progress. This is that of the first.
-                resets = not message.attributes and journal.begins_with_reset
+                first = next(iter(message.entries), None)
+                resets = first is not None and first[0] == Kind.RESET and not message.attributes
                 timeout = deadlines.of("reset" if resets else "call")
                 payload, index = dumps(tuple(message)), self._first_index + position
                 requests.append(CallRequest("replay", index, timeout=timeout, kind=Kind.REPLAY, payload=payload))

@@ -153,15 +153,14 @@ class Pickled(NamedTuple):
     content: bytes
 
 
-# The operation of a `RecordedSteps` that is a reset; steps are 0.
-RECORDED_RESET: Final = 1
-
-
 class RecordedSteps(NamedTuple):
-    """Consecutive steps of one env in shared memory: one array per leaf of the action, and the operations."""
+    """Consecutive steps of one env whose actions have come in rows.
 
-    actions: list[npt.NDArray[Any]]
-    ops: bytes
+    ``columns`` are the bytes of their actions, for each leaf of the action's spec; ``resets`` says which are resets.
+    """
+
+    columns: list[bytearray]
+    resets: bytearray
 
 
 class Replay(NamedTuple):

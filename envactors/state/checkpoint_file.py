@@ -15,7 +15,7 @@ from envactors.errors import VectorEnvError
 
 _MAGIC: Final = b"envactors checkpoint\n"
 # Version of the format; a file with another number is refused.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 # Format, length of the payload in bytes, and its checksum.
 _HEADER: Final = struct.Struct("<IQI")
 # Suffix of files that are being written.

@@ -22,8 +22,9 @@ import numpy as np
 from envactors.mailbox import messages, registry
 from envactors.mailbox.control_page import ENV_INDEX, METHOD_CALL, METHOD_RESET, METHOD_STEP, ControlPage
 from envactors.mailbox.pickling import content_of, dumps, loads
+from envactors.mailbox.recorded import requests_of
 from envactors.mailbox.slab import PLAIN_REWARD
-from envactors.mailbox.specs import OBJECT, Spec, conform, reader, spec_of_space, spec_of_value
+from envactors.mailbox.specs import OBJECT, Spec, conform, spec_of_space, spec_of_value
 from envactors.worker.context import ActorContext
 
 # The observation, the reward, whether the episode terminated or was truncated, and the info. Making a named tuple would
@@ -273,7 +274,7 @@ class Host:
         hosted = self.hosted_envs[message.env]
         for payload in message.attributes:
             self.set(messages.Set(*loads(payload))._replace(env=message.env))
-        for request in _entries(message):
+        for request in requests_of(message):
             self._repeat(hosted, request)
         return not message.entries or hosted.check == message.check
 
@@ -305,23 +306,6 @@ def _load_factory(pickled: bytes) -> Callable[[], Any]:
         error.args = (f"{error} (in {sys.executable}, Python {platform.python_version()})",)
         raise
     return factory
-
-
-def _entries(message: messages.Replay) -> Iterator[Any]:
-    """Yield the entries of a journal as messages."""
-    for entry in message.entries:
-        if not isinstance(entry, messages.RecordedSteps):
-            kind, payload = entry
-            # A checkpoint may come from a vector in which the env had another position.
-            yield messages.REQUESTS[kind](*loads(payload))._replace(env=message.env)
-            continue
-        for row, operation in enumerate(entry.ops):
-            if operation == messages.RECORDED_RESET:
-                yield messages.Reset(message.env, None, None)
-            else:
-                assert message.action is not None, "steps in shared memory have actions of a known spec"
-                action = reader(message.action, entry.actions, row)()
-                yield messages.Step(message.env, action, message.autoreset, None)
 
 
 def checksum(obs: Any, before: int) -> int:

@@ -159,7 +159,7 @@ def test_a_file_is_whole_or_none(tmp_path):
         read_file(path)
     later = content[:21] + bytes([9]) + content[22:]
     path.write_bytes(later)
-    with pytest.raises(ea.VectorEnvError, match="has format 9: expected 2"):
+    with pytest.raises(ea.VectorEnvError, match="has format 9: expected 3"):
         read_file(path)
     with pytest.raises(OSError, match="missing"):
         write_file(tmp_path / "missing" / "file", b"")

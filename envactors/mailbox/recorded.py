@@ -1,0 +1,44 @@
+"""The recorded requests of an env: a new worker repeats them, and errors show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from envactors.mailbox.messages import REQUESTS, RecordedSteps, Replay, Reset, Step
+from envactors.mailbox.pickling import content_of, loads
+from envactors.mailbox.specs import leaves, reader
+
+
+def requests_of(replay: Replay) -> Iterator[Any]:
+    """Yield the entries of a replay as messages."""
+    for entry in replay.entries:
+        if isinstance(entry, RecordedSteps):
+            yield from _steps_of(replay, entry)
+        else:
+            kind, payload = entry
+            # A checkpoint may come from a vector in which the env had another position.
+            yield REQUESTS[kind](*loads(payload))._replace(env=replay.env)
+
+
+def _steps_of(replay: Replay, steps: RecordedSteps) -> Iterator[Any]:
+    action, count = replay.action, len(steps.resets)
+    pairs = zip([] if action is None else leaves(action), steps.columns, strict=True)
+    columns = [np.ndarray((count, *leaf.shape), leaf.dtype, column) for leaf, column in pairs]
+    for row, is_reset in enumerate(steps.resets):
+        if is_reset:
+            yield Reset(replay.env, None, None)
+        else:
+            assert action is not None, "actions in rows have a spec"
+            yield Step(replay.env, reader(action, columns, row)(), replay.autoreset, None)
+
+
+def as_input(message: Any) -> tuple[Any, ...]:
+    """Return a request as errors show it: its method and arguments."""
+    if isinstance(message, Reset):
+        return "reset", message.seed, content_of(message.options)
+    if isinstance(message, Step):
+        return "step", content_of(message.action)
+    return (type(message).__name__.lower(), *message[1:])
