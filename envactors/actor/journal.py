@@ -135,7 +135,7 @@ class Journal:
             return
         steps = self._steps_at_end(slab)
         for column, array in zip(steps.columns, slab.actions, strict=True):
-            column += array[index].tobytes()
+            column.extend(array[index].tobytes())
         steps.resets.append(resets)
         self._grow(call_id, check, _size_of_one(steps))
 
@@ -157,7 +157,7 @@ class Journal:
             return
         steps = self._steps_at_end(slab)
         for column, array, added in zip(steps.columns, slab.actions, actions, strict=True):
-            column += added.astype(array.dtype, copy=False).tobytes()
+            column.extend(added.astype(array.dtype, copy=False).tobytes())
         steps.resets.extend(resets.tobytes())
         self._grow(call_id, check, _size_of_one(steps), count)
 

@@ -9,10 +9,9 @@ there is sent, as `Kind.PAYLOADS` and `Kind.OVERFLOW`: env by env, so that what 
 from __future__ import annotations
 
 import enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from envactors.mailbox.slab import Layout
 from envactors.mailbox.specs import Spec

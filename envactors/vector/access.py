@@ -41,7 +41,7 @@ class VectorAccess:
 
     def resets_next(self) -> npt.NDArray[np.bool_]:
         """Return whether the next step of each env resets it, by autoreset; bool, shape (n,)."""
-        ended: npt.NDArray[np.bool_] = self._envs._slots.ended.copy()
+        ended: npt.NDArray[np.bool_] = self._envs._core.slots.ended.copy()
         return ended
 
     def busy(self) -> list[int]:

@@ -17,6 +17,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
 
+from envactors.actor.future import results_of
 from envactors.backends.process import ProcessBackend
 from envactors.envs.results import Batch
 from envactors.integrations.adapter import adapter_factories
@@ -27,7 +28,6 @@ from envactors.integrations.rllib.creator import REFUSED, EnvCreator
 from envactors.mailbox.factory import Factory
 from envactors.process.starting import DEFAULT
 from envactors.vector.access import VectorAccess
-from envactors.vector.build import results_of
 from envactors.vector.facade import VectorEnv
 from envactors.vector.options import CommonOptions, VectorOptions
 
