@@ -151,9 +151,8 @@ class PlayedActor:
         self.writer = InfoWriter(self.slab)
         self.supervisor = self._make_supervisor(reactor, on_failure, deadlines or ea.Deadlines(), permits)
         self.core = self.supervisor.core
-        handles = [SimpleNamespace(_supervisor=self.supervisor, _lifeline=None)] * count
         described = Description(SCALAR, SCALAR, SCALAR, {}, None)
-        self.vector = VectorCore(handles, self.slots, described, copy=True, recycle=None)
+        self.vector = VectorCore([self.supervisor] * count, self.slots, described, copy=True, recycle=None)
         self.pending, self.reader, self.episodes = self.vector.pending, self.vector.reader, self.vector.episodes
         self.outcomes = Outcomes(self.vector)
         self.asker = Asker(self.vector)

@@ -140,7 +140,7 @@ class Calls:
         while table.queue and core.phase is LIVE and core.process is not None and table.running is None:
             head = table.queue[0]
             call, group = head.call, head.group
-            if group is not None and (rows is None or not rows.awaits(group)):
+            if group is not None and (rows is None or not any(map(rows.is_asked, group.indices))):
                 table.queue.popleft()  # what it had was withdrawn
                 continue
             if rows is not None and (call is not None or permits is not None) and rows.has_posted():

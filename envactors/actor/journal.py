@@ -273,7 +273,7 @@ class Journal:
 
 def _size_of_one(steps: RecordedSteps) -> int:
     """Return the size of one action in bytes."""
-    return sum(map(len, steps.columns)) // len(steps.resets)
+    return sum(map(len, steps.columns)) // max(len(steps.resets), 1)
 
 
 def _is_seeded_reset(slots: Slots, index: int) -> bool:

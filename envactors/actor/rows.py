@@ -24,7 +24,6 @@ from envactors.system.polling import READABLE
 if TYPE_CHECKING:
     from envactors.actor.core import ActorCore
     from envactors.actor.future import ActorFuture
-    from envactors.actor.process import ActorProcess
 
 
 class ActorRows:
@@ -85,24 +84,7 @@ class ActorRows:
     ) -> bool:
         """Post envs if the worker is free for them and none is out of the ordinary; return whether that was so.
 
-        Called without the lock, with signals deferred. For the arguments see `post`.
-        """
-        core, table, unusual = self.core, self.core.table, self.slots.unusual
-        try:
-            with core.lock:
-                if core.phase is not LIVE or core.process is None or core.closing or core.permits is not None:
-                    return False
-                if table.queue or table.running is not None or (unusual and not unusual.isdisjoint(indices)):
-                    return False
-                self.post(indices, now, wait, stream=stream, is_planned=is_planned)
-        except BaseException:
-            core.is_inconsistent = True
-            core.kill_inconsistent()
-            raise
-        return True
-
-    def post(self, indices: Sequence[int], now: float, wait: int, *, stream: bool, is_planned: bool = False) -> None:
-        """Post envs whose rows have their actions; nothing else runs or waits.
+        Called without the lock, with signals deferred.
 
         Args:
             indices: The envs.
@@ -111,28 +93,46 @@ class ActorRows:
             stream: Whether the caller takes each result as soon as it is there.
             is_planned: Whether these are all envs, all of them idle, and what they are posted is in `Slots.ops`.
         """
+        core, slots, table = self.core, self.slots, self.core.table
+        try:
+            with core.lock:
+                process, unusual = core.process, slots.unusual
+                is_free = core.phase is LIVE and not core.closing and core.permits is None and not table.queue
+                if process is None or not is_free or table.running is not None:
+                    return False
+                if unusual and not unusual.isdisjoint(indices):
+                    return False
+                if not is_planned:
+                    self.post(indices, now, wait, stream=stream)
+                    return True
+                # As `post` does, in few steps.
+                if "call" not in core.timers.when:
+                    core.watch(now)
+                self.posted_at = now
+                table.last_id = self.last = number = table.last_id + 1
+                self._set_numbers(number)
+                slots.states[self.first : self.stop] = self._all_posted
+                self._set_posted(number)
+                process.page.post_step(number, wait, stream, indices)
+        except BaseException:
+            core.is_inconsistent = True
+            core.kill_inconsistent()
+            raise
+        return True
+
+    def post(self, indices: Sequence[int], now: float, wait: int, *, stream: bool) -> None:
+        """Post envs whose rows have their actions; nothing else runs or waits. For the arguments see `post_at_once`.
+
+        The private number comes first: from then on the row is not complete, whatever interrupts this.
+        """
         core, slots, process = self.core, self.slots, self.core.process
         assert process is not None, "a live actor has a process"
         core.table.last_id = number = core.table.last_id + 1
-        if is_planned or not self.is_in_flight():
+        if not self.is_in_flight():
             self.posted_at = now
         if "call" not in core.timers.when:
             core.watch(now)
         self.last = number
-        # The private number comes first: from then on the row is not complete, whatever interrupts this.
-        if is_planned:
-            self._set_numbers(number)
-            slots.states[self.first : self.stop] = self._all_posted
-            self._set_posted(number)
-        else:
-            self._plan(process, indices, number, wait, stream=stream)
-            for index in indices:
-                self._posted[index] = number
-        process.page.post_step(number, wait, stream, indices)
-
-    def _plan(self, process: ActorProcess, indices: Sequence[int], number: int, wait: int, *, stream: bool) -> None:
-        """Write what envs are posted into their rows, and send what does not fit there."""
-        core, slots = self.core, self.slots
         payloads = []
         watches = False
         for index in indices:
@@ -155,6 +155,9 @@ class ActorRows:
         if payloads:
             packed = pack_payloads(payloads, pickles=slots.pickles)
             process.send(Frame(Kind.PAYLOADS, core.incarnation, number, packed), wait)
+        for index in indices:
+            self._posted[index] = number
+        process.page.post_step(number, wait, stream, indices)
 
     def finish_all(self) -> bool:
         """Take the results of all envs into account; return False if that is not as simple as it is most often."""
@@ -175,10 +178,6 @@ class ActorRows:
         slots.halves[first:stop] = slots.in_half[slots.ops[first] & HALF][first:stop]
         slots.states[first:stop] = self._all_arrived
         return True
-
-    def awaits(self, group: Group) -> bool:
-        """Return whether any of these envs waits to be posted."""
-        return any(map(self.is_asked, group.indices))
 
     def post_waiting(self, group: Group) -> None:
         """Post envs that have waited, and wake who waits for them, to listen to this process."""
@@ -206,13 +205,9 @@ class ActorRows:
         """Return whether the process that held an env's episode has ended, and nobody was told of it."""
         return self.slots.of[index].holds == LOST
 
-    def is_posted(self, future: ActorFuture) -> bool:
-        """Return whether the worker has what a future waits for."""
-        return self._index_of(future, POSTED) is not None
-
     def withdraw(self, future: ActorFuture) -> Request | None:
         """Take out the request of a future, if it waits to be posted; its env is idle then."""
-        index = self._index_of(future, ASKED)
+        index = self.index_of(future, ASKED)
         if index is None:
             return None
         for group in self.core.table.groups():
@@ -221,7 +216,7 @@ class ActorRows:
         self.slots.make_idle(index)
         return self.request(index)
 
-    def _index_of(self, future: ActorFuture, state: int) -> int | None:
+    def index_of(self, future: ActorFuture, state: int) -> int | None:
         """Return the env whose request a future waits for, if it is in some state."""
         for slot in self.slots.of[self.first : self.stop]:
             if slot.op is not None and slot.op.future is future and self.slots.states[slot.index] == state:

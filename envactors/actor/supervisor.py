@@ -26,7 +26,7 @@ from envactors.actor.reactor import Reactor
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.rows import ActorRows
 from envactors.actor.signal_deferral import is_on_stack
-from envactors.actor.slots import Op, Slots
+from envactors.actor.slots import POSTED, Op, Slots
 from envactors.actor.states import BACKOFF, CLOSED, DEAD, ENDING, LAUNCHING, ActorState, ActorStats, EndReason
 from envactors.actor.watch import is_overdue, look_unread, what_runs
 from envactors.mailbox.messages import Attach, Kind
@@ -235,7 +235,7 @@ class Supervisor:
                 return False
             call = core.table.running
             runs_call = call is not None and call.future is future
-            if runs_call or (self.calls.rows is not None and self.calls.rows.is_posted(future)):
+            if runs_call or (self.calls.rows is not None and self.calls.rows.index_of(future, POSTED) is not None):
                 self._check_kills("abort a running call")
                 if call is not None:
                     call.retries = 0

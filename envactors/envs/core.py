@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from envactors.actor.future import ActorFuture
 from envactors.actor.handle import ActorView
@@ -42,17 +42,16 @@ class EnvFuture(ActorFuture[EnvStep]):
 
 
 class VectorCore:
-    """The state of one vector.
+    """The state of one vector. Its actors refer to it, so it refers to no handles, which keep actors alive.
 
     Args:
-        handles: The handle of each env.
+        supervisors: The actor of each env.
         slots: All envs.
         description: Specs of the envs.
         copy: Whether batches of all envs are copied out of the rows.
         recycle: Policy that replaces processes between episodes; None for never.
 
     Attributes:
-        handles: The handle of each env.
         supervisors: The actor of each env.
         actors: The number of each actor, in their order.
         reactor: Reads the replies of the actors when no other thread does.
@@ -66,29 +65,27 @@ class VectorCore:
 
     def __init__(
         self,
-        handles: Sequence[ActorView],
+        supervisors: list[Supervisor],
         slots: Slots,
         description: Description,
         *,
         copy: bool,
         recycle: RecyclePolicy | None,
     ) -> None:
-        self.handles = handles
-        self.supervisors: list[Supervisor] = [handle._supervisor for handle in handles]
+        self.supervisors = supervisors
         self.actors: dict[Supervisor, int] = {
-            supervisor: number for number, supervisor in enumerate(dict.fromkeys(self.supervisors))
+            supervisor: number for number, supervisor in enumerate(dict.fromkeys(supervisors))
         }
-        self.reactor: Reactor = self.supervisors[0].reactor
+        self.reactor: Reactor = supervisors[0].reactor
         self.slots = slots
         self.pending: Pending = Pending(slots)
-        self.episodes: Episodes = Episodes(slots, self.supervisors, recycle)
+        self.episodes: Episodes = Episodes(slots, supervisors, recycle)
         self.reader: RowReader = RowReader(slots, description.reward, copy=copy)
         self.batcher: Batcher = Batcher(description.observation, description.reward)
         self.action_spec: Spec | None = description.action
 
-    def make_future(self, env_id: int) -> EnvFuture:
+    def make_future(self, handle: ActorView, env_id: int) -> EnvFuture:
         """Return a future for the next request of an env."""
-        handle = self.handles[env_id]
         return EnvFuture(handle._supervisor, handle._lifeline, env_id, self.pending)
 
     def check_steppable(self, env_ids: Iterable[int]) -> None:

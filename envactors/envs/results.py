@@ -115,36 +115,35 @@ class RowReader:
         return contents
 
     def batch(
-        self, env_ids: Sequence[int], index: slice | npt.NDArray[np.int64], contents: Sequence[Content] | None
+        self, index: npt.NDArray[np.int64], contents: Sequence[Content] | None, *, is_all: bool = False
     ) -> StepResults:
         """Return the results of some envs, batched per leaf.
 
         Args:
-            env_ids: Ids of the envs.
-            index: Index of their rows; a slice for all envs in order. ``copy=False`` returns views only then.
+            index: Ids of the envs.
             contents: Content of their results; None if all are empty.
+            is_all: Whether these are all envs in order; ``copy=False`` returns views only then.
         """
         rows, halves = self.rows, self._slots.halves
-        half = halves[0] if type(index) is slice and halves.count(halves[0]) == len(halves) else None
+        half = halves[0] if is_all and halves.count(halves[0]) == len(halves) else None
         if half is not None and self._only is not None:
             obs: Any = self._only[half].copy() if self.copies else self._only[half]
         else:
-            obs = unflatten(rows.layout.observation, self._observations(half, env_ids, contents or ()))
+            obs = unflatten(rows.layout.observation, self._observations(half, index, contents or ()))
         if rows.layout.reward is None:
             rewards = stack(self._reward_spec, [content[1][-1] for content in contents or ()])
         else:
-            rewards = rows.rewards[index].copy()
+            rewards = rows.rewards[index]
         # Not a comprehension, which costs one more call.
-        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(env_ids)))
+        nothing: Iterator[dict[str, Any]] = map(dict, itertools.repeat((), len(index)))
         infos = list(nothing) if contents is None else [content[0] for content in contents]
-        return obs, rewards, rows.terminated[index].copy(), rows.truncated[index].copy(), infos
+        return obs, rewards, rows.terminated[index], rows.truncated[index], infos
 
     def _observations(
-        self, half: int | None, env_ids: Sequence[int], contents: Sequence[Content]
+        self, half: int | None, index: npt.NDArray[np.int64], contents: Sequence[Content]
     ) -> Iterator[npt.NDArray[Any] | list[Any]]:
         """Yield the leaves of observations; ``half`` is the half that those of all envs are in, None for some envs."""
-        ids = np.array(env_ids, np.int64)
-        halves = np.frombuffer(self._slots.halves, np.uint8)[ids]
+        halves = np.frombuffer(self._slots.halves, np.uint8)[index]
         number = 0
         for array in self.rows.observations:
             if array is None:
@@ -153,7 +152,7 @@ class RowReader:
             elif half is not None:
                 yield array[half].copy() if self.copies else array[half]
             else:
-                yield array[halves, ids]
+                yield array[halves, index]
 
     def step(self, env_id: int, incarnation: int, *, before: bool = False, objects: list[Any] | None = None) -> EnvStep:
         """Return an env's last complete result.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from envactors.actor.handle import ActorView
 from envactors.envs.core import EnvFuture, VectorCore
 from envactors.envs.results import EnvStep
 from envactors.mailbox.slab import RESET
@@ -15,10 +17,12 @@ class Books:
 
     Args:
         vector: The vector.
+        handles: The handle of each env.
     """
 
-    def __init__(self, vector: VectorCore) -> None:
+    def __init__(self, vector: VectorCore, handles: Sequence[ActorView]) -> None:
         self._vector = vector
+        self._handles = handles
         self._slots = vector.slots
         # By env: the number of its last post when its last rollout ended, and whether an episode began with that.
         self._starts: dict[int, tuple[int, bool]] = {}
@@ -33,7 +37,7 @@ class Books:
 
     def make_future(self, index: int) -> EnvFuture:
         """Return a future for a step that an env finishes in its row."""
-        return self._vector.make_future(index)
+        return self._vector.make_future(self._handles[index], index)
 
     def record(self, index: int, over: bytes, resets: bytes) -> None:
         """Record consecutive steps and resets of an env.

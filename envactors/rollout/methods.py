@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envactors.actor.future import ActorFuture
+from envactors.actor.handle import ActorView
 from envactors.backends.base import RowMemory
 from envactors.envs.core import VectorCore
 from envactors.errors import VectorInputError, VectorTimeoutError
@@ -22,6 +23,7 @@ class RolloutMethods(abc.ABC):
     """Base class of `envactors.VectorEnv` with the methods for rollouts."""
 
     _core: VectorCore
+    _handles: list[ActorView]
     _memory: RowMemory
     _rollouts: Rollouts | None = None
 
@@ -64,7 +66,7 @@ class RolloutMethods(abc.ABC):
         """
         self._check_open()
         if self._rollouts is None:
-            self._rollouts = Rollouts(self._core, Books(self._core), self._memory)
+            self._rollouts = Rollouts(self._core, Books(self._core, self._handles), self._memory)
         self._rollouts.set_policy(make_policy, seed)
 
     def rollout(self, steps: int, parameters: Any = None, timeout: float | None = None) -> Rollout:

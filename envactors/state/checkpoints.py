@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from envactors.actor.future import results_of
-from envactors.actor.handle import ActorHandle, bring_back, save_state
+from envactors.actor.handle import ActorHandle, ActorView, bring_back, save_state
 from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.slots import NO_EPISODE, Slot, Slots
 from envactors.envs.core import VectorCore
@@ -72,6 +72,7 @@ class Checkpoints:
 
     Args:
         vector: The vector.
+        handles: The handle of each env.
         options: Options that a resumed vector must have as well.
         saves: Whether the vector has a snapshot policy.
         every: Number of steps of an env after which the file is written again; None for never.
@@ -81,11 +82,20 @@ class Checkpoints:
         every: Number of steps of an env after which the file is written again; None for never.
     """
 
-    def __init__(self, vector: VectorCore, options: dict[str, Any], *, saves: bool, every: int | None) -> None:
+    def __init__(
+        self,
+        vector: VectorCore,
+        handles: Sequence[ActorView],
+        options: dict[str, Any],
+        *,
+        saves: bool,
+        every: int | None,
+    ) -> None:
         self.saves = saves
         self.every = every
         self._vector = vector
         self._slots = vector.slots
+        self._handles = handles
         self._options = options
         # Path of the file, and the steps of each env when it was last written.
         self._path: str | os.PathLike[str] | None = None
@@ -104,12 +114,12 @@ class Checkpoints:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint; see `envactors.VectorEnv.checkpoint`."""
-        self._vector.pending.check_idle(range(len(self._vector.handles)))
+        self._vector.pending.check_idle(range(len(self._handles)))
         if self._slots.on_failure != "replay":
             raise VectorEnvError("a checkpoint of this vector env: expected one with on_failure='replay'")
         lost = self._not_whole()
         if lost and self.saves:
-            results_of([save_state(self._vector.handles[env_id]) for env_id in lost])
+            results_of([save_state(self._handles[env_id]) for env_id in lost])
             lost = self._not_whole()
         if lost:
             raise VectorEnvError(
@@ -130,7 +140,7 @@ class Checkpoints:
             self.write(path)
 
     def _journal(self, env_id: int) -> Journal:
-        return self._vector.handles[env_id]._supervisor.journal(env_id)
+        return self._handles[env_id]._supervisor.journal(env_id)
 
     def _not_whole(self) -> list[int]:
         """Return the envs that neither a replay nor a reset can restore."""
@@ -160,7 +170,7 @@ class Checkpoints:
                 raise VectorEnvError(
                     f"env {slot.index} returned other observations than before the checkpoint: expected its old factory"
                 )
-            incarnation = self._vector.handles[slot.index].incarnation
+            incarnation = self._handles[slot.index].incarnation
             slot.needs_reset = one.needs_reset
             slot.holds = NO_EPISODE if one.needs_reset else incarnation
             slot.fresh = one.needs_reset

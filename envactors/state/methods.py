@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from envactors.actor.future import results_of
-from envactors.actor.handle import ActorHandle, restore_state, save_state
+from envactors.actor.handle import ActorHandle, ActorView, restore_state, save_state
 from envactors.actor.slots import NO_EPISODE
 from envactors.envs.core import VectorCore
 from envactors.envs.results import Batch, EnvStep
@@ -48,6 +48,7 @@ class SnapshotMethods(abc.ABC):
 
     actors: list[ActorHandle]
     _core: VectorCore
+    _handles: list[ActorView]
     _checkpoints: Checkpoints
 
     @abc.abstractmethod
@@ -76,7 +77,7 @@ class SnapshotMethods(abc.ABC):
         ids = self._select(env_ids)
         self._checkpoints.check_can_save(ids)
         self._core.check_steppable(ids)
-        states = results_of([save_state(self._core.handles[env_id]) for env_id in ids])
+        states = results_of([save_state(self._handles[env_id]) for env_id in ids])
         return [self._describe(env_id, *state) for env_id, state in zip(ids, states, strict=True)]
 
     def _describe(self, env_id: int, check: int, state: bytes) -> EnvSnapshot:
@@ -103,7 +104,7 @@ class SnapshotMethods(abc.ABC):
         if len(ids) != len(snapshots):
             raise VectorInputError(f"{len(ids)} env_ids for {len(snapshots)} snapshots: expected one each")
         self._checkpoints.check_can_save(ids)
-        handles = [self._core.handles[env_id] for env_id in ids]
+        handles = [self._handles[env_id] for env_id in ids]
         futures = [restore_state(one, each.check, each.state) for one, each in zip(handles, snapshots, strict=True)]
         for env_id, future, one in zip(ids, futures, snapshots, strict=True):
             failed = future.exception() is not None

@@ -72,7 +72,7 @@ class VectorAccess:
 
     def submit_reset(self, env_id: int, seed: int | None, options: dict[str, Any] | None) -> EnvFuture:
         """Start a reset and return the future of its result."""
-        future = self._envs._core.make_future(env_id)
+        future = self._envs._core.make_future(self._envs._handles[env_id], env_id)
         self._asker().start_resets([env_id], [seed], [options], [future])
         return future
 

@@ -31,14 +31,14 @@ class Selection:
     Attributes:
         env_ids: Ids of the envs in the user's order.
         is_all: Whether these are all envs in order.
-        index: Index of their rows; a slice for all envs.
+        index: The same as an array.
         parts: For each actor, the actor, its envs in ascending order, and its position among the actors.
     """
 
     def __init__(self, env_ids: list[int], vector: VectorCore) -> None:
         self.env_ids = env_ids
-        self.is_all: bool = env_ids == list(range(len(vector.handles)))
-        self.index: slice | npt.NDArray[np.int64] = slice(None) if self.is_all else np.array(env_ids, np.int64)
+        self.is_all: bool = env_ids == list(range(len(vector.supervisors)))
+        self.index: npt.NDArray[np.int64] = np.array(env_ids, np.int64)
         by_actor: dict[Supervisor, list[int]] = {}
         for env_id in env_ids:
             by_actor.setdefault(vector.supervisors[env_id], []).append(env_id)
@@ -65,7 +65,7 @@ class Asker:
         self._vector = vector
         self._slots = slots = vector.slots
         self._selections: dict[tuple[int, ...], Selection] = {}
-        self.all: Selection = Selection(list(range(len(vector.handles))), vector)
+        self.all: Selection = Selection(list(range(len(vector.supervisors))), vector)
         self._action_spec = action = slots.slab.layout.action
         self.only_action: npt.NDArray[Any] | None = slots.slab.actions[0] if isinstance(action, ArraySpec) else None
         config = vector.supervisors[0].config

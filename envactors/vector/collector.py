@@ -140,7 +140,7 @@ class Collector:
         """Record the duration of a wait for ``count`` delivered results, which began at ``started``."""
         now = time.monotonic()
         seconds = now - started + self._asker.posting
-        self._stepper.stream_tuner.record(seconds * len(self._vector.handles) / count, now)
+        self._stepper.stream_tuner.record(seconds * len(self._vector.supervisors) / count, now)
         self._asker.posting = 0.0
         for page in self._rung.values():
             page.ring_at(0)
@@ -253,7 +253,7 @@ class Collector:
     def _take_batch(self, env_ids: list[int]) -> Batch:
         """Return a batch of results that are in the rows."""
         index, reader = np.array(env_ids, np.int64), self._vector.reader
-        results = reader.batch(env_ids, index, [reader.contents[env_id] for env_id in env_ids])
+        results = reader.batch(index, [reader.contents[env_id] for env_id in env_ids])
         incarnations = np.array([self._slots.of[env_id].incarnation for env_id in env_ids], np.int64)
         return Batch(index, *results, incarnations)
 
@@ -269,5 +269,6 @@ class Collector:
 
     def _whereabouts(self, env_id: int) -> str:
         """Describe the actor of an env, for errors."""
-        handle = self._vector.handles[env_id]
-        return f"actor {handle.name!r}, pid {handle.pid}, incarnation {handle.incarnation}"
+        supervisor = self._vector.supervisors[env_id]
+        core = supervisor.core
+        return f"actor {supervisor.config.name!r}, pid {core.pid}, incarnation {core.incarnation}"

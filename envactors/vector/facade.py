@@ -91,7 +91,8 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
         self.action_spec: Any = described.action
         self.reward_spec: Any = described.reward
         slots = built.make_slots(described)
-        self._core = core = VectorCore(self._handles, slots, described, copy=choices.copy, recycle=choices.recycle)
+        supervisors = [handle._supervisor for handle in self._handles]
+        self._core = core = VectorCore(supervisors, slots, described, copy=choices.copy, recycle=choices.recycle)
         self._batcher = core.batcher
         self._statistics = VectorStatistics(core.episodes, self.actors, inline=self._inline)
         outcomes = Outcomes(core)
@@ -103,7 +104,8 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
         self._stepper = stepper = Stepper(core, asker)
         self._collector = Collector(core, outcomes, stepper, asker)
         same = {name: getattr(choices, name) for name in ("autoreset", "on_failure", "seed_episodes")}
-        self._checkpoints = Checkpoints(core, same, saves=choices.snapshot is not None, every=choices.checkpoint_every)
+        saves, every = choices.snapshot is not None, choices.checkpoint_every
+        self._checkpoints = Checkpoints(core, self._handles, same, saves=saves, every=every)
 
     def _check_made(self) -> None:
         """Check the envs before their specs are compared. For subclasses, which may call methods of the handles."""
@@ -173,9 +175,10 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
             VectorInputError: ``env_ids`` or ``actions`` is invalid, or an env needs a reset first.
         """
         # Read the attributes before the check: another thread may close the vector at any time.
-        stepper, collector, pending, clock = self._stepper, self._collector, self._core.pending, None
-        if self._is_closed or engine.forks != self._forks or pending.is_disturbed or pending.was_disturbed:
+        stepper, collector, core, clock = self._stepper, self._collector, self._core, None
+        if self._is_closed or engine.forks != self._forks or core.pending.is_disturbed or core.pending.was_disturbed:
             self._check_open()
+        pending = core.pending
         before = bytes(pending.slots.states)
         try:
             if self._checkpoints.every is not None:
@@ -236,7 +239,7 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
         """
         asker, core = self._asker, self._core
         ids = self._select(env_ids)
-        futures = [core.make_future(env_id) for env_id in ids]
+        futures = [core.make_future(self._handles[env_id], env_id) for env_id in ids]
         asked = asker.select(ids)
         with defer_signals:
             asker.start_steps(asked, actions, stream=True, wait=ASLEEP, futures=futures, checked=self.action_spec)
@@ -258,11 +261,11 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
             VectorStepError: An env failed. Raised at once, with the results that are ready in ``.batch``.
             VectorInputError: ``min_envs`` or ``max_envs`` is invalid.
         """
-        collector = self._collector
+        collector, core = self._collector, self._core
         self._check_open()
         deadline = deadline_after(timeout, "recv(timeout=...)")
         inputs.check_limits(min_envs, max_envs)
-        if not self._core.pending.receivable:
+        if not core.pending.receivable:
             raise NothingPendingError("recv has nothing to wait for: send actions first")
         wait = functools.partial(collector.receive, min_envs, max_envs, deadline)
         return wait() if (clock := self._statistics.clock) is None else clock.time("recv", wait)

@@ -53,7 +53,7 @@ class Stepper:
         self._heard: dict[Supervisor, ControlPage] = {}
         # Time at which the last step was started (`time.monotonic`).
         self._started = 0.0
-        self._all_posted = bytes([POSTED]) * len(vector.handles)
+        self._all_posted = bytes([POSTED]) * len(vector.supervisors)
         # Whether a step consists of nothing but an action in the row, and its result of nothing but arrays and an info.
         self._may_be_simple = slots.slab.layout.action is not None and slots.of[0].next_seed is None
         self._may_be_simple &= not vector.batcher.learns and not vector.reader.copies_objects
@@ -193,7 +193,7 @@ class Stepper:
                 return None
         if not is_simple and not vector.reader.accept_all(selection.env_ids, contents):
             return None
-        results = vector.reader.batch(selection.env_ids, selection.index, contents)
+        results = vector.reader.batch(selection.index, contents, is_all=selection.is_all)
         # Made idle last: after an interrupt before that, `recv` delivers the results.
         if is_simple:
             is_plain = slots.ops == slots.in_half[slots.halves[0]]
@@ -237,9 +237,8 @@ class Stepper:
 
     def _deliver(self, env_ids: list[int], results: StepResults) -> None:
         """Count the steps of some envs, whose results are returned, and make the envs idle."""
-        slots, (_, _, terminated, truncated, _) = self._slots, results
-        for env_id, is_terminated, is_truncated in zip(env_ids, terminated, truncated, strict=True):
-            is_reset = bool(slots.ops[env_id] & RESET)
-            self._vector.episodes.record(env_id, over=bool(is_terminated or is_truncated), reset=is_reset)
+        slots, over = self._slots, (results[2] | results[3]).tolist()
+        for env_id, is_over in zip(env_ids, over, strict=True):
+            self._vector.episodes.record(env_id, over=is_over, reset=bool(slots.ops[env_id] & RESET))
             slots.has_last[env_id] = True
             slots.states[env_id] = IDLE

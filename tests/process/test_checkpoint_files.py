@@ -15,7 +15,7 @@ import envactors as ea
 # Writes a checkpoint, and is killed before it is complete.
 KILLED = """
 import os, signal, sys
-from envactors.vector import checkpoint_file
+from envactors.state import checkpoint_file
 
 checkpoint_file.os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
 checkpoint_file.write_file(sys.argv[1], b"payload")

@@ -128,13 +128,13 @@ MUTANTS = [
     Mutant("actor.slots:Slot.count_episode", "self.episode += 1", "pass", "episodes have their seeds"),
     # Rows.
     Mutant(ROWS + "post", "core.table.last_id + 1", "core.table.last_id", ONCE),
-    Mutant(ROWS + "_plan", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
+    Mutant(ROWS + "post", "process.watch_doorbell(self._on_ring)", "pass", HANGS),
     Mutant(ROWS + "post", "core.watch(now)", "pass", HANGS),
     Mutant("actor.watch:_look", 'core.timers.set("call",', "(lambda *_: None)(None,", HANGS),
     Mutant("actor.timers:next_look", "now + shortest", "turn.since + shortest + 1000", HANGS),
     Mutant(CALLS + "submit", "table.running is not None or ", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "or table.running is not None", "", "no call runs beside rows"),
-    Mutant(ROWS + "post_at_once", "if table.queue or", "if", "no call runs beside rows"),
+    Mutant(ROWS + "post_at_once", " and not table.queue", "", "no call runs beside rows"),
     Mutant(ROWS + "post_at_once", "unusual and not unusual.isdisjoint(indices)", "False", LOSSES),
     Mutant(
         ROWS + "finish_all",
