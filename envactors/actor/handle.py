@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Concatenate, Generic, NoReturn, overload
 
 from envactors.actor.future import ActorFuture
-from envactors.actor.journal import SavedJournal
 from envactors.actor.requests import CallRequest, Request
 from envactors.actor.states import ActorState, ActorStats
 from envactors.actor.supervisor import Supervisor
 from envactors.actor.type_variables import P, R, T_co
 from envactors.deprecations import warn_deprecated
-from envactors.mailbox.messages import Call, Describe, Get, Kind, Restore, Save, Set
+from envactors.mailbox.messages import Call, Get, Kind, Set
 from envactors.options import check_timeout, is_int
 
 
@@ -251,23 +249,6 @@ def call_or_get(caller: Caller, name: str, args: tuple[Any, ...], kwargs: dict[s
 def call_on_incarnation(caller: Caller, incarnation: int | None, method: str, *args: Any) -> ActorFuture[Any]:
     """Call a method in one process or in none: if that process is lost, so is the call."""
     return caller._submit(Kind.CALL, Call(caller._env, method, args, {}), method, incarnation)
-
-
-def save_state(caller: Caller) -> ActorFuture[Any]:
-    """Return the future of an env's state: the checksum over its observations, and bytes."""
-    return caller._submit(Kind.SAVE, Save(caller._env), "snapshot")
-
-
-def restore_state(caller: Caller, check: int, state: bytes) -> ActorFuture[Any]:
-    """Put an env into a state that `save_state` has returned."""
-    return caller._submit(Kind.RESTORE, Restore(caller._env, check, state), "restore")
-
-
-def bring_back(actor: ActorHandle, journals: Sequence[SavedJournal]) -> ActorFuture[Any]:
-    """Bring the envs of an actor to where saved journals end; return a future that is settled when that was tried."""
-    actor._supervisor.bring_back(journals)
-    # Queued behind the replays, it runs in whichever process has done them.
-    return actor.options(retries=sys.maxsize)._submit(Kind.DESCRIBE, Describe(0), "describe")
 
 
 def discard_process(handle: ActorHandle, incarnation: int | None, index: int, method: str, error: Exception) -> None:

@@ -15,9 +15,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from envactors.actor.requests import Answer, CallRequest
 from envactors.actor.slots import Slots
 from envactors.errors import SerializationError
@@ -33,12 +30,14 @@ from envactors.mailbox.messages import (
 )
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.recorded import as_input, requests_of
-from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, Slab
+from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET
 from envactors.mailbox.specs import reader
 from envactors.options import Deadlines
 
 # Entries larger than this, in bytes, count as several steps, so that the limit on steps bounds memory too.
 _STEP_ROOM = 1024
+# What is recorded of one step: whether it is a reset.
+_RESETS = b"\0", b"\1"
 
 
 # Consecutive steps in rows, or the kind and the payload of another request, which is repeated as it was.
@@ -126,52 +125,35 @@ class Journal:
             kind = Kind.RESET if bits & RESET else Kind.STEP
             self.record_message(kind, bytes(dumps(message)), call_id, check)
         else:
-            self.record_step(slab, index, call_id, check, resets=bool(bits & RESET))
+            columns = [array[index].tobytes() for array in slab.actions]
+            self.record_steps(columns, _RESETS[bool(bits & RESET)], call_id, check)
 
-    def record_step(self, slab: Slab, index: int, call_id: int, check: int, *, resets: bool) -> None:
-        """Record a step, or an autoreset without a seed, from its row."""
-        if not self.whole:
-            self._lengthen(1)  # an env that was never seeded can be restored once its state was saved
-            return
-        steps = self._steps_at_end(slab)
-        for column, array in zip(steps.columns, slab.actions, strict=True):
-            column.extend(array[index].tobytes())
-        steps.resets.append(resets)
-        self._grow(call_id, check, _size_of_one(steps))
-
-    def record_steps(
-        self, slab: Slab, actions: Sequence[npt.NDArray[Any]], resets: npt.NDArray[np.bool_], call_id: int, check: int
-    ) -> None:
-        """Record consecutive steps, and resets without a seed, at once.
+    def record_steps(self, columns: Sequence[bytes | memoryview], resets: bytes, call_id: int, check: int) -> None:
+        """Record consecutive steps from rows, and autoresets without a seed.
 
         Args:
-            slab: The rows, which say what actions look like.
-            actions: Those of the steps, per leaf.
-            resets: bool, shape (k,): which of them were resets.
+            columns: Bytes of their actions, for each leaf of the action's spec.
+            resets: Which of them were resets, 0 or 1.
             call_id: The call in which they ran.
             check: The checksum after the last one.
         """
         count = len(resets)
         if not self.whole:
-            self._lengthen(count)
+            self._lengthen(count)  # an env that was never seeded is brought back once its state was saved
             return
-        steps = self._steps_at_end(slab)
-        for column, array, added in zip(steps.columns, slab.actions, actions, strict=True):
-            column.extend(added.astype(array.dtype, copy=False).tobytes())
-        steps.resets.extend(resets.tobytes())
-        self._grow(call_id, check, _size_of_one(steps), count)
+        steps = self._entries[-1]
+        if not isinstance(steps, RecordedSteps):
+            steps = RecordedSteps([bytearray() for _ in columns], bytearray())
+            self._entries.append(steps)
+        for column, added in zip(steps.columns, columns, strict=True):
+            column.extend(added)
+        steps.resets.extend(resets)
+        size_of_one = sum(map(len, columns)) // max(count, 1)
+        self._grow(call_id, check, size_of_one, count)
 
     def start_seeded(self, position: int, seed: int, call_id: int, check: int, options: Pickled | None = None) -> None:
         """Begin with a seeded reset."""
         self._start_anew(bytes(dumps((position, seed, options))), call_id, check)
-
-    def _steps_at_end(self, slab: Slab) -> RecordedSteps:
-        """Return the entry that the next step is added to."""
-        last = self._entries[-1]
-        if not isinstance(last, RecordedSteps):
-            last = RecordedSteps([bytearray() for _ in slab.actions], bytearray())
-            self._entries.append(last)
-        return last
 
     def _record_state(self, request: CallRequest, answer: Answer) -> None:
         """Begin with the state that an env was in when it was saved, or was put into."""
@@ -219,7 +201,7 @@ class Journal:
         elif kind == Kind.SET:
             self._set_attribute(payload)
         elif kind in (Kind.RESET, Kind.STEP):
-            self._lengthen(1)  # as in `record_step`
+            self._lengthen(1)  # as in `record_steps`
 
     def _grow(self, call_id: int, check: int, size: int, steps: int = 1) -> None:
         self._last_call, self._check = call_id, check
@@ -271,11 +253,6 @@ class Journal:
         return [*map(as_input, asked), _last_input(slots, index)]
 
 
-def _size_of_one(steps: RecordedSteps) -> int:
-    """Return the size of one action in bytes."""
-    return sum(map(len, steps.columns)) // max(len(steps.resets), 1)
-
-
 def _is_seeded_reset(slots: Slots, index: int) -> bool:
     return bool(slots.ops[index] & RESET) and slots.seed_posted(index) is not None
 
@@ -324,43 +301,15 @@ class Journals:
         """Return the journal of an env, from its index."""
         return self.journals[index - self._first_index]
 
-    def load(self, saved: Sequence[SavedJournal]) -> None:
-        """Have each journal become one that was saved."""
-        for journal, one in zip(self.journals, saved, strict=True):
-            journal.load(one)
-
-    def record_steps(
-        self,
-        slab: Slab,
-        index: int,
-        actions: Sequence[npt.NDArray[Any]],
-        resets: npt.NDArray[np.bool_],
-        call_id: int,
-        check: int,
-    ) -> None:
-        """Record consecutive steps of an env; see `Journal.record_steps`."""
-        journal = self.journal(index)
-        if slab.actions:
-            journal.record_steps(slab, actions, resets, call_id, check)
-        else:
-            autoreset = self.attach is not None and self.attach.autoreset
-            position = index - self._first_index
-            for action, is_reset in zip(actions[0], resets.tolist(), strict=True):
-                message: tuple[Any, ...] = position, None, None
-                if not is_reset:
-                    message = position, Pickled(bytes(dumps(action))), autoreset, None
-                kind = Kind.RESET if is_reset else Kind.STEP
-                journal.record_message(kind, bytes(dumps(message)), call_id, check)
-
     def record_all(self, slots: Slots) -> bool:
         """Record a plain step or an autoreset of each env; return False if they are to be recorded one by one."""
         if self._saves:
             return False
         slab, checks = slots.slab, slots.slab.checks.data
         for index, journal in enumerate(self.journals, self._first_index):
-            bits = slots.ops[index]
-            check = checks[bits & HALF, index]
-            journal.record_step(slab, index, slots.numbers_of[index], check, resets=bool(bits & RESET))
+            bits, number = slots.ops[index], slots.numbers_of[index]
+            columns = [array[index].tobytes() for array in slab.actions]
+            journal.record_steps(columns, _RESETS[bool(bits & RESET)], number, checks[bits & HALF, index])
         return True
 
     def replay_requests(self, deadlines: Deadlines) -> list[CallRequest]:

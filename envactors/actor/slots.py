@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envactors.mailbox.info_codec import InfoReader, InfoWriter
-from envactors.mailbox.messages import Failure, Pickled, episode_seed, renewed_seed
+from envactors.mailbox.info_codec import InfoReader
+from envactors.mailbox.messages import Pickled, episode_seed, renewed_seed
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.slab import HALF, NO_AUTORESET, PAYLOAD, RESET, RING, SEED, Slab
 
@@ -160,7 +160,7 @@ class Slots:
             process yet, need a reset, or are to leave it.
         outcomes: The outcomes of envs whose requests have no result.
         overflow: What has come beside the rows, by env.
-        at_rest: The state of each env without a request: `IDLE`, or `ROLLING`.
+        at_rest: The state of an env without a request: `IDLE`, or `ROLLING`.
     """
 
     def __init__(
@@ -196,17 +196,17 @@ class Slots:
         self.unusual: set[int] = set(range(count))
         self.outcomes: dict[int, Outcome] = {}
         self.overflow: dict[int, memoryview] = {}
-        self.at_rest: bytearray = bytearray(count)
+        self.at_rest: int = IDLE
 
     def plan(self, index: int, incarnation: int) -> Any:
         """Decide what an env is posted, and write it into its row; return its payload, None without any."""
         slot, op = self.of[index], self.of[index].op
-        resets = bool(self.ended[index]) if op is None or (op.method == "step" and not op.resets) else op.resets
+        resets = bool(self.ended[index]) if op is None or not op.resets else True
         bits = self.halves[index] ^ HALF
         seed = slot.next_seed
         if resets:
             bits |= RESET
-            seed = self._seed_of_reset(slot, incarnation)
+            seed = self.seed_of_reset(slot, incarnation)
         elif slot.retiring and self.autoreset == "same_step":
             bits |= NO_AUTORESET
         slot.seed = seed
@@ -227,19 +227,8 @@ class Slots:
         self.ops[index] = bits
         return payload
 
-    def fail(self, index: int, failure: Failure) -> None:
-        """Write into the row of an env that what it was posted has failed, as its worker does elsewhere."""
-        content = InfoWriter(self.slab, self.infos.contents).fail(index, failure)
-        if content is not None:
-            self.overflow[index] = memoryview(content)
-        self.slab.completed[index] = self.numbers[index]
-
-    def next_seed(self, index: int, incarnation: int) -> int | None:
-        """Return the seed of an env's next reset, by autoreset; None to let the env choose."""
-        slot = self.of[index]
-        return self._seed_of_reset(slot, incarnation) if self.ended[index] else slot.next_seed
-
-    def _seed_of_reset(self, slot: Slot, incarnation: int) -> int | None:
+    def seed_of_reset(self, slot: Slot, incarnation: int) -> int | None:
+        """Return the seed of an env's next reset; None to let the env choose."""
         if slot.op is not None and slot.op.seed is not None:
             return slot.op.seed
         if slot.next_seed is not None:
@@ -302,7 +291,7 @@ class Slots:
 
         After an interrupt between the two, the env is known by its request: without one, it might be a plain step.
         """
-        self.states[index] = self.at_rest[index]
+        self.states[index] = self.at_rest
         self.of[index].op = None
         self.note_usual(index)
 

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 
 from envactors.actor import engine as engines
@@ -19,7 +19,7 @@ from envactors.actor.calls import Calls
 from envactors.actor.config import ActorConfig
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
-from envactors.actor.journal import Journal, SavedJournal
+from envactors.actor.journal import Journal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.reactor import Reactor
@@ -172,15 +172,6 @@ class Supervisor:
             if self.calls.rows is not None:
                 self.calls.rows.arrive_for_others()
             return core.recovery.journal(index)
-
-    def bring_back(self, journals: Sequence[SavedJournal]) -> None:
-        """Have the envs brought to where saved journals end, in this process and in those after it."""
-        core = self.core
-        with core.change, core.lock:
-            core.recovery.load(journals)
-            for request in core.recovery.replay_requests(core.config.deadlines):
-                core.add(request)
-            self.calls.dispatch()
 
     def _run_inline(self) -> None:
         """Run the posted requests of an in-process worker, unless an outer call in this thread is already doing so.

@@ -65,7 +65,7 @@ class Episodes:
             self._ended[...] = False
         if terminated.tobytes() != self._zeros or truncated.tobytes() != self._zeros:
             for index in np.flatnonzero(terminated | truncated).tolist():
-                self._end(self._of[index])
+                self.end(self._of[index])
             if self.autoreset == "next_step":
                 self._ended[...] = terminated | truncated
 
@@ -80,32 +80,11 @@ class Episodes:
         if reset:
             slot.count_episode()
         if over:
-            self._end(slot)
+            self.end(slot)
 
-    def record_column(self, index: int, over: bytes, resets: bytes) -> None:
-        """Record consecutive transitions of an env, at least one.
-
-        Args:
-            index: Index of the env.
-            over: Whether each of them ended an episode, 0 or 1.
-            resets: Whether each of them was a reset, 0 or 1.
-        """
-        slot = self._of[index]
-        if slot.counted_in != slot.incarnation:
-            self.begin_process(slot)
-        until_end = over.rfind(1) + 1
-        if slot.next_seed is not None:
-            for _ in range(resets.count(1)):
-                slot.count_episode()
-        self._steps[index] += until_end - resets.count(1, 0, until_end)
-        slot.needs_reset = False
-        if until_end:
-            self._end(slot, over.count(1))
-        self._steps[index] += len(over) - until_end - resets.count(1, until_end)
-        is_over = until_end == len(over)
-        self._ended[index] = is_over and self.autoreset == "next_step"
-        if not is_over:
-            slot.needs_reset = False
+    def add(self, index: int, steps: int) -> None:
+        """Count steps of an env."""
+        self._steps[index] += steps
 
     def resume(self, slot: Slot, *, steps: int, episodes: int) -> None:
         """Continue the counts of an env from a checkpoint."""
@@ -119,7 +98,7 @@ class Episodes:
         slot.steps_before = int(self._steps[slot.index]) + self._rounds
         slot.retiring = False  # the process to be replaced is gone
 
-    def _end(self, slot: Slot, count: int = 1) -> None:
+    def end(self, slot: Slot, count: int = 1) -> None:
         """Record the end of one or more episodes."""
         self.episodes[slot.index] += count
         if self.autoreset == "same_step":
@@ -133,16 +112,15 @@ class Episodes:
             self._unusual.add(slot.index)
 
     def _is_to_be_replaced(self, slot: Slot) -> bool:
-        supervisor = self._supervisors[slot.index]
-        process, policy = supervisor.core.process, self._recycle
-        is_alone = len(supervisor.config.start.factories) == 1
-        if process is not None and process.worker.is_leaving and is_alone:
+        supervisor, policy = self._supervisors[slot.index], self._recycle
+        process = supervisor.core.process
+        if process is None:
+            return False
+        if process.worker.is_leaving and len(supervisor.config.start.factories) == 1:
             return True
-        return policy is not None and self._is_too_old(slot, policy)
-
-    def _is_too_old(self, slot: Slot, policy: RecyclePolicy) -> bool:
-        process = self._supervisors[slot.index].core.process
+        if policy is None:
+            return False
         steps = int(self._steps[slot.index]) + self._rounds - slot.steps_before
-        too_many = policy.max_steps is not None and steps >= policy.max_steps
-        limit = float("inf") if policy.max_rss is None else policy.max_rss
-        return process is not None and (too_many or (limit < float("inf") and process.worker.resident_memory() > limit))
+        if policy.max_steps is not None and steps >= policy.max_steps:
+            return True
+        return policy.max_rss is not None and process.worker.resident_memory() > policy.max_rss

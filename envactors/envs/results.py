@@ -189,13 +189,16 @@ class RowReader:
         self._slots.has_last[step.env_id] = True
 
     def last(self, env_id: int, *, before: bool = False) -> EnvStep | None:
-        """Return the last complete result of an env with an info that the user may change; None if it has none.
+        """Return the last complete result of an env with an info that the user may change.
 
         Args:
             env_id: Id of the env.
             before: Whether to return the result before the one in the row, which was not read yet.
+
+        Returns:
+            None if it has none, or under ``on_failure="raise"``, since users may have changed its info then.
         """
-        if not self._slots.has_last[env_id]:
+        if not self._slots.has_last[env_id] or self._slots.on_failure == "raise":
             return None
         step = self._last(env_id, before=before)
         return step._replace(info=dict(step.info))
@@ -206,10 +209,6 @@ class RowReader:
 
     def _last(self, env_id: int, *, before: bool = False) -> EnvStep:
         return self._restored.get(env_id) or self.step(env_id, 0, before=before, objects=self._copies.get(env_id))
-
-    def last_kept(self, env_id: int) -> EnvStep | None:
-        """Return `last`; None under ``on_failure="raise"``, since users may have changed its info then."""
-        return None if self._slots.on_failure == "raise" else self.last(env_id)
 
     def keep_all(self, contents: list[Content] | None) -> None:
         """Record that all envs have new results with this content."""

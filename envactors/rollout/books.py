@@ -47,8 +47,22 @@ class Books:
             over: Whether each transition ended an episode, 0 or 1.
             resets: Whether each transition was a reset, 0 or 1.
         """
-        self._vector.episodes.record_column(index, over, resets)
-        autoreset = self._slots.autoreset
+        episodes, slot, autoreset = self._vector.episodes, self._slots.of[index], self._slots.autoreset
+        if slot.counted_in != slot.incarnation:
+            episodes.begin_process(slot)
+        until_end = over.rfind(1) + 1
+        if slot.next_seed is not None:
+            for _ in range(resets.count(1)):
+                slot.count_episode()
+        episodes.add(index, until_end - resets.count(1, 0, until_end))
+        slot.needs_reset = False
+        if until_end:
+            episodes.end(slot, over.count(1))
+        episodes.add(index, len(over) - until_end - resets.count(1, until_end))
+        is_over = until_end == len(over)
+        self._slots.ended[index] = is_over and autoreset == "next_step"
+        if not is_over:
+            slot.needs_reset = False
         begins = bool(resets[-1]) or (bool(over[-1]) and autoreset == "same_step")
         self._starts[index] = self._slots.numbers_of[index], begins
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from envactors.actor.slots import Slots
+from envactors.actor.journal import Journal
+from envactors.actor.slots import Slot, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
 from envactors.mailbox.info_codec import PLAIN, InfoReader
-from envactors.mailbox.messages import episode_seed
+from envactors.mailbox.messages import Kind, Pickled, episode_seed
+from envactors.mailbox.pickling import dumps
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
 from envactors.rollout.trajectory import REPEAT, RESET, Trajectory
@@ -181,6 +184,25 @@ class PartProgress:
             ran = trajectory.ops[start:done, index] != REPEAT
             actions = [array[start:done, index][ran] for array in trajectory.actions]
             resets = trajectory.ops[start:done, index][ran] == RESET
-            core.recovery.record_steps(
-                slots.slab, index, actions, resets, _NO_CALL, int(trajectory.checks[done - 1, index])
-            )
+            _record_steps(slots, journal, slot, actions, resets, int(trajectory.checks[done - 1, index]))
+
+
+def _record_steps(
+    slots: Slots,
+    journal: Journal,
+    slot: Slot,
+    actions: Sequence[npt.NDArray[Any]],
+    resets: npt.NDArray[np.bool_],
+    check: int,
+) -> None:
+    """Record consecutive steps of an env in its journal, as if they had been taken one by one."""
+    if slots.slab.actions:
+        pairs = zip(actions, slots.slab.actions, strict=True)
+        columns = [added.astype(array.dtype, copy=False).tobytes() for added, array in pairs]
+        journal.record_steps(columns, resets.tobytes(), _NO_CALL, check)
+        return
+    for action, is_reset in zip(actions[0], resets.tolist(), strict=True):
+        message: tuple[Any, ...] = slot.position, None, None
+        if not is_reset:
+            message = slot.position, Pickled(bytes(dumps(action))), slots.autoreset == "same_step", None
+        journal.record_message(Kind.RESET if is_reset else Kind.STEP, bytes(dumps(message)), _NO_CALL, check)

@@ -189,9 +189,9 @@ class Rollouts:
             self._next += 1
             self._runs.append(run)
             slots = self._slots
-            slots.at_rest[:] = bytes([ROLLING]) * len(slots.states)
+            slots.at_rest = ROLLING
             if len(self._runs) == 1:
-                slots.states[:] = slots.at_rest
+                slots.states[:] = bytes([ROLLING]) * len(slots.states)
             for part in run.parts:
                 self._waiting[part.supervisor].append(part)
             ready = [part for part in run.parts if self._waiting[part.supervisor][0] is part]
@@ -231,7 +231,7 @@ class Rollouts:
             AlreadyPendingError: There are, or a result is pending.
         """
         states = self._slots.states
-        busy = [index for index, state in enumerate(states) if state != self._slots.at_rest[index]]
+        busy = [index for index, state in enumerate(states) if state != self._slots.at_rest]
         if len(self._runs) >= most:
             raise AlreadyPendingError(f"{len(self._runs)} rollouts are in flight: wait for the oldest one first")
         if not self._runs and busy:
@@ -308,7 +308,7 @@ class Rollouts:
                 self._runs.pop(0)
             if not self._runs:
                 slots = self._slots
-                slots.at_rest[:] = bytes([IDLE]) * len(slots.states)
+                slots.at_rest = IDLE
                 for index in range(len(slots.states)):
                     slots.make_idle(index)
         future.settle(rollout if error is None else None, error, 0)

@@ -6,17 +6,18 @@ The file format is in `envactors.state.checkpoint_file`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from envactors.actor.future import results_of
-from envactors.actor.handle import ActorHandle, ActorView, bring_back, save_state
+from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.handle import ActorHandle, ActorView
 from envactors.actor.journal import Journal, SavedJournal
 from envactors.actor.slots import NO_EPISODE, Slot, Slots
 from envactors.envs.core import VectorCore
 from envactors.envs.results import EnvStep
 from envactors.errors import VectorEnvError
-from envactors.mailbox.messages import episode_seed
+from envactors.mailbox.messages import Describe, Kind, Save, episode_seed
 from envactors.mailbox.pickling import dumps, loads
 from envactors.mailbox.specs import Spec
 from envactors.state.checkpoint_file import read_file, write_file
@@ -164,7 +165,7 @@ class Checkpoints:
             raise VectorEnvError(f"the actions of {path!r} are {saved.action}: expected {self._vector.action_spec}")
         journals = iter([one.journal for one in saved.envs])
         groups = [[next(journals) for _ in actor._supervisor.config.start.factories] for actor in actors]
-        results_of([bring_back(actor, group) for actor, group in zip(actors, groups, strict=True)])
+        results_of([_bring_back(actor, group) for actor, group in zip(actors, groups, strict=True)])
         for slot, one in zip(self._slots.of, saved.envs, strict=True):
             if one.journal.whole and not self._journal(slot.index).whole:
                 raise VectorEnvError(
@@ -192,3 +193,21 @@ def move(slots: Slots, slot: Slot, root_seed: int | None, episode: int, *, ended
     slots.ended[slot.index] = ended
     slots.unusual.add(slot.index)
     slots.note_usual(slot.index)
+
+
+def save_state(caller: ActorView) -> ActorFuture[Any]:
+    """Return the future of an env's state: the checksum over its observations, and bytes."""
+    return caller._submit(Kind.SAVE, Save(caller._env), "snapshot")
+
+
+def _bring_back(actor: ActorHandle, saved: Sequence[SavedJournal]) -> ActorFuture[Any]:
+    """Bring the envs of an actor to where saved journals end; return a future that is settled when that was tried."""
+    core = actor._supervisor.core
+    with core.change, core.lock:
+        for journal, one in zip(core.recovery.journals, saved, strict=True):
+            journal.load(one)
+        for request in core.recovery.replay_requests(core.config.deadlines):
+            core.add(request)
+        core.send_waiting()
+    # Queued behind the replays, it runs in whichever process has done them.
+    return actor.options(retries=sys.maxsize)._submit(Kind.DESCRIBE, Describe(0), "describe")

@@ -8,14 +8,15 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from envactors.actor.future import results_of
-from envactors.actor.handle import ActorHandle, ActorView, restore_state, save_state
+from envactors.actor.future import ActorFuture, results_of
+from envactors.actor.handle import ActorHandle, ActorView
 from envactors.actor.slots import NO_EPISODE
 from envactors.envs.core import VectorCore
 from envactors.envs.results import Batch, EnvStep
 from envactors.errors import NothingPendingError, VectorInputError
 from envactors.mailbox.factory import Factory
-from envactors.state.checkpoints import Checkpoints, move, read_checkpoint
+from envactors.mailbox.messages import Kind, Restore
+from envactors.state.checkpoints import Checkpoints, move, read_checkpoint, save_state
 
 T = TypeVar("T", bound="SnapshotMethods")
 
@@ -82,7 +83,7 @@ class SnapshotMethods(abc.ABC):
 
     def _describe(self, env_id: int, check: int, state: bytes) -> EnvSnapshot:
         slot, ended = self._core.slots.of[env_id], bool(self._core.slots.ended[env_id])
-        last = self._core.reader.last_kept(env_id)
+        last = self._core.reader.last(env_id)
         return EnvSnapshot(env_id, state, check, slot.root_seed, slot.episode, ended, last)
 
     def restore(self, snapshots: Sequence[EnvSnapshot], env_ids: Iterable[int] | None = None) -> None:
@@ -105,7 +106,7 @@ class SnapshotMethods(abc.ABC):
             raise VectorInputError(f"{len(ids)} env_ids for {len(snapshots)} snapshots: expected one each")
         self._checkpoints.check_can_save(ids)
         handles = [self._handles[env_id] for env_id in ids]
-        futures = [restore_state(one, each.check, each.state) for one, each in zip(handles, snapshots, strict=True)]
+        futures = [_restore_state(*pair) for pair in zip(handles, snapshots, strict=True)]
         for env_id, future, one in zip(ids, futures, snapshots, strict=True):
             failed = future.exception() is not None
             slot = self._core.slots.of[env_id]
@@ -124,7 +125,7 @@ class SnapshotMethods(abc.ABC):
         Raises:
             NothingPendingError: An env has no result yet.
         """
-        steps = [self._core.reader.last_kept(env_id) for env_id in self._select(None)]
+        steps = [self._core.reader.last(env_id) for env_id in self._select(None)]
         if None in steps:
             raise NothingPendingError("last_batch of envs that have not been reset: reset them first")
         return self._core.batcher.batch([step for step in steps if step is not None])
@@ -173,3 +174,8 @@ class SnapshotMethods(abc.ABC):
             envs.close(0)
             raise
         return envs
+
+
+def _restore_state(caller: ActorView, snapshot: EnvSnapshot) -> ActorFuture[Any]:
+    """Put an env into the state of a snapshot."""
+    return caller._submit(Kind.RESTORE, Restore(caller._env, snapshot.check, snapshot.state), "restore")

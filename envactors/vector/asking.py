@@ -57,7 +57,6 @@ class Asker:
         all: All envs in order.
         only_action: Rows for actions, if an action is one array; else None.
         corked: Returns a context in which what is posted to other machines is held back, to be sent as one.
-        unenforced: Deadlines that the backend does not enforce, in seconds by method, until the user was warned.
         posting: Time that posting streamed steps has taken since the collector last reset it, in seconds.
     """
 
@@ -75,8 +74,6 @@ class Asker:
         )
         # With an in-process backend, envs run in the thread that starts them, where Ctrl-C has to reach them.
         self._deferral: Any = contextlib.nullcontext() if config.backend.inline else defer_signals
-        limits = {} if config.backend.kills else {method: config.deadlines.of(method) for method in ("step", "reset")}
-        self.unenforced: dict[str, float] = {method: limit for method, limit in limits.items() if limit is not None}
         self.posting: float = 0.0
 
     def select(self, env_ids: Iterable[int]) -> Selection:
@@ -88,11 +85,6 @@ class Asker:
                 self._selections.clear()
             found = self._selections[key] = Selection(list(key), self._vector)
         return found
-
-    def warn_of_deadline(self, method: str) -> None:
-        """Warn once that the backend does not enforce a deadline."""
-        limit = self.unenforced.pop(method, None)
-        self._vector.supervisors[0].core.warn_of_deadline(limit)
 
     # Steps -----------------------------------------------------------------------------------------------
 
@@ -124,8 +116,6 @@ class Asker:
             SpaceMismatchError: The actions do not conform to the action spec.
         """
         slots, env_ids = self._slots, selection.env_ids
-        if self.unenforced:
-            self.warn_of_deadline("step")
         self._vector.pending.check_idle(env_ids)
         self._vector.check_steppable(env_ids)
         payloads = self.write_actions(selection, actions, checked)
@@ -168,8 +158,6 @@ class Asker:
         futures: Sequence[EnvFuture] = (),
     ) -> None:
         """Start resets, whose results go to the futures, or to `recv` if there are none."""
-        if self.unenforced:
-            self.warn_of_deadline("reset")
         self._vector.pending.check_idle(env_ids)
         self._leave_drained_nodes(env_ids)
         slots, pickles = self._slots, self._slots.pickles

@@ -75,6 +75,9 @@ class VectorActors:
             standby = launch_alike(largest, name=name, first=first, env_vars=env_vars[0], is_standby=True)
             givers.append(standby._supervisor.lifecycle.give_process)
             self._standbys.append(standby)
+        first_actor = self.actors[0]._supervisor
+        for method in ("step", "reset"):
+            first_actor.core.warn_of_deadline(first_actor.config.deadlines.of(method))
 
     def describe_envs(self) -> Description:
         """Return the specs and metadata of the envs.

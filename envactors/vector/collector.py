@@ -133,8 +133,7 @@ class Collector:
                     pairs.append((process.page.counters, rows.last))
             if pairs:
                 spin_until_all(pairs, FINISHED)
-        self._arrive()
-        self._outcomes.read_arrived()
+        self.read()
 
     def _record_wait(self, started: float, count: int) -> None:
         """Record the duration of a wait for ``count`` delivered results, which began at ``started``."""
@@ -227,15 +226,13 @@ class Collector:
         """
         with defer_signals:  # delivering and counting must not be separated
             results = self._pending.look_at(env_ids)
+            failures = {result.env_id: result.error for result in results if result.error is not None}
             if all(result.is_in_rows for result in results) and not self._vector.batcher.learns:
                 batch = self._take_batch(env_ids)
-                self._pending.take(env_ids)
-                self._vector.reactor.wake(self._pending)  # another thread may wait for the same ones
-                return batch
-            failures = {result.env_id: result.error for result in results if result.error is not None}
-            steps, mismatches = self._vector.batcher.conform_all(self._steps(results))
-            failures.update(mismatches)
-            batch = self._vector.batcher.batch(steps)
+            else:
+                steps, mismatches = self._vector.batcher.conform_all(self._steps(results))
+                failures.update(mismatches)
+                batch = self._vector.batcher.batch(steps)
             self._pending.take(env_ids)
         self._vector.reactor.wake(self._pending)  # another thread may wait for the same ones
         if failures:
@@ -259,13 +256,12 @@ class Collector:
 
     def _steps(self, results: Sequence[ReadyResult]) -> list[EnvStep]:
         """Return the results without the failures, in order."""
-        steps = []
-        for result in results:
-            if result.step is not None:
-                steps.append(result.step)
-            elif result.error is None:
-                steps.append(self._vector.reader.step(result.env_id, self._slots.of[result.env_id].incarnation))
-        return steps
+        reader, of = self._vector.reader, self._slots.of
+        return [
+            result.step or reader.step(result.env_id, of[result.env_id].incarnation)
+            for result in results
+            if result.error is None
+        ]
 
     def _whereabouts(self, env_id: int) -> str:
         """Describe the actor of an env, for errors."""

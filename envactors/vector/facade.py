@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -150,8 +149,7 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
         seeds, each = inputs.seeds_for(seed, ids), inputs.one_each(options, len(ids), "options")
         collector.discard(ids, deadline)
         asker.start_resets(ids, seeds, each)
-        clock, wait = self._statistics.clock, functools.partial(collector.gather, ids, timeout, deadline, "reset")
-        batch = wait() if clock is None else clock.time("reset", wait)
+        batch = self._statistics.time("reset", lambda: collector.gather(ids, timeout, deadline, "reset"))
         return batch.obs, batch.infos
 
     def step(self, actions: Any, env_ids: Iterable[int] | None = None, timeout: float | None = None) -> StepResults:
@@ -223,7 +221,7 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
             result = None if started is None else stepper.finish(started, deadline)
             return collector.gather(self._all_ids, timeout, deadline, "step_wait")[1:6] if result is None else result
 
-        return wait() if (clock := self._statistics.clock) is None else clock.time("step", wait, batches=1)
+        return self._statistics.time("step", wait, batches=1)
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start steps without waiting; `recv` returns the results. Arguments and errors are those of `step`."""
@@ -267,8 +265,7 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
         inputs.check_limits(min_envs, max_envs)
         if not core.pending.receivable:
             raise NothingPendingError("recv has nothing to wait for: send actions first")
-        wait = functools.partial(collector.receive, min_envs, max_envs, deadline)
-        return wait() if (clock := self._statistics.clock) is None else clock.time("recv", wait)
+        return self._statistics.time("recv", lambda: collector.receive(min_envs, max_envs, deadline))
 
     def close(self, timeout: float | None = None) -> None:
         """Close the envs and end their processes in parallel. It may be called again.

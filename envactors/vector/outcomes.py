@@ -38,19 +38,15 @@ class Outcomes:
         self._slots = vector.slots
         self._reader = vector.reader
 
-    def read_arrived(self) -> int:
-        """Read all outcomes that have arrived for `recv`, and return their number."""
+    def read_arrived(self) -> None:
+        """Read all outcomes that have arrived for `recv`."""
         slots = self._slots
-        if ARRIVED not in slots.states:
-            return 0
-        found = slots.unread()
-        for index in found:
+        for index in slots.unread() if ARRIVED in slots.states else ():
             result = self._read(index)
             if result is not None:
                 slots.of[index].op = None
                 slots.note_usual(index)
                 self._vector.pending.add(result)
-        return len(found)
 
     def read_for_future(self, index: int, op: Op) -> None:
         """Read the outcome of an env whose request has a future, and settle the future.

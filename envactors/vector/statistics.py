@@ -97,14 +97,6 @@ class CallerClock:
         if self.spans is not None:
             self.spans.append((method, begin, self._since))
 
-    def time(self, method: str, wait: Callable[[], T], batches: int = 0) -> T:
-        """Call a function that waits on behalf of a method of the vector."""
-        self.enter()
-        try:
-            return wait()
-        finally:
-            self.leave(method, batches)
-
 
 class VectorStatistics:
     """Statistics of one vector env.
@@ -133,6 +125,17 @@ class VectorStatistics:
         """Begin to measure the caller's time, unless it is measured already."""
         self.clock = self.clock or CallerClock()
         return self.clock
+
+    def time(self, method: str, wait: Callable[[], T], batches: int = 0) -> T:
+        """Call a function that waits on behalf of a method of the vector."""
+        clock = self.clock
+        if clock is None:
+            return wait()
+        clock.enter()
+        try:
+            return wait()
+        finally:
+            clock.leave(method, batches)
 
     def collect(self) -> VectorStats:
         """Return the statistics. The first call also begins to measure times in the workers.

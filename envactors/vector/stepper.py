@@ -93,8 +93,6 @@ class Stepper:
     def _start_all(self, actions: Any, now: float, wait: int, *, pinned: bool) -> None:
         """Start a step of all envs, which are idle and need nothing but to be posted."""
         asker, slots, only = self._asker, self._slots, self._asker.only_action
-        if asker.unenforced:
-            asker.warn_of_deadline("step")
         is_array = only is not None and type(actions) is np.ndarray and actions.dtype == only.dtype
         if only is not None and is_array and actions.shape == only.shape:
             only[...] = actions  # as `write_actions` does, which would be a call

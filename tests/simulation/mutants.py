@@ -231,9 +231,9 @@ MUTANTS = [
     # Journals.
     Mutant(JOURNAL + "count_failure", "self._failed_at = self._size", "pass", "no third time"),
     Mutant(JOURNAL + "_grow", "self._last_call, self._check = call_id, check", "pass", REPLAYS),
-    Mutant(JOURNAL + "record_row", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
+    Mutant(JOURNAL + "record_row", "_RESETS[bool(bits & RESET)]", "_RESETS[0]", REPLAYS),
     Mutant(JOURNAL + "record_row", "self.start_seeded(", "(lambda *_: None)(", REPLAYS),
-    Mutant("actor.journal:Journals.record_all", "resets=bool(bits & RESET)", "resets=False", REPLAYS),
+    Mutant("actor.journal:Journals.record_all", "_RESETS[bool(bits & RESET)]", "_RESETS[0]", REPLAYS),
     # The vector.
     Mutant(ASKER + "queue_envs", "slots.states[env_id] = ASKED", "pass", STATES),
     Mutant(

@@ -36,7 +36,7 @@ class _Books:
 
     def __init__(self) -> None:
         self.handed_out: list[Any] = []
-        slots: Any = SimpleNamespace(at_rest=bytearray([ROLLING] * 2))
+        slots: Any = SimpleNamespace(at_rest=ROLLING)
         self.actors: list[Any] = [_Supervisor() for _ in range(2)]
         vector: Any = SimpleNamespace(slots=slots, actors=self.actors, reader=SimpleNamespace(copies=True))
         unused: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -156,30 +157,27 @@ def test_copy_false_returns_views_inline():
 
 
 @LOCAL
-@pytest.mark.parametrize("ask", ["step", "step_some", "submit", "send"])
-def test_a_deadline_that_is_not_enforced_is_warned_of_once_and_before_the_first_step(backend, ask):
-    deadlines = ea.Deadlines(step=5.0)
-    with ea.VectorEnv([Sharing] * 2, backend=backend, deadlines=deadlines) as envs:
+def test_a_deadline_that_is_not_enforced_is_warned_of_once_and_before_the_first_step(backend):
+    deadlines = ea.Deadlines(step=5.0, reset=5.0)
+    with pytest.warns(UserWarning, match="deadlines are not enforced") as caught:
+        envs = ea.VectorEnv([Sharing] * 2, backend=backend, deadlines=deadlines)
+    assert len(caught) == 1
+    with envs, warnings.catch_warnings():
+        warnings.simplefilter("error")
         envs.reset(seed=0)
-        ways = {
-            "step": lambda: envs.step(np.ones((2, 2), np.float32)),
-            "step_some": lambda: envs.step(np.ones((1, 2), np.float32), env_ids=[1]),
-            "submit": lambda: [future.result() for future in envs.submit(np.ones((2, 2), np.float32))],
-            "send": lambda: (envs.send(np.ones((2, 2), np.float32)), envs.recv()),
-        }
-        with pytest.warns(UserWarning, match="deadlines are not enforced") as caught:
-            ways[ask]()
-        assert len(caught) == 1
-        for again in ways.values():
-            again()
+        envs.step(np.ones((2, 2), np.float32))
+        envs.step(np.ones((1, 2), np.float32), env_ids=[1])
+        for future in envs.submit(np.ones((2, 2), np.float32)):
+            future.result()
+        envs.send(np.ones((2, 2), np.float32))
+        envs.recv()
 
 
 @LOCAL
 def test_a_deadline_of_resets_that_is_not_enforced_is_warned_of(backend):
-    with ea.VectorEnv([Sharing], backend=backend, deadlines=ea.Deadlines(reset=5.0)) as envs:
-        with pytest.warns(UserWarning, match="deadlines are not enforced"):
-            envs.reset(seed=0)
-        envs.step(np.ones((1, 2), np.float32))
+    with pytest.warns(UserWarning, match="deadlines are not enforced"):
+        envs = ea.VectorEnv([Sharing], backend=backend, deadlines=ea.Deadlines(reset=5.0))
+    envs.close()
 
 
 @pytest.mark.parametrize("make", [lambda: ThreadWorker("given up", None, 1), lambda: InlineWorker("given up", None, 1)])
