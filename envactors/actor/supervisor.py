@@ -19,7 +19,6 @@ from envactors.actor.calls import Calls
 from envactors.actor.config import ActorConfig
 from envactors.actor.core import ActorCore
 from envactors.actor.future import ActorFuture
-from envactors.actor.journal import Journal
 from envactors.actor.lifecycle import Lifecycle
 from envactors.actor.process import ExitReport
 from envactors.actor.reactor import Reactor
@@ -164,14 +163,6 @@ class Supervisor:
         index, retries = self.config.first_index, sys.maxsize
         self.calls.submit(CallRequest("attach", index, future=future, retries=retries, kind=Kind.ATTACH), attach)
         return future
-
-    def journal(self, index: int) -> Journal:
-        """Return the journal of an env, up to its last completed request."""
-        core = self.core
-        with core.change, core.lock:
-            if self.calls.rows is not None:
-                self.calls.rows.arrive_for_others()
-            return core.recovery.journal(index)
 
     def _run_inline(self) -> None:
         """Run the posted requests of an in-process worker, unless an outer call in this thread is already doing so.

@@ -25,11 +25,6 @@ class ReadyResult(NamedTuple):
     step: EnvStep | None = None
     error: BaseException | None = None
 
-    @property
-    def is_in_rows(self) -> bool:
-        """Whether the result is in the rows of shared memory."""
-        return self.step is None and self.error is None
-
 
 class Pending:
     """Results that were not delivered yet.

@@ -96,9 +96,8 @@ class RowReader:
         # The array of observations, if it is the only one.
         is_array = isinstance(rows.layout.observation, ArraySpec)
         self._only = rows.observations[0] if is_array and rows.layout.reward is not None else None
-        # Last results that are not in the rows: those of restored envs, and of rollouts.
-        self._restored: dict[int, EnvStep] = {}
-        self._copies: dict[int, list[Any]] = {}
+        # Last results that are kept apart from the rows: copies, and those of restored envs and of rollouts.
+        self._kept: dict[int, EnvStep] = {}
         self.copies_objects: bool = slots.on_failure != "raise" and any(array is None for array in rows.observations)
 
     def decode(self, env_ids: Sequence[int]) -> list[Content] | None:
@@ -185,7 +184,7 @@ class RowReader:
 
     def keep(self, step: EnvStep) -> None:
         """Store a result that is not in its row as the env's last one, until the env has another."""
-        self._restored[step.env_id] = step
+        self._kept[step.env_id] = step
         self._slots.has_last[step.env_id] = True
 
     def last(self, env_id: int, *, before: bool = False) -> EnvStep | None:
@@ -200,23 +199,18 @@ class RowReader:
         """
         if not self._slots.has_last[env_id] or self._slots.on_failure == "raise":
             return None
-        step = self._last(env_id, before=before)
+        step = self.last_kept(env_id, before=before)
         return step._replace(info=dict(step.info))
 
-    def last_obs(self, env_id: int) -> Any:
-        """Return the last observation of an env that has a complete result."""
-        return self._last(env_id).obs
-
-    def _last(self, env_id: int, *, before: bool = False) -> EnvStep:
-        return self._restored.get(env_id) or self.step(env_id, 0, before=before, objects=self._copies.get(env_id))
+    def last_kept(self, env_id: int, *, before: bool = False) -> EnvStep:
+        """Return `last` of an env that has one, with the info that the user has got."""
+        return self._kept.get(env_id) or self.step(env_id, 0, before=before)
 
     def keep_all(self, contents: list[Content] | None) -> None:
         """Record that all envs have new results with this content."""
         self.contents = contents or [NO_CONTENT] * len(self.contents)
-        if self._restored:
-            self._restored.clear()
-        if self._copies:
-            self._copies.clear()
+        if self._kept:
+            self._kept.clear()
 
     def accept_all(self, env_ids: Sequence[int], contents: Sequence[Content] | None) -> bool:
         """Record that some envs have new results; return False if an object leaf cannot be copied."""
@@ -235,9 +229,9 @@ class RowReader:
         """
         copies = copy.deepcopy(content[1]) if self.copies_objects else None
         self.contents[env_id] = content
-        self._restored.pop(env_id, None)
+        self._kept.pop(env_id, None)
         if copies is not None:
-            self._copies[env_id] = copies
+            self._kept[env_id] = self.step(env_id, 0, objects=copies)
 
 
 class Batcher:

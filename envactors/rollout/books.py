@@ -78,7 +78,7 @@ class Books:
 
     def last_obs(self, index: int) -> Any:
         """Return the last observation of an env."""
-        return self._vector.reader.last_obs(index)
+        return self._vector.reader.last_kept(index).obs
 
     def starts(self, index: int) -> bool:
         """Return whether the last observation of an env is the first of its episode."""

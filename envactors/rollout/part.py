@@ -17,7 +17,6 @@ from envactors.actor.requests import CallRequest, Group
 from envactors.actor.slots import ASKED, NO_EPISODE, POSTED, ROLLING, Op, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
-from envactors.mailbox.info_codec import InfoWriter
 from envactors.mailbox.messages import Failure
 from envactors.mailbox.pickling import make_payload
 from envactors.mailbox.slab import HALF, SEED
@@ -33,7 +32,7 @@ from envactors.rollout.orders import (
     Parameters,
     Stop,
 )
-from envactors.rollout.progress import PartProgress
+from envactors.rollout.progress import PartProgress, next_seed, write_failure
 from envactors.rollout.requests import OrderRequest, Policy, PolicyRequest
 from envactors.rollout.trajectory import REPEAT, RESET, STEP, TRUNCATED, ColumnsNote, Trajectory
 
@@ -167,7 +166,7 @@ class ActorPart:
         for index in self._envs:
             slot = slots.of[index]
             slot.incarnation = incarnation
-            slot.seed = _next_seed(slots, index, incarnation)
+            slot.seed = next_seed(slots, index, incarnation)
             follows = slot.root_seed if slot.next_seed is not None else None
             plans.append((bool(slots.ended[index]), self.progress.repeats(index), slot.seed, follows, slot.episode))
         if self._is_far and self.supervisor.core.process is not None:
@@ -280,7 +279,7 @@ class ActorPart:
         """Complete a step in which an env raised in rows. Called under the lock."""
         step = self.progress.step
         self._post(raised, call_id, step)
-        _write_failure(self._slots, raised, failure)
+        write_failure(self._slots, raised, failure)
         rows.arrive_for_others()
         self._queue(self._repeat_ended([index for index in self.progress.left() if index != raised], step), step)
 
@@ -288,7 +287,7 @@ class ActorPart:
         """Set an env's row to the state of a step that was posted and has no result yet."""
         slots, slot = self._slots, self._slots.of[index]
         self._own(index, step)
-        slot.seed = _next_seed(slots, index, slot.incarnation)
+        slot.seed = next_seed(slots, index, slot.incarnation)
         bits = slots.halves[index] ^ HALF
         bits |= RESET_BIT if slots.ended[index] else 0
         slots.ops[index] = bits | (SEED if slot.seed is not None else 0)
@@ -387,20 +386,6 @@ class ActorPart:
             self.infos.append((step, index, result.info))
         if failure is not None:
             self.failures.append((step, index, failure))
-
-
-def _next_seed(slots: Slots, index: int, incarnation: int) -> int | None:
-    """Return the seed of an env's next reset, by autoreset; None to let the env choose."""
-    slot = slots.of[index]
-    return slots.seed_of_reset(slot, incarnation) if slots.ended[index] else slot.next_seed
-
-
-def _write_failure(slots: Slots, index: int, failure: Failure) -> None:
-    """Write into the row of an env that what it was posted has failed, as its worker does elsewhere."""
-    content = InfoWriter(slots.slab, slots.infos.contents).fail(index, failure)
-    if content is not None:
-        slots.overflow[index] = memoryview(content)
-    slots.slab.completed[index] = slots.numbers[index]
 
 
 def _errors_of_lost(slots: Slots, envs: range, lost: dict[int, BaseException]) -> dict[int, BaseException]:

@@ -12,8 +12,8 @@ from envactors.actor.journal import Journal
 from envactors.actor.slots import Slot, Slots
 from envactors.actor.supervisor import Supervisor
 from envactors.errors import ActorError
-from envactors.mailbox.info_codec import PLAIN, InfoReader
-from envactors.mailbox.messages import Kind, Pickled, episode_seed
+from envactors.mailbox.info_codec import PLAIN, InfoReader, InfoWriter
+from envactors.mailbox.messages import Failure, Kind, Pickled, episode_seed
 from envactors.mailbox.pickling import dumps
 from envactors.mailbox.specs import unflatten
 from envactors.rollout.books import Books
@@ -206,3 +206,17 @@ def _record_steps(
         if not is_reset:
             message = slot.position, Pickled(bytes(dumps(action))), slots.autoreset == "same_step", None
         journal.record_message(Kind.RESET if is_reset else Kind.STEP, bytes(dumps(message)), _NO_CALL, check)
+
+
+def next_seed(slots: Slots, index: int, incarnation: int) -> int | None:
+    """Return the seed of an env's next reset, by autoreset; None to let the env choose."""
+    slot = slots.of[index]
+    return slots.seed_of_reset(slot, incarnation) if slots.ended[index] else slot.next_seed
+
+
+def write_failure(slots: Slots, index: int, failure: Failure) -> None:
+    """Write into the row of an env that what it was posted has failed, as its worker does elsewhere."""
+    content = InfoWriter(slots.slab, slots.infos.contents).fail(index, failure)
+    if content is not None:
+        slots.overflow[index] = memoryview(content)
+    slots.slab.completed[index] = slots.numbers[index]

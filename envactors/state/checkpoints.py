@@ -141,7 +141,13 @@ class Checkpoints:
             self.write(path)
 
     def _journal(self, env_id: int) -> Journal:
-        return self._handles[env_id]._supervisor.journal(env_id)
+        """Return the journal of an env, up to its last completed request."""
+        supervisor = self._vector.supervisors[env_id]
+        core, rows = supervisor.core, supervisor.calls.rows
+        with core.change, core.lock:
+            if rows is not None:
+                rows.arrive_for_others()
+            return core.recovery.journal(env_id)
 
     def _not_whole(self) -> list[int]:
         """Return the envs that neither a replay nor a reset can restore."""

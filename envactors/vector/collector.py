@@ -227,7 +227,7 @@ class Collector:
         with defer_signals:  # delivering and counting must not be separated
             results = self._pending.look_at(env_ids)
             failures = {result.env_id: result.error for result in results if result.error is not None}
-            if all(result.is_in_rows for result in results) and not self._vector.batcher.learns:
+            if not failures and not self._vector.batcher.learns and all(result.step is None for result in results):
                 batch = self._take_batch(env_ids)
             else:
                 steps, mismatches = self._vector.batcher.conform_all(self._steps(results))

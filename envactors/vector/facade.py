@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from envactors import backends
 from envactors.actor import engine
-from envactors.actor.handle import ActorHandle
+from envactors.actor.future import results_of
+from envactors.actor.handle import ActorHandle, ActorView
 from envactors.actor.signal_deferral import defer_signals
 from envactors.backends.base import RowMemory
 from envactors.envs.core import EnvFuture, VectorCore
@@ -24,7 +26,6 @@ from envactors.vector import inputs
 from envactors.vector.asking import Asker, Selection
 from envactors.vector.build import VectorActors
 from envactors.vector.collector import Collector
-from envactors.vector.env_calls import EnvCalls
 from envactors.vector.interrupts import notes_interrupts
 from envactors.vector.options import Choices, VectorOptions, check_names
 from envactors.vector.outcomes import Outcomes
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @notes_interrupts("reset", "send", "step_async", "step_wait", "submit", "recv")
-class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
+class VectorEnv(SnapshotMethods, RolloutMethods):
     """Steps many envs as one, in actors.
 
     The constructor waits until every env is made. Only one thread may use a vector env at a time.
@@ -267,6 +268,53 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
             raise NothingPendingError("recv has nothing to wait for: send actions first")
         return self._statistics.time("recv", lambda: collector.receive(min_envs, max_envs, deadline))
 
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def __getitem__(self, env_id: int) -> ActorView:
+        """Return the handle of an env."""
+        return self._handles[operator.index(env_id)]
+
+    def call(self, method: str, /, *args: Any, env_ids: Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
+        """Call a method of envs in parallel.
+
+        Args:
+            method: Name of the method.
+            *args: Arguments of the method.
+            env_ids: Ids of the envs, in this order; None for all.
+            **kwargs: Keyword arguments of the method.
+
+        Returns:
+            One value per env.
+
+        Raises:
+            Exception: Raised by the first env that failed, once all envs have replied.
+        """
+        return results_of([self[env_id].call(method, *args, **kwargs) for env_id in self._select(env_ids)])
+
+    def get_attr(self, name: str, env_ids: Iterable[int] | None = None) -> list[Any]:
+        """Return an attribute of envs, one value per env."""
+        return results_of([self[env_id].get(name) for env_id in self._select(env_ids)])
+
+    def set_attr(self, name: str, values: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Set an attribute of envs.
+
+        Args:
+            name: Name of the attribute.
+            values: A list or tuple with one value per env, or one value for all.
+            env_ids: Ids of the envs, in this order; None for all.
+
+        Raises:
+            VectorInputError: ``values`` does not have one value per env.
+        """
+        ids = self._select(env_ids)
+        each = inputs.one_each(values, len(ids), "values", f"set_attr({name!r}): ")
+        results_of([self[env_id].set(name, value) for env_id, value in zip(ids, each, strict=True)])
+
+    def render(self) -> list[Any]:
+        """Return the frames that the envs' ``render`` methods return."""
+        return self.call("render")
+
     def close(self, timeout: float | None = None) -> None:
         """Close the envs and end their processes in parallel. It may be called again.
 
@@ -311,5 +359,6 @@ class VectorEnv(EnvCalls, SnapshotMethods, RolloutMethods):
         return started
 
     def _select(self, env_ids: Iterable[int] | None) -> list[int]:
+        """Check that the vector is open, and return the ids of some envs, or of all for None."""
         self._check_open()
         return self._all_ids if env_ids is None else inputs.check_env_ids(env_ids, self.num_envs)

@@ -48,21 +48,6 @@ def check_counts(least: int, **counts: object) -> None:
             raise VectorInputError(f"{name} is {count!r}: expected an int >= {least}")
 
 
-def check_policies(autoreset: object, on_failure: object, max_journal: object, checkpoint_every: object) -> None:
-    """Check the names of policies and the numbers of steps.
-
-    Raises:
-        VectorInputError: An option is invalid.
-    """
-    for name, value, kind in (("autoreset", autoreset, Autoreset), ("on_failure", on_failure, OnFailure)):
-        if value not in get_args(kind):
-            raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
-    if not is_count(max_journal):
-        raise VectorInputError(f"max_journal is {max_journal!r}: expected an int >= 0")
-    if checkpoint_every is not None:
-        check_counts(1, checkpoint_every=checkpoint_every)
-
-
 def check_choices(
     choices: Choices, factories: list[Factory], backend: Backend
 ) -> tuple[list[list[Factory]], Sequence[Mapping[str, str] | None]]:
@@ -75,7 +60,13 @@ def check_choices(
         TypeError: ``env_vars`` is neither a mapping nor a sequence.
         VectorInputError: An option is invalid.
     """
-    check_policies(choices.autoreset, choices.on_failure, choices.max_journal, choices.checkpoint_every)
+    for name, kind in (("autoreset", Autoreset), ("on_failure", OnFailure)):
+        if (value := getattr(choices, name)) not in get_args(kind):
+            raise VectorInputError(f"{name} is {value!r}: expected one of {get_args(kind)}")
+    if not is_count(choices.max_journal):
+        raise VectorInputError(f"max_journal is {choices.max_journal!r}: expected an int >= 0")
+    if choices.checkpoint_every is not None:
+        check_counts(1, checkpoint_every=choices.checkpoint_every)
     flags = {"copy": choices.copy, "seed_episodes": choices.seed_episodes}
     check_flags(shared_memory=choices.shared_memory, **flags)
     groups, variables = group_envs(factories, choices.envs_per_actor, choices.env_vars, backend)

@@ -61,7 +61,9 @@ class Outcomes:
             result = self._read(index)
             if result is None:
                 return
-            step = self._reader.step(index, slot.incarnation) if result.is_in_rows else result.step
+            step = result.step
+            if step is None and result.error is None:
+                step = self._reader.step(index, slot.incarnation)
             op.outcome = step, result.error, slot.incarnation
         if slot.op is op:  # else it is idle already, and may have another request
             slots.make_idle(index)
