@@ -115,7 +115,6 @@ class ActorRows:
                 self._set_posted(number)
                 process.page.post_step(number, wait, stream, indices)
         except BaseException:
-            core.is_inconsistent = True
             core.kill_inconsistent()
             raise
         return True
