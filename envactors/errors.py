@@ -67,7 +67,7 @@ class RemoteTraceback(Exception):  # noqa: N818 # it only annotates another erro
 
 
 class ActorError(EnvActorsError):
-    """Something happened to one actor.
+    """The base class of the errors of one actor.
 
     Attributes:
         actor: The actor's name.
@@ -168,7 +168,7 @@ class SerializationError(ActorError):
 
 
 class VectorEnvError(EnvActorsError):
-    """Something happened to a vector env."""
+    """The base class of the errors of vector envs."""
 
 
 class VectorInputError(VectorEnvError, ValueError):

@@ -37,7 +37,7 @@ class Measured:
         rate: Env-steps per second, the median of its turns; 0 if it failed.
         turns: How many turns it had.
         started_in: How long it took to start, in seconds.
-        failure: What it failed with; None if it did not.
+        failure: The exception that it failed with; None if it did not fail.
     """
 
     candidate: Candidate
@@ -63,20 +63,20 @@ class Tuning:
 
     @property
     def best(self) -> Candidate:
-        """The fastest whose policy is in the caller; among equally fast ones, that with the fewest settings."""
+        """The fastest candidate with the policy in the caller; of equally fast ones, that with the fewest settings."""
         with_step = [result for result in self.results if not result.candidate.in_workers]
         as_fast = [result.candidate for result in with_step if result.rate >= _AS_FAST * with_step[0].rate]
         return min(as_fast, key=lambda candidate: len(candidate.extras))
 
     @property
     def best_rollout(self) -> Candidate | None:
-        """The fastest whose policy is in the workers; None if `best` is as fast."""
+        """The fastest candidate with the policy in the workers; None if `best` is as fast."""
         fastest = self.results[0].candidate
         return fastest if fastest.in_workers else None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of `VectorEnv` that win: ``ea.VectorEnv([factory] * num_envs, **tuning.settings)``."""
+        """The fastest settings, for ``ea.VectorEnv([factory] * num_envs, **tuning.settings)``."""
         return self.best.settings
 
     @property
