@@ -163,7 +163,7 @@ class PlayedActor:
         self.reply(None)
 
     def _make_supervisor(self, reactor, on_failure, deadlines, permits):
-        # Without the engine, which starts workers in a thread of its own.
+        # Without the engine, which starts workers in another thread.
         supervisor = Supervisor.__new__(Supervisor)
         supervisor.closed = threading.Event()
         supervisor.config = ActorConfig(

@@ -57,7 +57,7 @@ SLOW = {
     r"test_crashed_envs_are_restored_from_their_last_snapshot\[options[12]\]": "the plain one",
     r"test_the_steps_after_a_snapshot_come_again\[(raise-options[12]|replay-options[02])\]": "the other of each pair",
     r"test_a_resumed_vector_con.*\[(seeded episodes-1|snapshots-1|same step-1)\]": "three an actor; seeded once",
-    # Programs of their own.
+    # Tests that run programs.
     r"test_docs\.py::test_code_blocks_run_alone\[(?!chaos)": "all pages in one process",
     r"test_demo\.py::test_it_meets_its_goal": "its first two generations",
     r"test_demo\.py::test_(faults_make_no_diff|faults_in_the_live|ctrl_c|a_missed|demo_ends|the_time)": "bench, top",

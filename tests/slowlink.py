@@ -20,7 +20,7 @@ from envactors.remote.starting import AgentOrders, read_port, start_agent
 from envactors.remote.tls import Certificates
 from envactors.system.memory import file_of_text
 
-# Of nobody but these tests.
+# Used by these tests only.
 KEY = """\
 -----BEGIN PRIVATE KEY-----
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg2icHccWXEosXdX02

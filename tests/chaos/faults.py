@@ -234,7 +234,7 @@ def _half_there(value: Any) -> Any:
 
 
 def _with_half_its_memory(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # Every other number of what is there is one of the array's: what is in one piece may be copied from its end.
+    # A stride of two, since contiguous memory may be copied from its end.
     wide = np.stack([value, value], axis=-1)
     data = wide.tobytes()
     half = value.size // 2 * 2 * wide.itemsize

@@ -42,7 +42,7 @@ KINDS = {kind.value for kind in FaultKind}
 ALL_KINDS = len(KINDS)
 # Processes that oversleep a deadline and may still wake in time: on a busy machine, all of them.
 MAY_PASS = 1
-DEADLINE = 1.0  # a busy machine passes half of that by itself
+DEADLINE = 1.0  # on a busy machine, a step may take half of this
 
 pytestmark = pytest.mark.timeout(120)
 

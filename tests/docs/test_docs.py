@@ -22,7 +22,7 @@ PROTOBUF = "ignore:Call to deprecated create function:DeprecationWarning"
 TORCHRL = "ignore:Creating :DeprecationWarning"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
-# Runs the script in each directory as a main module of its own, and leaves there what goes to stderr.
+# Runs the script of each directory as a main module, and stores its stderr output there.
 TOGETHER = """
 import gc, logging, os, sys, traceback, types
 
@@ -52,7 +52,7 @@ for directory in sys.argv[1:]:
 os.dup2(stderr, 2)
 os.close(stderr)
 """
-# Runs each section of a page as a doctest of its own; prints what is wrong.
+# Runs each section of a page as a separate doctest; prints the failures.
 DOCTESTS = """
 import doctest, json, pathlib, sys
 

@@ -237,7 +237,7 @@ def test_step_and_reset(make):
     assert fourth.is_first().tolist() == [True, False]
     assert np.asarray(fourth.observation).tolist() == [[0, 2, 0, 0], [1, 1, 3, 3]]
     assert np.asarray(fourth.reward).tolist() == [0, 3]
-    assert rows(env.reset()) == [(0, 3, 0), (1, 2 + 1, 0)]  # env 1 had begun another by itself
+    assert rows(env.reset()) == [(0, 3, 0), (1, 2 + 1, 0)]  # env 1 had already begun another one
 
 
 def test_after_the_last_step_the_env_resets_at_once(make, tmp_path):
@@ -451,7 +451,7 @@ def test_promises_resolve_to_their_own_call_in_any_order(make, tmp_path):
     promises = {(i, n): env.envs[i].call("add", n, times=10) for n in range(20) for i in range(2)}
     for i, n in sorted(promises, key=lambda key: (key[1] * 7) % 20):
         assert promises[i, n]() == i + 10 * n
-        assert promises[i, n]() == i + 10 * n  # as often as one likes
+        assert promises[i, n]() == i + 10 * n  # can be called repeatedly
     waiting = env.envs[0].call("wait_for", str(tmp_path / "go"))
     assert env.envs[1].call("add", 1)() == 2
     (tmp_path / "go").touch()

@@ -658,7 +658,7 @@ def test_seeds_are_kept_for_renewals(make):
         return manager.seeded
 
     first, second = seeds()
-    assert first not in (0, 5)  # of its own for each process
+    assert first not in (0, 5)  # each process has another one
     assert (second, [first, second]) == (6, seeds())
 
 
@@ -778,7 +778,7 @@ def test_where_di_engine_is_installed_the_managers_are_its_own(make):
 
 def test_real_envs_of_di_engine_take_the_same_trajectories():
     pytest.importorskip("ding")
-    done = run_script(SIDE_BY_SIDE)  # a process of its own: theirs leaves zombies and descriptors
+    done = run_script(SIDE_BY_SIDE)  # in its own process, since DI-engine leaves zombies and descriptors
     assert done.stdout.split()[-2:] == ["same", "True"], done.stderr
 
 
@@ -855,7 +855,7 @@ def test_the_manager_has_the_seeds_of_episodes(make, manager):
     seen = [made.episode_seeds]
     while len(seen) < 4:
         made.step(dict.fromkeys(made.ready_obs_id, PLAIN))
-        wait_until(lambda: len(made.ready_obs_id) == 2)  # a reset may be on its way, by itself
+        wait_until(lambda: len(made.ready_obs_id) == 2)  # an automatic reset may be pending
         if made.episode_seeds != seen[-1]:
             seen.append(made.episode_seeds)
             assert dict(enumerate(made.seeded)) == made.episode_seeds

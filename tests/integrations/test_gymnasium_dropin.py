@@ -922,7 +922,7 @@ def test_workers_do_not_import_the_drop_in():
         def modules(self):
             return ("envactors.integrations.gymnasium" in sys.modules, "envactors.vector.facade" in sys.modules)
 
-    # A worker of its own: the fork server's are copies of what this module has imported.
+    # A fresh worker: those of the fork server are copies with this module's imports.
     envs = make_vec("CartPole-v1", 1, wrappers=[Spy], vector_kwargs={"context": "loky"})
     assert envs.call("modules") == ((False, False),)
     envs.close()

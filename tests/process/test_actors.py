@@ -489,7 +489,7 @@ def test_a_future_that_ends_while_a_waiter_registers_notifies_it(actor, place, w
     between.update(getattr(future, place))
     setattr(future, place, between)
     here()
-    if between.when is not None:  # nobody needs the condition where the outcome is there before anybody looks
+    if between.when is not None:  # no condition is needed if the outcome is there first
         assert place == "_made"
         between.when = None
         there()

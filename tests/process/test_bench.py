@@ -192,7 +192,7 @@ ENDLESS = (COMMAND, "bench", ECHO, "--num-envs", "1", "--against", "loop", "--ro
 
 @contextlib.contextmanager
 def endless_run(**options):
-    # A session of its own, so that the signal reaches all that a terminal would send it to, and not pytest.
+    # A new session, so that the signal reaches the same processes as from a terminal, but not pytest.
     with subprocess.Popen(ENDLESS, start_new_session=True, **options) as process:
         try:
             yield process

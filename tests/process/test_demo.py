@@ -34,7 +34,7 @@ COMMAND = Path(sys.executable).with_name("envactors")
 CURVE = re.compile(r"^generation +(\d+): mean return +([\d.]+), best +([\d.]+), +([\d,]+) steps", re.MULTILINE)
 # The seed, among the first ones, that learns fastest.
 QUICK_SEED = "5"
-# Far beyond the limit that it has by itself: what it learns is looked at, and not how quick the machine is.
+# Far above the default limit, since the test checks what the demo learns, not the machine's speed.
 PATIENTLY = "--time-limit", "170"
 KINDS = {kind.value for kind in FaultKind}
 
@@ -266,7 +266,7 @@ def run_in_terminal(size: tuple[int, int], *arguments: str) -> tuple[int, str]:
 
 
 def test_ctrl_c_closes_the_actors():
-    # A session of its own, so that the signal reaches all that a terminal would send it to, and not pytest.
+    # A new session, so that the signal reaches the same processes as from a terminal, but not pytest.
     with subprocess.Popen(
         [COMMAND, "demo", "--num-envs", "4"],
         stdout=subprocess.PIPE,

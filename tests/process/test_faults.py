@@ -130,7 +130,7 @@ def test_a_crash_while_idle_is_noticed_and_fails_no_call():
 def test_a_call_made_before_a_crash_is_noticed_runs_on_the_new_incarnation():
     with ea.spawn(Counter, restart=MANY) as actor:
         actor.add(5).result(SOON)
-        with actor._supervisor.core.lock:  # until the call is sent, nobody takes in the crash
+        with actor._supervisor.core.lock:  # until the call is sent, no thread notices the crash
             pid = actor.pid
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: is_gone(pid))

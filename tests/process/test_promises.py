@@ -94,7 +94,7 @@ def test_a_crash_is_reported_within_a_second_however_processes_start(backend):
             took.append(time.monotonic() - begun)
         assert [actor.add().result(SOON), sibling.add().result(SOON)] == [1, len(DEATHS) + 1]
         assert sibling.incarnation == 0
-    assert min(took) < promised(1.0), took  # the others may have waited for a core that somebody else had
+    assert min(took) < promised(1.0), took  # the others may have waited for a core
 
 
 def test_a_crash_in_the_factory_is_reported_within_a_second_however_processes_start(backend, tmp_path):
@@ -107,7 +107,7 @@ def test_a_crash_in_the_factory_is_reported_within_a_second_however_processes_st
         actors = {how: ea.spawn(lambda how=how: broken(how), backend=backend) for how in DEATHS}
         told, took = {}, []
         for how, actor in actors.items():
-            # Called at once when it is told, whatever the others are doing meanwhile.
+            # Called as soon as it is told, while the others may do anything.
             actor.add().add_done_callback(lambda future, how=how: told.update({how: (time.monotonic(), future)}))
         wait_until(lambda: told.keys() == DEATHS.keys())
         for how, (when, future) in told.items():
@@ -121,7 +121,7 @@ def test_a_crash_in_the_factory_is_reported_within_a_second_however_processes_st
         assert sibling.add().result(SOON) == 2
         for actor in actors.values():
             actor.close()
-    assert min(took) < promised(1.0), took  # the others may have waited for a core that somebody else had
+    assert min(took) < promised(1.0), took  # the others may have waited for a core
 
 
 def test_a_deadline_is_enforced_however_processes_start(backend):
@@ -206,7 +206,7 @@ def test_a_process_is_started_only_after_the_one_that_it_replaces_has_ended(tmp_
         envs.step([1])
         assert envs[0].incarnation == 7
     assert backend.alive == []
-    # Each env was made in a process of its own, and none in the caller's.
+    # Each env was made in its own process, and none in the caller's.
     assert [int(pid) for pid in made.read_text().split()] == backend.pids
     assert len({*backend.pids, os.getpid()}) == 9
 

@@ -66,7 +66,7 @@ def test_a_lost_process_is_replaced_by_the_standby(fault):
         assert (envs[1].pid, envs[1].incarnation) == (pid, 1)
         assert envs[1].get("made_as").result(SOON) == ("standby-0", -1, 0)
         assert envs.stats().actors[1].restarts == 1
-        # Its own successor waits instead, and who is lost meanwhile does as if there were no standbys.
+        # Its own replacement waits instead, and processes that crash meanwhile are replaced without standbys.
         assert (standby.pid, standby.state) == (None, ea.ActorState.RENEWING)
         envs[2].arm(fault).result(SOON)
         envs.step([1, 2, 3])
@@ -294,7 +294,7 @@ def test_a_failed_start_keeps_its_backoff(tmp_path):
         os.kill(envs[0].pid, signal.SIGKILL)
         wait_until(lambda: envs[0].state is ea.ActorState.IDLE and envs[0].incarnation == 1)
         os.kill(envs[0].pid, signal.SIGKILL)
-        wait_for_path(bad.with_suffix(".seen"))  # no standby is ready: a process of its own, which will fail
+        wait_for_path(bad.with_suffix(".seen"))  # no standby is ready, so a new process starts, which will fail
         blocked.unlink()
         standbys(envs)
         begun = time.monotonic()

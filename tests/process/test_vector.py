@@ -252,7 +252,7 @@ def test_a_call_that_begins_while_the_vector_closes_raises(method):
     envs = make(2)
     envs.reset()
 
-    def ids():  # as if another thread closed it after the call has found it open
+    def ids():  # simulates a thread that closes it after the call has found it open
         envs.close()
         yield from (0, 1)
 

@@ -30,7 +30,7 @@ def test_idle_actors_use_no_cpu_time(spin):
         for turn in range(500):
             envs.step([turn] * 2)
         processes = [psutil.Process(), *(psutil.Process(actor.pid) for actor in envs.actors)]
-        time.sleep(0.5)  # whatever was begun has ended
+        time.sleep(0.5)  # everything that had begun has ended
         before = [sum(process.cpu_times()[:2]) for process in processes]
         time.sleep(1.0)
         used = [sum(process.cpu_times()[:2]) - one for process, one in zip(processes, before, strict=True)]
@@ -43,7 +43,7 @@ def test_idle_sessions_use_no_cpu_time(helper_processes):
         assert [session.echo(number).result(SOON) for number, session in enumerate(sessions)] == list(range(pool.size))
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
         assert len(processes) > pool.size
-        time.sleep(0.5)  # whatever was begun has ended
+        time.sleep(0.5)  # everything that had begun has ended
         before = sum(sum(process.cpu_times()[:2]) for process in processes)
         time.sleep(1.0)
         assert sum(sum(process.cpu_times()[:2]) for process in processes) - before < 0.1

@@ -97,7 +97,7 @@ class LeaseMachine(RuleBasedStateMachine):
         is_over = self.callers_clock.at(self.time) >= self.caller.over_at
         may_run = self.agents_clock.at(self.time) < self.agent.until
         assert not (is_over and may_run)
-        # Nor at any later time, whatever is not delivered any more.
+        # Nor at any later time, even if nothing more is delivered.
         until = self.agents_clock.true_time(self.agent.until)
         assert until <= self.callers_clock.true_time(self.caller.over_at)
 

@@ -412,7 +412,7 @@ def test_a_worker_whose_lease_is_over_begins_nothing(launcher, backend, tmp_path
             process.suspend()
         envs.recv()
         proxy.cut("there", "back")
-        worker.resume()  # alone: nobody else ends it
+        worker.resume()  # nothing else ends it
         wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
         assert not (tmp_path / "begun").exists()
         for process in old:

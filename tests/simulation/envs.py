@@ -76,7 +76,7 @@ class Misbehaving:
 class SimulatedEnv(Misbehaving, EchoEnv):
     """An `EchoEnv` that misbehaves."""
 
-    # Every so many actions one ends the process, whatever it is; 0 for none.
+    # Interval of the actions that end the process; 0 for none.
     poison: ClassVar[int] = 0
     # The most envs that may run at a time; None for any number.
     limit: ClassVar[int | None] = None
@@ -102,7 +102,7 @@ class SimulatedEnv(Misbehaving, EchoEnv):
                 self._misbehave()
             except (EnvFailedError, Killed):
                 if self.most_episodes == 2 and self._episodes:
-                    self._episodes -= 1  # it may be a reset within a step: then nobody learns that an episode has ended
+                    self._episodes -= 1  # in a reset within a step, the end of the episode is not reported
                 # Nobody learns of what fails in a process that is being ended.
                 is_ending = self._process.is_being_killed or self._process.number in self.world.late
                 if seed is not None and not is_ending:

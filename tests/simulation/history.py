@@ -100,7 +100,7 @@ class History:
         hangs = self.random.random() < 0.5 and not self.is_hidden
         SimulatedEnv.may_hang = SimulatedPolicy.may_hang = hangs
         SimulatedEnv.trouble = SimulatedPolicy.trouble = 0.0
-        # Without deadlines there are no looks at the time either: whatever waits forever is found by that.
+        # Without deadlines no timers fire either, so that endless waits are detected.
         deadlines, slow = ea.Deadlines(slow=None), self.random.choice((0.5, 1.5, None))
         if hangs:
             deadlines = ea.Deadlines(start=5.0, call=3.0, step=1.0, reset=2.0, policy=2.5, slow=slow)

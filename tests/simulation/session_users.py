@@ -106,7 +106,7 @@ class Users:
         visit = self._make_visit(name, timeout)
         use = self._use_in_thread if self._world.chance(0.1) else self._use
         if use == self._use_in_thread and timeout is None and self._plan.idle_timeout is None:
-            visit.timeout = 0.5  # nobody gives an actor back while the loop is blocked
+            visit.timeout = 0.5  # no actor is given back while the loop is blocked
         task = asyncio.ensure_future(use(pool, visit))
         if self._plan.cancels and self._world.chance(0.3):
             await asyncio.wait([task], timeout=self._random.choice(_PAUSES))

@@ -44,7 +44,7 @@ TABLE = {
     # Wanted ends: the next process at once, and nothing is counted.
     "renewed": (Exit(RENEW), Next.LAUNCH),
     "aborted": (Exit(ABORT), Next.LAUNCH),
-    # A standby that ends on its way is replaced as if there had been none.
+    # If a standby ends while it takes over, another process is launched.
     "a standby is lost on its way": (Exit(None, adopting=True), Next.LAUNCH_AGAIN),
     "a standby hangs on its way": (Exit(TIMEOUT, adopting=True), Next.LAUNCH_AGAIN),
     "one that was a standby dies later": (Exit(None), Next.RESTART),

@@ -40,7 +40,7 @@ def simulate(policy, lives):
         now += life
         delay = restart_delay(policy, granted, now)
         if delay is None:
-            continue  # somebody renews the actor by hand, at once
+            continue  # the user renews the actor immediately
         granted.append(now)
         now += delay
         restarted.append(now)
