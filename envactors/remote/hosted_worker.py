@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import pickle
 import threading
@@ -62,7 +61,7 @@ class HostedWorker:
         worker: ProcessWorker,
         order: LaunchOrder,
         rows: Callable[[], MirroredRows | None],
-        part: Callable[[tuple[int, int]], mmap.mmap],
+        part: Callable[[tuple[int, int]], memoryview],
         link: Link,
         watches: Watches,
         on_exit: Callable[[HostedWorker], None],

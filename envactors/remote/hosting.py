@@ -15,7 +15,6 @@ from envactors.remote.link import Link
 from envactors.remote.records import PLACE, ExitNotice, LaunchOrder, Record, RecordKind
 from envactors.remote.rows import MirroredRows
 from envactors.remote.watches import Watches
-from envactors.system.memory import Part
 from envactors.system.polling import Doorbell
 
 # How many parts of a memory are kept: two trajectories and two versions of the parameters are in use.
@@ -63,7 +62,7 @@ class Hosting:
         # Why a memory cannot be used.
         self._broken_memories: dict[int, str] = {}
         # The most recently used parts of each memory, by place.
-        self._parts: dict[int, dict[tuple[int, int], Part]] = {}
+        self._parts: dict[int, dict[tuple[int, int], memoryview]] = {}
 
     # From the caller -------------------------------------------------------------------------------------
 
@@ -103,7 +102,7 @@ class Hosting:
         if memory_id in self._memories:  # else the vector was closed
             self._part(memory_id, PLACE.unpack_from(content))[:] = content[PLACE.size :]
 
-    def _part(self, memory_id: int, place: tuple[int, int]) -> Part:
+    def _part(self, memory_id: int, place: tuple[int, int]) -> memoryview:
         """Return a part of a memory, which is zeros until something is written there."""
         parts = self._parts.setdefault(memory_id, {})
         found = parts.pop(place, None) or self._memory(memory_id).add(*place)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from envactors.backends.base import RowMemory
 from envactors.rollout.trajectory import Trajectory, TrajectoryLayout, size_of
 
-# Each result that is not copied keeps a mapping, which takes a descriptor; users may keep thousands of results.
+# Each result that is not copied keeps a mapping, of which a process may have a limited number; users may keep thousands
+# of results.
 _MOST_LENT = 2
 # How often this process has forked: a child shares the memory of all results that existed then.
 _forks = 0

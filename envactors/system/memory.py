@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -50,8 +49,8 @@ class SharedFile:
         """
         reserve(self.fileno(), start, size)
 
-    def extend(self, size: int) -> tuple[tuple[int, int], Part]:
-        """Append a part, reserve its memory, and map it.
+    def extend(self, size: int) -> tuple[tuple[int, int], memoryview]:
+        """Append a part, reserve its memory, and map it; the memory is freed once nothing refers to it.
 
         Returns:
             Its start and size, by which other processes map it, and the part.
@@ -62,10 +61,10 @@ class SharedFile:
         start = self.grow(size)
         return (start, size), self.add(start, size)
 
-    def add(self, start: int, size: int) -> Part:
+    def add(self, start: int, size: int) -> memoryview:
         """Add a part that starts at a multiple of a page; otherwise like `extend`."""
         self.reserve(start, size)
-        return Part(self.fileno(), size, offset=start)
+        return map_part(self.fileno(), size, start, frees=True)
 
     def close(self) -> None:
         self._file.close()
@@ -74,41 +73,40 @@ class SharedFile:
         self.close()
 
 
-def map_part(fd: int, size: int, start: int) -> memoryview:
+def map_part(fd: int, size: int, start: int, *, frees: bool = False) -> memoryview:
     """Map a part of a file without another descriptor, which `mmap.mmap` keeps before Python 3.13.
+
+    Args:
+        fd: The file.
+        size: The size of the part in bytes.
+        start: Where it starts, a multiple of a page.
+        frees: Whether its memory is freed once nothing refers to the mapping, or to arrays in it.
 
     Raises:
         OSError: There is no such file, or not enough memory.
     """
-    if sys.version_info >= (3, 13):
-        return memoryview(mmap.mmap(fd, size, offset=start, trackfd=False))
     import numpy as np  # helper processes do without it; workers have imported it
 
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.argtypes = *(ctypes.c_void_p, ctypes.c_size_t), *[ctypes.c_int] * 3, ctypes.c_int64
     libc.mmap.restype = ctypes.c_void_p
-    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
     address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, start)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, f"{size} bytes could not be mapped: {os.strerror(error)}")
     memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    weakref.finalize(memory, _unmap, address, size, os.getpid() if frees else 0).atexit = False
     # A chain of references keeps the part mapped while any view of it is in use.
     return np.frombuffer(memoryview(memory), np.uint8).data
+
+
+def _unmap(address: int, size: int, owner_pid: int) -> None:
+    libc, place = ctypes.CDLL(None), (ctypes.c_void_p(address), ctypes.c_size_t(size))
+    if os.getpid() == owner_pid and hasattr(mmap, "MADV_REMOVE"):  # a forked child has the mapping, too
+        libc.madvise(*place, mmap.MADV_REMOVE)
+    libc.munmap(*place)
 
 
 def next_page(size: int) -> int:
     """Round a size up to a multiple of a page."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-class Part(mmap.mmap):
-    """A part of a file whose memory is freed once nothing refers to it, or to arrays in it."""
-
-    def __init__(self, *_args: object, **_options: object) -> None:
-        self._owner_pid = os.getpid()
-
-    def __del__(self) -> None:
-        if hasattr(mmap, "MADV_REMOVE") and os.getpid() == self._owner_pid:  # a forked child has it, too
-            self.madvise(mmap.MADV_REMOVE)
