@@ -4,8 +4,8 @@ from concurrent.futures import Future as Future
 from concurrent.futures import as_completed as as_completed
 from concurrent.futures import wait as wait
 
-from envactors.actor.awaiting import as_completed_async as as_completed_async
 from envactors.actor.future import ActorFuture as ActorFuture
+from envactors.actor.future import as_completed_async as as_completed_async
 from envactors.actor.handle import ActorHandle as ActorHandle
 from envactors.actor.launch import spawn as spawn
 from envactors.actor.pool import ActorPool as ActorPool

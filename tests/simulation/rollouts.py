@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import envactors as ea
-from envactors.actor.awaiting import AwaitableFuture
+from envactors.actor.future import AwaitableFuture
 from envactors.rollout import rollouts, runner
 from simulation.policies import PolicyFailedError, SimulatedColumns, SimulatedPolicy
 from simulation.rows import RowChecker
