@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from envactors.actor import engine, recording, row_failures
+from envactors.actor.containment import handle_record
 from envactors.actor.core import ActorCore
-from envactors.actor.env_records import handle_record
 from envactors.actor.exit_decision import Fate
 from envactors.actor.future import ActorFuture
 from envactors.actor.process import START_CALL_ID, ActorProcess

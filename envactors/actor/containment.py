@@ -1,9 +1,13 @@
-"""Errors of one actor must not concern the others: they are contained and logged, in a thread that may block."""
+"""Errors of one actor must not concern the others: they are contained and logged, in a thread that may block.
+
+So is what env code logs in workers, at the levels that were set here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import threading
 import time
 import traceback
@@ -68,6 +72,24 @@ def log_failure(text: str, error: BaseException) -> None:
     except BaseException:  # a filter or handler of the user's
         with contextlib.suppress(Exception):  # stderr may be closed
             traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def levels_of_loggers() -> dict[str, int]:
+    """Return the levels that were set here, by logger; that of the root logger under the empty name."""
+    levels = {
+        name: logger.level
+        for name, logger in logging.root.manager.loggerDict.items()
+        if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET
+    }
+    return {**levels, "": max(logging.root.level, logging.root.manager.disable + 1)}
+
+
+def handle_record(payload: bytes | bytearray | memoryview) -> None:
+    """Have the logger of the same name handle what was logged in a worker."""
+    record = logging.makeLogRecord(pickle.loads(payload))
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
 
 
 class Logs:

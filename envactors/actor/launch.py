@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from envactors import backends
 from envactors.actor.config import ActorConfig
-from envactors.actor.env_records import levels_of_loggers
+from envactors.actor.containment import levels_of_loggers
 from envactors.actor.handle import ActorHandle, Lifeline
 from envactors.actor.permits import Permits
 from envactors.actor.process import ActorProcess
