@@ -198,13 +198,13 @@ class Calls:
         if process is None:
             return False
         reactor, counters = core.reactor, process.page.counters
-        reactor.waits += 1
         reactor.is_spinning = True
         ended = counters[FINISHED]
         if ended == call.call_id or spin_until_all([(counters, ended + 1)], FINISHED):
             with core.change, core.lock:
                 self.receive(READABLE)
         reactor.is_spinning = False
+        reactor.read_at = time.monotonic()
         return core.table.running is not call
 
     def resume(self) -> None:

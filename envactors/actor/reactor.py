@@ -6,12 +6,12 @@ Two pollers, one inside the other:
     outer ──── replies, sentinels, outputs, and a bell for new deadlines and posted jobs
 
 The reactor's thread sleeps in ``outer``. A thread that waits for a result polls ``replies`` itself while it waits
-(`Reactor.pump`): this saves the switch to the reactor's thread and back. The ends of processes and the deadlines are
-always handled in the reactor's thread.
+(`Reactor.pump`), and masks it in ``outer``: this saves the switch to the reactor's thread and back. The ends of
+processes and the deadlines are always handled in the reactor's thread.
 
-Once the reactor's thread has woken for a reply that another thread reads, it masks ``replies`` in ``outer``: a loop of
-calls would wake it thousands of times per second. Every few milliseconds it checks whether threads still wait, and
-unmasks ``replies`` if none does.
+A loop of calls and results reads replies thousands of times per second. If the last time was a moment ago, ``replies``
+stays masked after a wait: otherwise the reactor's thread would wake for replies that the caller is about to read. It
+unmasks ``replies`` once no thread has read any for that long.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from envactors.backends.base import Timed
 from envactors.system.polling import Doorbell, Poller, remaining
 
 _NEVER = float("inf")
-# How often the reactor's thread checks whether other threads still read the replies, in seconds.
-_BEAT = 0.002
+# How long replies stay masked after a thread has read some itself, in seconds.
+_MOMENT = 0.002
 
 
 class Reactor:
@@ -40,7 +40,7 @@ class Reactor:
 
     Attributes:
         is_spinning: Whether a thread is about to read a reply that it spins for; only a hint.
-        waits: How many waits there were.
+        read_at: When a thread has last read replies itself, or given up (`time.monotonic`).
         callbacks: Runs the callbacks of futures.
         printing: Prints the output of workers, and logs.
         logs: Has log records handled, and contains errors.
@@ -85,10 +85,9 @@ class Reactor:
         self._parking = Parking()
         # The ids of the threads that are about to acquire `_pump_lock`; the thread that pumps then releases it.
         self._contending: set[int] = set()
-        # Whether `_replies` is masked in `_outer`, and how many waits there were when the reactor's thread looked last.
+        # Whether `_replies` is masked in `_outer`; changed under `_pump_lock`.
         self._masked = False
-        self._waits_seen = 0
-        self.waits: int = 0
+        self.read_at: float = 0.0
         self.is_spinning: bool = False
         # Whether the descriptors are closed; under `_pump_lock`.
         self._closed = False
@@ -219,9 +218,16 @@ class Reactor:
                     return None
                 try:
                     self._pumping = me
+                    if not self._masked:
+                        self._mask(True)
                     return self._pump(done, deadline, wait_set)
                 finally:
                     self._pumping = None
+                    last, self.read_at = self.read_at, time.monotonic()
+                    if self.read_at - last > _MOMENT:
+                        self._mask(False)
+                    elif self.read_at + _MOMENT < self._wake_at:
+                        self._bell.ring()
         finally:
             self._contending.discard(me)
 
@@ -267,7 +273,6 @@ class Reactor:
         Returns:
             Whether ``done()``.
         """
-        self.waits += 1
         while True:
             with defer_signals:
                 defer_signals.wake = self._ring_nudge
@@ -313,15 +318,15 @@ class Reactor:
         self._wake_at = _NEVER  # while awake, every new deadline rings, so that none is missed before the next poll
         timed = list(self._timed.copy())
         wake_at = min(map(self.logs.next_timer, timed))
-        if self._masked:
-            wake_at = min(wake_at, time.monotonic() + _BEAT)
+        if self._masked and self._pumping is None:  # the thread that pumps rings when it leaves them masked
+            wake_at = min(wake_at, self.read_at + _MOMENT)
         self._wake_at = wake_at
         generation = self._generation
         events = [] if self._jobs else self._outer.poll(None if wake_at == _NEVER else remaining(wake_at))
         self._wake_at = _NEVER
         self._handle(events, generation)
-        if self._masked and not events:
-            self.logs.run(self._look)
+        if self._masked and time.monotonic() >= self.read_at + _MOMENT:
+            self._unmask()
         while self._jobs:
             self.logs.run(self._jobs.popleft())
         self.logs.run_timers(timed)
@@ -335,11 +340,12 @@ class Reactor:
                 self.logs.run(functools.partial(handler, mask))
 
     def _on_replies(self, _mask: int) -> None:
-        """Read replies, or leave them to the threads that read them already."""
-        if self.is_spinning or not self._pump_lock.acquire(blocking=False):
-            self._mask(True)
-            return
+        if not self._pump_lock.acquire(blocking=False):
+            return  # the thread that holds it masks and reads them
         try:
+            if self.is_spinning:
+                self._mask(True)
+                return
             for fd, mask in self._replies.poll(0):
                 if (handler := self._reply_handlers.get(fd)) is not None:
                     handler(mask)
@@ -349,13 +355,16 @@ class Reactor:
         finally:
             self._pump_lock.release()
 
-    def _look(self) -> None:
-        """Unmask replies if no wait has begun since the last look; what is there wakes this thread at once."""
-        if self._waits_seen == self.waits:
+    def _unmask(self) -> None:
+        """Unmask replies, unless a thread reads them; what is there then wakes this thread at once."""
+        if self._pump_lock.acquire(blocking=False):
             self.is_spinning = False  # an interrupt may have left it set
-            self._mask(False)
-        self._waits_seen = self.waits
+            try:
+                self._mask(False)
+            finally:
+                self._pump_lock.release()
 
     def _mask(self, masked: bool) -> None:
+        self._masked = True  # in case an interrupt falls between this and the end: then it is unmasked once more
         self._outer.watch(self._replies.fileno(), readable=not masked)
         self._masked = masked

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from envactors.system.polling import READABLE, Doorbell, Poller
+from envactors.system.polling import READABLE, Doorbell, Poller, remaining
 from simulation.schedule import Run
 from simulation.tasks import Carriers, Task
 
@@ -433,6 +433,9 @@ def controlled(modules: Sequence[ModuleType], carriers: Carriers) -> Iterator[No
         elif active.enter() is not None:
             active.block(lambda: False, active.now + seconds, "time")
 
+    def time_left(deadline: float | None) -> float | None:
+        return None if deadline is None else max(0.0, deadline - monotonic())
+
     def current_thread() -> Any:
         active = run()
         task = None if active is None else active.current
@@ -453,6 +456,7 @@ def controlled(modules: Sequence[ModuleType], carriers: Carriers) -> Iterator[No
     replacements = [
         ("threading", threading, threads),
         ("time", time, clock),
+        ("remaining", remaining, time_left),
         ("Poller", Poller, choose(Poller, ControlledPoller)),
         ("Doorbell", Doorbell, choose(Doorbell, ControlledDoorbell)),
     ]
